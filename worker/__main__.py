@@ -1,4 +1,4 @@
-"""`python -P -m worker`: the agent of this node (`everstep agent` runs it)."""
+"""Entry point of this node's agent: `python -P -m worker`, started by `everstep agent`."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from worker.storage.s3 import s3_store
 
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
-"""Beside the slots: their headers, the ranks' pages, and what rounding to huge pages takes."""
+"""Bytes of the tmpfs besides the slots: slot headers, the ranks' pages, and rounding to huge pages."""
 
 
 def settings(arguments: list[str]) -> AgentSettings:
-    """Return the agent's settings from the command line and the instance's environment.
+    """Return the agent's settings from the command line and the environment.
 
     Args:
-        arguments: without the program's name.
+        arguments: command-line arguments without the program's name.
 
     Returns:
-        The settings; the state directory exists, mode 0700.
+        The settings; the state directory exists with mode 0700.
 
     Raises:
-        SystemExit: something that is needed is missing; says what.
+        SystemExit: a setting is missing or invalid; the message names it.
     """
     environment = os.environ
     parser = argparse.ArgumentParser(
@@ -226,29 +226,31 @@ def settings(arguments: list[str]) -> AgentSettings:
 
 
 def aws_environment(chosen: AgentSettings, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment as clients of AWS read it: where it names no region, that of --region is theirs, too.
+    """Return the environment for AWS clients, with the region of --region as the default region.
 
     Args:
         chosen: the agent's settings.
-        environment: the agent's.
+        environment: the agent's environment; a region that it names takes precedence.
 
     Returns:
-        It, with a region where there is one.
+        `environment` itself if the agent joins with a token.
     """
     return environment if chosen.claim is None else {"AWS_DEFAULT_REGION": chosen.claim.region, **environment}
 
 
 def confine(chosen: AgentSettings) -> str:
-    """See that ranks can be what the settings say, and find out what does not keep them from the agent or from the instance's metadata.
+    """Check that ranks can run as their user, and keep that user away from the instance's metadata.
+
+    Called once at start, before ranks run.
 
     Args:
         chosen: the agent's settings; its folders exist.
 
     Returns:
-        What a job's code can get at that is not the job's, in a sentence; empty: neither.
+        A sentence that names what a job's code can reach beyond its own job; empty if it is confined.
 
     Raises:
-        SystemExit: ranks would not be able to run as their user.
+        SystemExit: the ranks' user cannot use Python or the agent's folders.
     """
     user, endpoint = chosen.rank_user, chosen.metadata_endpoint
     if user is None:
@@ -281,7 +283,7 @@ def confine(chosen: AgentSettings) -> str:
 
 
 async def serve(agent: Agent) -> None:
-    """Run the agent until SIGTERM or SIGINT; ranks and slots stay for the next one."""
+    """Run the agent until SIGTERM or SIGINT. Ranks and slots stay for the next agent."""
     task = asyncio.create_task(agent.run(), name="agent")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -291,15 +293,16 @@ async def serve(agent: Agent) -> None:
 
 
 def allow_files() -> None:
-    """Let this process and its children open as many files as they may: systemd starts services with 1,024, of which rank 0 of a thousand ranks needs
-    one each.
+    """Raise the limit of open files to the hard limit, for this process and its children.
+
+    systemd starts services with a limit of 1,024. Rank 0 of a thousand ranks needs one file per rank.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def start_log() -> OwnLog:
-    """Let this process log to stderr and to memory, as text. Called once, before anything is logged.
+    """Send this process's log to stderr and to memory, as text. Called once, before the first log line.
 
     Returns:
         The log in memory.
@@ -313,7 +316,7 @@ def start_log() -> OwnLog:
 
 
 def main() -> None:
-    """Entry point."""
+    """Start the agent and run it until it is stopped."""
     own_log = start_log()
     chosen = settings(sys.argv[1:])
     lead_own_session()

@@ -1,1 +1,1 @@
-"""The agent: its line to the control plane, its commands and reports, its promise and its log."""
+"""The agent's connection to the control plane, its commands and reports, its promise and its log."""

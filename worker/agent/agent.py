@@ -1,8 +1,10 @@
-"""The agent of a node: the line to the control plane, the promise, and the member that follows from it.
+"""The agent of a node: connection to the control plane, promise, and the member that serves the promised generation.
 
-Commands are taken one after another; each first becomes durable (`promise`), then true (`member`, `supervisor`), then
-visible (the next report). Invariant: what a report says of a generation is true at the moment that it is sent, and
-nothing of a generation below the promised one is acted on.
+The agent handles commands one after another. It first writes the promise to disk (`promise`), then acts (`member`,
+`supervisor`), then reports the result.
+
+Invariant: every fact in a report is true when the report is sent. The agent never acts on a generation below the
+promised one.
 """
 
 from __future__ import annotations
@@ -96,55 +98,58 @@ from worker.tasks import Signal, end, together
 
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
-"""How long a node that another job is waiting for may take to upload what ranks of the one before have left."""
+"""Seconds for which a node that another job waits for may go on uploading output of the job before."""
 LOOK_SECONDS = 1.0
-"""Between two looks whether uploads still move."""
+"""Seconds between two checks whether uploads still progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What ranks of a run that is over have left is stored, or will not be: said by the agent to itself."""
+    """Internal command: the output of a finished run is uploaded, or abandoned for good.
+
+    The agent queues it for itself.
+    """
 
     membership: Membership
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Where an agent lives and whom it serves."""
+    """Settings of an agent: its node, its addresses, its folders and its limits."""
 
     node_id: NodeId
     address: str
     state: Path
     slots: Path
-    """On tmpfs, this node's alone."""
+    """Folder on tmpfs that only this node uses."""
     memory_bytes: int
     control_plane_urls: tuple[str, ...]
-    """Of its replicas; one of them serves this node's fleet."""
+    """URLs of the control plane's replicas; one of them serves this node's fleet."""
     join_token: str
     peer_port: int = 0
     is_warm: bool = True
-    """Keep a pre-imported process to fork ranks from."""
+    """Whether to keep a template process from which ranks are forked."""
     tls: ssl.SSLContext | None = None
-    """How the control plane's certificate is verified; None: the system's own way."""
+    """Context that verifies the control plane's certificate; None uses the system's certificates."""
     claim: Claim | None = None
-    """How this instance joins without a token; None: with one."""
+    """Identity with which this instance joins without a token; None if it joins with a token."""
     input_bytes: int | None = None
-    """What inputs of jobs may take of the disk, those that are kept for later ones included; None: what it has, less a part."""
+    """Disk space for job inputs, including those kept for later jobs; None: the disk's size less a reserve."""
     log_format: LogFormat = "text"
     metrics_address: tuple[str, int] | None = None
-    """Where Prometheus finds this agent's figures; None: nowhere."""
+    """Address and port of the Prometheus endpoint; None for no endpoint."""
     rank_user: RankUser | None = None
-    """The users that ranks run as; None: as this agent does."""
+    """Users that ranks run as; None means the agent's own user."""
     allows_builds: bool = False
-    """pip may build packages that have no wheel, for a job's requirements."""
+    """Whether pip may build packages without a wheel for a job's requirements."""
     exposure: str = ""
-    """What a job's code can get at on this node that is not the job's, as was found at the start; empty: nothing."""
+    """What a job's code can reach on this node beyond its own job, as found at start; empty for nothing."""
     metadata_endpoint: str | None = None
-    """Where the instance's metadata service is; None: there is none, or this is no EC2 instance."""
+    """URL of the instance's metadata service; None if there is none or this is no EC2 instance."""
 
 
 class Agent:
-    """One per node. `run` lives as long as the node's agent does."""
+    """The agent of one node; `run` lasts for the lifetime of the process."""
 
     def __init__(
         self,
@@ -157,20 +162,20 @@ class Agent:
         health: HealthWatch | None = None,
         own_log: OwnLog | None = None,
     ) -> None:
-        """Take the state directory, and wire the parts; no line and no socket is opened yet.
+        """Claim the state directory and create the parts. No connection and no socket is opened yet.
 
         Args:
-            settings: where this agent lives and whom it serves.
-            objects: S3.
-            aws: the rest of AWS, with the node's permissions.
-            supervisor: of this node's ranks; started and closed here.
-            now: Unix time, for what is shown to people.
-            health: of this node; started and closed here. None: the node's own devices are not watched.
-            own_log: what this process logs, for a person who is to look at the node; None: its own, empty one.
+            settings: the agent's settings.
+            objects: the object store (S3).
+            aws: other AWS services, with the node's permissions.
+            supervisor: the interface to this node's ranks; the agent starts and closes it.
+            now: returns Unix time, used for times that users see.
+            health: the watch over this node's devices; the agent starts and closes it. None: devices are not watched.
+            own_log: this process's log in memory, for the diagnosis of a failed node; None creates an empty one.
 
         Raises:
-            ShimUnavailable: the state directory is another node's, whose shim lives on this machine.
-            OSError: it is another node's, and does not let go of what belongs to that one.
+            ShimUnavailable: the state directory belongs to another node whose shim lives on this machine.
+            OSError: the state directory belongs to another node, and that node's files cannot be removed.
         """
         take(settings.state, settings.node_id, settings.rank_user)
         self._settings = settings
@@ -233,40 +238,40 @@ class Agent:
         )
         self._rank_commands = RankCommands(self._beside_ranks, self._control.send_answer, self._user_of)
         self._reported: AgentReport | None = None
-        """What was said last."""
+        """The last report; None before the first."""
         self._commands: asyncio.Queue[Message | _Left] = asyncio.Queue()
         self._promise: Promise | None = None
         self._unkept = ""
-        """Why the disk has not taken the promise that was to be made last."""
+        """Last logged reason why a promise could not be written; empty after a successful write."""
         self._promising: tuple[RunId, int] | None = None
         self._inventory: tuple[SlotRecord, ...] = ()
         self._ended_ranks: EndedRanks | None = None
         self._commits: tuple[PageCommit, ...] = ()
-        """Set with the promise, from the rank pages; valid while PROMISED."""
+        """Read from the rank pages with the promise; valid in phase PROMISED."""
         self._member: Member | None = None
         self._supplied: Supplied | None = None
-        """Of the generation that is loaded; None after a restart, and before."""
+        """Input of the loaded generation's ranks; None before the load and after a restart."""
         self._exits: dict[Rank, RankExit] = {}
         self._stacks: StackWatch | None = None
-        """Of the ranks that run; made when the control plane first asks what they do."""
+        """Stack samples of the running ranks; created at the control plane's first request."""
         self._faults: tuple[NodeFault, ...] = ()
         self._load_seconds = 0.0
         self._exposure = settings.exposure
         self._sequence = 0
         self._working: asyncio.Task[None] | None = None
-        """What the current phase does in the background: loading, or watching ranks until all have exited."""
+        """Background work of the current phase: the load, or the watch until all ranks have exited."""
         self._shipper: LogShipper | None = None
-        """Of the generation whose ranks were started last."""
+        """Log shipper of the generation whose ranks were started last."""
         self._followed_until = 0.0
-        """Monotonic time until which somebody follows what ranks print."""
+        """Monotonic time until which a user follows the ranks' log lines."""
         self._leaving: set[asyncio.Task[object]] = set()
-        """Uploads of what ended generations have left; a new generation does not wait for them."""
+        """Uploads of ended generations' output; a new generation of the same run does not wait for them."""
         self._letting_go: asyncio.Task[None] | None = None
         self._all_stored: Member | None = None
-        """Of the ranks of this member nothing is left to be uploaded."""
+        """The member whose ranks' output is uploaded completely."""
 
     async def run(self) -> None:
-        """Serve until cancelled; then leave ranks, slots and the promise to the next agent."""
+        """Serve until cancelled. Ranks, slots and the promise stay for the next agent."""
         settings = self._settings
         self._listen()
         await self._ranks.start()
@@ -309,7 +314,10 @@ class Agent:
             self._store.close()
 
     def _listen(self) -> None:
-        """Listen for peers at the port of the agent before this one: the plan of a running generation names it."""
+        """Listen for peers at the port of this node's earlier agent.
+
+        The plan of a running generation contains that port.
+        """
         address, kept = self._settings.address, KeptPort(self._settings.state / "peer_port")
         _, *more_cards = network_cards(address)
         port = self._settings.peer_port or kept.read()
@@ -330,7 +338,7 @@ class Agent:
     # -- after a restart
 
     async def _resume(self) -> None:
-        """Take up what an earlier agent on this node had promised."""
+        """Continue the promise of an earlier agent of this node."""
         promise = self._promises.read()
         if promise is None:
             return
@@ -389,18 +397,18 @@ class Agent:
         return (*of_health, *self._full_disks.faults(of_health))
 
     def _facts(self) -> AgentFacts:
-        """Return what Prometheus is shown; called in another thread, so nothing is asked that could be changing."""
+        """Return the facts for Prometheus. Called in another thread, so it reads only immutable state."""
         return AgentFacts(self._reported, self._control.is_connected, len(self._outbox), self._outbox.dropped_count)
 
     def log_fields(self) -> Mapping[str, object]:
-        """Return what every line that is logged says of this node; called in any thread."""
+        """Return the fields of every log line of this node. Called in any thread."""
         promise = self._promise
         of_job = {} if promise is None else {"job": promise.job, "run": promise.run, "generation": promise.generation}
         return {"node": self._settings.node_id, **of_job}
 
     def _member_report(self) -> MemberReport | None:
         if self._promise is None or self._promising is not None:
-            return None  # what was true is being ended, what is promised is not true yet
+            return None  # the old membership is being ended, and the new promise does not hold yet
         membership, member = self._promise.membership, self._member
         if member is None:
             return MemberReport(
@@ -442,7 +450,7 @@ class Agent:
         self._changed()
 
     def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Report it at once. In the watch's thread, which may outlive the loop by one reading."""
+        """Send a report at once. Called in the watch's thread, which may outlive the loop by one reading."""
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._changed)
 
@@ -450,15 +458,15 @@ class Agent:
         self._supervisor.gone_seconds = timeouts.gone_seconds
 
     async def _tell_warm(self) -> None:
-        """Let the control plane hear at once when ranks can be started warm: a node that waits for work is chosen for it."""
+        """Send a report as soon as ranks can start warm: the control plane prefers warm nodes."""
         while not self._supervisor.is_warm:
             await self._supervisor.changed.wait(self._supervisor.changed.version)
         self._changed()
 
     async def _fetch_sources(self) -> None:
-        """Fetch what a node that waits for work is to have ready.
+        """Fetch the sources that the control plane wants ready on this idle node.
 
-        What cannot be had now is tried again when it is asked for again.
+        A failed fetch is retried at the control plane's next request.
         """
         while True:
             version = self._sources_asked.version
@@ -471,14 +479,14 @@ class Agent:
                     self._full_disks.note(error)
                     log.info("the source %s is not to be had ahead: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    if source in self._wanted_sources:  # else this node has been given work meanwhile
+                    if source in self._wanted_sources:  # else this node has received a job meanwhile
                         log.warning("a source that this node is to have ready: %s", error)
                         self._unsound_sources.add(source.sha256)
                 self._changed()
             await self._sources_asked.wait(version)
 
     async def _want_sources(self, sources: tuple[SourceArchive, ...]) -> None:
-        """Hold these ready and no others; a node that works, or is about to, keeps to its own job's."""
+        """Keep these sources ready and delete all others. A node with a promise ignores the request."""
         if self._promise is not None:
             return
         self._wanted_sources = sources
@@ -488,13 +496,16 @@ class Agent:
         except OSError as error:
             log.info(
                 "sources that are not wanted any more stay on this node: %s", error
-            )  # until they are asked for, or not, again
+            )  # the next request removes them, or keeps them
         self._sources_asked.notify()
 
     # -- commands
 
     def _take(self, command: Message) -> None:
-        """Queue a command; a Prepare or Release cuts short what is being loaded, a halt reaches ranks without queueing."""
+        """Queue a command of the control plane.
+
+        A halt of ranks takes effect at once, without the queue. A confirmation of metrics needs no queue either.
+        """
         if isinstance(command, HaltRanks) and is_current(self._membership, command.run, command.generation):
             self._supervisor.halt_now(command.run, command.generation)
             if self._member is not None and self._member.server is not None:
@@ -560,7 +571,7 @@ class Agent:
             self._changed()
 
     def _look(self, run: RunId, generation: Generation, number: int) -> None:
-        """Find out what the ranks are doing; the answer is in the reports."""
+        """Sample the stacks of the ranks; the reports contain the result."""
         member = self._member
         if member is None:
             return
@@ -580,7 +591,7 @@ class Agent:
         self._stacks.ask(number)
 
     def _run_command(self, command: RunCommand) -> None:
-        """Run something beside a rank, if that rank lives here."""
+        """Run a command beside a rank; it is refused if that rank does not run here."""
         if not is_current(self._membership, command.run, command.generation):
             self._rank_commands.take(command, None)
             return
@@ -593,7 +604,7 @@ class Agent:
         self._rank_commands.take(command, next(living, None))
 
     def _beside_ranks(self, run: RunId) -> dict[str, str]:
-        """Return what a program that runs beside ranks of a run inherits."""
+        """Return the environment that programs beside a run's ranks inherit."""
         user, inherited = self._user_of(run), node_environment(os.environ, card_of(self._settings.address))
         return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
 
@@ -601,12 +612,12 @@ class Agent:
         return user_of(run, self._settings.state, self._settings.rank_user)
 
     def _serve_ranks(self, member: Member) -> None:
-        """Let the ranks of a member say hello, and nobody else's."""
+        """Accept connections of this member's ranks, and of no others."""
         self._ranks.user = self._user_of(member.plan.run)
         self._ranks.events = member.lines
 
     def _usage(self) -> NodeUsage:
-        """Return what the node's devices and its ranks use; for charts."""
+        """Return the use of this node's devices and the memory of its ranks, for charts."""
         usage = self._health.usage() if self._health is not None else NodeUsage()
         largest = max((rank.resident_bytes for rank in self._rank_memory()), default=None)
         return replace(usage, rank_memory_bytes=largest)
@@ -632,13 +643,13 @@ class Agent:
         )
 
     def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
-        """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""
+        """Return the load in percent of a rank's GPU, whose index is the rank's LOCAL_RANK."""
         return self._health.gpu_percent(member.here.ranks.index(rank)) if self._health is not None else None
 
     async def _keep_evidence(self, place: ObjectReference) -> None:
-        """Store what this node alone can tell; asked again when it could not.
+        """Store the logs of this agent and its shim. After a failure, the next request tries again.
 
-        The streams of ranks are there already, or follow with Release.
+        The ranks' streams are stored separately, at the latest with Release.
         """
         if self._evidence_key == place.key:
             return
@@ -668,7 +679,7 @@ class Agent:
             self._promising = None
 
     async def _fulfil(self, membership: Membership) -> None:
-        """Make a promise true: no old rank, no old stream; then list what is left."""
+        """Make a promise true: end all ranks and streams of older generations, then list the slots that are left."""
         self._promising = (membership.run, membership.generation)
         await self._end_member()
         self._faults = ()
@@ -685,7 +696,7 @@ class Agent:
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self._inventory))
 
     async def _end_member(self) -> None:
-        """End what this node did for the generation so far: ranks first, then everything that served them."""
+        """End all work for the current generation: first its ranks, then the parts that served them."""
         await end(self._working)
         self._working = None
         await self._rank_commands.close()
@@ -702,7 +713,7 @@ class Agent:
             self._keep_streams(member)
 
     def _ship(self, member: Member) -> None:
-        """Ship what the ranks of a generation print, from now on."""
+        """Start to upload the log lines of a generation's ranks."""
         self._shipper = LogShipper(
             self._settings.state,
             self._objects,
@@ -715,14 +726,17 @@ class Agent:
         self._shipper.begin()
 
     def _be_followed(self) -> None:
-        """Pass on what ranks print for a while; to whoever begins to follow, what the store does not have yet, too."""
+        """Send log lines to the control plane for `SEND_LINES_SECONDS`.
+
+        A new follower also receives lines that are not uploaded yet.
+        """
         now = time.monotonic()
         is_new, self._followed_until = now >= self._followed_until, now + SEND_LINES_SECONDS
         if is_new and self._shipper is not None:
             self._shipper.show_recent()
 
     async def _printed(self, number: int) -> Tail:
-        """Return the newest lines of this node's ranks, for its peers."""
+        """Return the newest log lines of this node's ranks, for its peers."""
         return await self._shipper.printed(number) if self._shipper is not None else Tail()
 
     def _show_lines(self, lines: LogLines) -> None:
@@ -730,7 +744,10 @@ class Agent:
             self._control.send_lines(lines)
 
     def _keep_streams(self, member: Member) -> None:
-        """Upload what the ended generation's ranks have printed, beside whatever comes next; then let go of it here."""
+        """Upload the streams and outputs of an ended generation in the background, then delete its streams here.
+
+        A new generation of the same run does not wait for this.
+        """
         shipper, self._shipper = self._shipper, None
         is_stored, self._all_stored = self._all_stored is member, None
 
@@ -747,10 +764,9 @@ class Agent:
         task.add_done_callback(self._leaving.discard)
 
     async def _let_go(self, run: RunId) -> None:
-        """The run is over here: end its work, and release it once what its ranks have left is stored, or moves no more.
+        """End a run's work on this node, and release the run once its output is uploaded or the uploads stall.
 
-        Until then the run is reported, so that the node is given to nobody else; nothing waits for it here, and asked
-        again it goes on.
+        Until then the agent reports the run, so that the node gets no other job. A repeated Release changes nothing.
         """
         if self._promise is not None and self._promise.run != run:
             return
@@ -778,7 +794,7 @@ class Agent:
         self._commands.put_nowait(_Left(membership))
 
     async def _release(self, run: RunId, *, wait_seconds: float = LEAVING_SECONDS) -> None:
-        """Nothing of the run stays on this node."""
+        """Remove everything of a run from this node, after at most `wait_seconds` for uploads."""
         if self._promise is not None and self._promise.run != run:
             return
         log.info("release run %s", run)
@@ -789,7 +805,7 @@ class Agent:
         if self._leaving:
             log.error("run %s is released although not all that its ranks have left is in S3: the rest is lost", run)
             for task in self._leaving:
-                task.cancel()  # its thread may hang in the store; it ends by itself
+                task.cancel()  # its thread may hang in the store and ends by itself
         self._lapse()
         await self._store.release()
         await asyncio.to_thread(self._forget_files, run)
@@ -800,13 +816,16 @@ class Agent:
         self._promising = None
 
     def _lapse(self) -> None:
-        """From here on nothing of the run can be taken up: the agent after one that is killed meanwhile starts none of its ranks once more."""
+        """Remove the plan and key from the promise, so that no later agent can resume the run.
+
+        If this agent is killed during the release, the next one must not start the ranks again.
+        """
         if self._promise is None:
             return
         lapsed = msgspec.structs.replace(self._promise, phase=MemberPhase.PROMISED, plan=None, key=b"", entry_point="")
         try:
             self._promises.write(lapsed)
-        except OSError as error:  # a disk that takes nothing lets go all the same
+        except OSError as error:  # a full disk must not prevent the release
             log.warning("run %s is released while its promise says %s: %s", lapsed.run, self._promise.phase, error)
 
     def _forget_files(self, run: RunId) -> None:
@@ -815,7 +834,7 @@ class Agent:
         self._supervisor.forget(run)
         self._logs.forget(run)
         self._archives.keep(())
-        trees = (self._settings.state / "sources").glob(f"{run}*")  # what a killed agent was unpacking, too
+        trees = (self._settings.state / "sources").glob(f"{run}*")  # including the unfinished tree of a killed agent
         for folder in (*trees, home_of(self._settings.state, run)):
             shutil.rmtree(folder, ignore_errors=True)
         if self._settings.rank_user is not None:
@@ -838,17 +857,16 @@ class Agent:
             self._begin_load(plan, key)
 
     def _begin_load(self, plan: GenerationPlan, key: bytes) -> None:
-        for rank in list(
-            self._store.shards
-        ):  # the promise has ended every rank and stream, and none of this generation has begun
+        for rank in list(self._store.shards):  # at this point no rank and no stream of any generation exists
             self._store.settle_copiers(rank)
         self._member = Member(self._node, plan, key, on_change=self._changed)
         self._begin(self._load_member(self._member))
 
     async def _load_member(self, member: Member) -> None:
-        """Start the ranks, and load their shards meanwhile: they import, meet, build their model, and copy what is verified as it comes.
+        """Start the ranks and load their shards in parallel, then watch the ranks until the start.
 
-        Then watch them until the start, which takes the watch over.
+        While shards arrive, the ranks import modules, connect and build their model; each copies its shard as it is
+        verified. The watch of `_start` replaces this one.
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -893,7 +911,7 @@ class Agent:
             await end(watching)
 
     def _has_ranks(self, member: Member) -> bool:
-        """Say whether ranks of a generation live here that is being loaded: an agent before this one has started them."""
+        """Return whether ranks of the generation to load already live here, started by an earlier agent."""
         key = (member.plan.run, member.plan.generation)
         return any((record.run, record.generation) == key and record.end is None for record in self._supervisor.records)
 
@@ -908,7 +926,7 @@ class Agent:
         await self._run_ranks(self._promise or promise, member)
 
     async def _run_ranks(self, promise: Promise, member: Member) -> None:
-        """Start the ranks that an agent that died in the middle has not started, and watch all of them."""
+        """Start the ranks that an earlier agent, killed meanwhile, has not started, and watch all of them."""
         if promise.phase is MemberPhase.RUNNING:
             unborn = set(member.here.ranks) - {
                 key.rank
@@ -932,7 +950,7 @@ class Agent:
         self._begin(self._watch(promise))
 
     async def _start_ranks(self, promise: Promise, member: Member, supplied: Supplied) -> None:
-        """Start those that were not started yet."""
+        """Start this node's ranks; ranks that were started before are skipped."""
         entry = Path(promise.entry_point)
         for rank in member.here.ranks:
             await self._supervisor.start_rank(
@@ -940,7 +958,7 @@ class Agent:
             )
 
     async def _watch(self, promise: Promise) -> None:
-        """Report each rank's exit at once; when all have exited and what they leave is in S3, the node's part is done."""
+        """Report each rank's exit at once. When all have exited and their output is uploaded, move to EXITED."""
         member = self._member
         assert member is not None
         following = asyncio.create_task(self._logs.follow(member.plan, member.here), name="streams of ranks")
@@ -966,7 +984,7 @@ class Agent:
             self._exits[exited.rank] = exited.describe(boundary)
             if (
                 self._exits[exited.rank].exit_class is ExitClass.ERROR
-            ):  # the rank was not started, or its script could not write
+            ):  # the rank was not started, or its script could not write to a full disk
                 self._full_disks.note_words(self._exits[exited.rank].last_lines)
             log.info(
                 "rank %d: %s, code %d, after step %d",
@@ -980,10 +998,13 @@ class Agent:
     # -- state
 
     def _is_kept(self, promise: Promise) -> bool:
-        """Make a promise, and say whether the disk has taken it: else all is as before, and the control plane says again what it wants."""
+        """Write a promise and return whether the disk accepted it.
+
+        After a failure nothing changes; the control plane repeats its command.
+        """
         try:
             self._promises.write(promise)
-        except OSError as error:  # of a disk that is full, or broken, the node's health tells
+        except OSError as error:  # the node's health reports a full or broken disk
             self._full_disks.note(error)
             words = f"generation {promise.generation} is not {promise.phase} on disk: {error}"
             if words != self._unkept:
@@ -995,7 +1016,10 @@ class Agent:
         return True
 
     def _has_user(self, run: RunId) -> bool:
-        """Have the disk say which user the ranks of a run have here; where it does not take that, nothing is promised."""
+        """Assign a user to the run's ranks and store the assignment.
+
+        Return False if the disk refuses the write; the agent then makes no promise.
+        """
         try:
             self._user_of(run)
         except OSError as error:  # the node's health reports a disk that is full or broken
@@ -1010,9 +1034,9 @@ class Agent:
             self._listener.promised_run = RunId(promise.run)
 
     def _move(self, event: Event) -> None:
-        """Say that something has come to its end.
+        """Record the outcome of the current phase and report it.
 
-        Where the disk does not take that, the next agent comes to the same end once more.
+        If the disk refuses the write, a restarted agent repeats the phase and reaches the same outcome.
         """
         assert self._promise is not None
         promise = _after(self._promise, event)
@@ -1025,16 +1049,16 @@ class Agent:
         self._working.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A bug in a member's work must not look like a node that is merely slow."""
+        """Report an unexpected exception in a member's work as a fault; a bug must not look like a slow node."""
         if task.cancelled() or task.exception() is None:
             return
         error = task.exception()
-        assert error is not None  # narrowed for the type checker
+        assert error is not None
         log.error("the member's work ended: %r", error, exc_info=error)
         fault = self._full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
         self._faults = (*self._faults, fault)
         if self._promise is not None and self._promise.phase is MemberPhase.LOADING:
-            self._move(Event.LOAD_FAILED)  # else everybody would wait for this node without end
+            self._move(Event.LOAD_FAILED)  # otherwise the whole generation would wait for this node forever
         else:
             self._changed()
 

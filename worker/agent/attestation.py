@@ -1,7 +1,9 @@
-"""How this node's agent joins without a token: it signs what only its instance can, and shows the signature (`everstep.protocol.attestation`).
+"""Joining without a token: the agent proves which EC2 instance it runs on by a signed STS request.
 
-Invariant: the role's keys never leave this process; what leaves it is a signature that names one server, once, for one
-question to STS.
+See `everstep.protocol.attestation` for the protocol.
+
+Invariant: the role's keys never leave this process. Only a signature does, and it is valid for one server, one nonce
+and one kind of STS request.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ MAX_ANSWER_BYTES: Final = 64 * 1024
 
 
 class Credentials(Protocol):
-    """As botocore has them, one moment's keys of a role."""
+    """Credentials of a role, with botocore's attribute names."""
 
     access_key: str
     secret_key: str
@@ -35,28 +37,31 @@ class Credentials(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Whom an agent shows to be, and to whom."""
+    """The identity that an agent proves, and the server to which it proves it."""
 
     node_id: NodeId
     fleet: str
     region: str
     server_id: str
-    """Of the control plane that the signature is for, as its operator gave it: what a server says of itself is not taken for it."""
+    """Id of the control plane that the signature is for.
+
+    The operator configures it; the agent never takes the id from a server.
+    """
 
 
 def sign(claim: Claim, credentials: Credentials, nonce: str) -> dict[str, str]:
-    """Return what a signature adds to the request, and nothing else of it.
+    """Return the headers that the signature adds to the STS request.
 
     Args:
-        claim: for its region and its server.
-        credentials: of the instance's role.
-        nonce: that the control plane gave.
+        claim: names the region and the server.
+        credentials: the instance role's credentials.
+        nonce: issued by the control plane for this join.
 
     Returns:
         Authorization, X-Amz-Date and X-Amz-Security-Token.
 
     Raises:
-        AttestationFailed: the credentials are not those of a role's session.
+        AttestationFailed: the credentials do not belong to a role's session.
     """
     if not credentials.token:
         raise AttestationFailed(
@@ -73,19 +78,18 @@ def sign(claim: Claim, credentials: Credentials, nonce: str) -> dict[str, str]:
 
 
 def join(url: str, claim: Claim, tls: ssl.SSLContext | None) -> str:
-    """Return a session token for this instance. Blocks: called in a thread.
+    """Return a session token for this instance. Blocks, so it is called in a thread.
 
     Args:
-        url: of the control plane.
-        claim: who this is.
-        tls: how the control plane's certificate is verified; None for the system's own way.
+        url: URL of the control plane.
+        claim: the identity to prove.
+        tls: context that verifies the control plane's certificate; None uses the system's certificates.
 
     Returns:
-        The token, good for an hour of new connections.
+        The token; it opens new connections for one hour.
 
     Raises:
-        AttestationFailed: there are no credentials, or the control plane does not take the signature or does not
-            answer.
+        AttestationFailed: no credentials, or the control plane rejects the signature or does not answer.
     """
     found = botocore.session.Session().get_credentials()
     if found is None:

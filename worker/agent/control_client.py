@@ -1,7 +1,7 @@
-"""The agent's line to the control plane: one websocket that it opens and opens again, without end.
+"""The agent's connection to the control plane: one websocket that the agent opens and reopens forever.
 
-Invariant: the newest report is the only one that waits to be sent; a report is sent on every change and at least every
-third of the lease. No state of the disk costs the line.
+Invariant: at most one report waits to be sent, the newest. The client sends a report at every change, and at least
+every third of the lease. A full or broken disk never ends the connection.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from worker.tasks import Signal, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
-"""A server that does not answer by then is left for the next one.
+"""Seconds after which the client tries the next server, until it knows the length of the lease.
 
-A lease, once its length is known: whoever is cut off finds another server within
-the grace that a new one gives."""
+From then on the limit is the lease, so that a disconnected agent reaches another server within that server's grace
+period.
+"""
 MAX_LINES_WAITING = 64
-"""Messages with lines of ranks that wait to be sent."""
+"""Messages with log lines that may wait to be sent; beyond it the oldest is dropped."""
 MAX_ANSWERS_WAITING = 8
 
 
 class ControlClient:
-    """One owner: the agent, which runs `run` for as long as it lives."""
+    """The agent's connection to the control plane; the agent runs `run` for its whole life."""
 
     def __init__(
         self,
@@ -64,20 +65,18 @@ class ControlClient:
         command: Callable[[Message], None],
         welcomed: Callable[[Timeouts], None],
     ) -> None:
-        """Prepare the line; nothing is opened yet.
+        """Create the client; `run` opens the connection.
 
         Args:
-            urls: of the control plane's replicas, http or https; one after the other is tried, beginning with any of
-                them.
-            join_token: from user data; used until a session token has been given.
-            token_path: where the session token is kept for the next agent on this node, mode 0600.
-            attest: given a replica's URL, returns a session token where neither is there, by showing which instance
-                this is; blocks.
-            tls: how the control plane's certificate is verified; None for the system's own way.
+            urls: http or https URLs of the control plane's replicas, tried in turn from a random one.
+            join_token: from user data; used until the control plane has issued a session token.
+            token_path: file that keeps the session token for this node's next agent, mode 0600.
+            attest: returns a session token for a replica's URL by attestation, if there is neither token; blocks.
+            tls: context that verifies the control plane's certificate; None uses the system's certificates.
             hello: returns the first message of a connection.
-            report: returns the newest state; called right before it is sent.
-            command: takes what the control plane sends; must not block.
-            welcomed: takes the ladder, on every new connection.
+            report: returns the newest state; called right before each send.
+            command: receives each message of the control plane; must not block.
+            welcomed: receives the control plane's timeouts at every new connection.
         """
         self.changed = Signal()
         self._lines: deque[LogLines] = deque(maxlen=MAX_LINES_WAITING)
@@ -88,7 +87,7 @@ class ControlClient:
         self._join_token = join_token
         self._token_path = token_path
         self._session: str | None = None
-        """Its token, empty where there is none; None until it has been looked for on disk."""
+        """The session token; empty if there is none, None until the file has been read."""
         self._is_kept = True
         self._attest = attest
         self._tls = tls
@@ -100,22 +99,21 @@ class ControlClient:
         self._open_seconds = OPEN_SECONDS
 
     def send_lines(self, lines: LogLines) -> None:
-        """Queue what ranks have printed; where the line is too slow for it, the oldest is dropped: whoever follows finds it in the object store.
+        """Queue log lines of ranks if the client is connected.
 
-        Args:
-            lines: the newest of a run.
+        On a slow connection the oldest lines are dropped: followers then read them from the object store.
         """
         if self.is_connected:
             self._lines.append(lines)
             self._lines_added.notify()
 
     def send_answer(self, answer: CommandEnded) -> None:
-        """Queue what came of a command that a person runs beside a rank, also while the line is broken: somebody may still wait for it."""
+        """Queue the result of a user's command, also while disconnected: the user may still wait for it."""
         self._answers.append(answer)
         self._lines_added.notify()
 
     async def run(self) -> None:
-        """Keep the line open until cancelled."""
+        """Keep the connection open until cancelled."""
         failures = 0
         while True:
             try:
@@ -145,9 +143,8 @@ class ControlClient:
                 if failures == 0 or self.is_connected:
                     log.warning("line to the control plane: %s", error)
                 if _is_unauthorized(error):
-                    # The session may be another node's, and the join token good; or a proxy refused a good session.
-                    # Each is tried in turn, and the
-                    # session stays on disk until a welcome brings another.
+                    # The session may be another node's while the join token is valid, or a proxy refused a valid
+                    # session. Try both in turn. The session stays on disk until a welcome replaces it.
                     self._session = "" if self._session else None
                 failures = 0 if self.is_connected else failures + 1
             finally:
@@ -163,11 +160,11 @@ class ControlClient:
         if self._join_token or self._attest is None:
             return self._join_token
         token = await asyncio.to_thread(self._attest, url)
-        self._keep(token)  # a connection that breaks right away does not cost another signature
+        self._keep(token)  # if the connection breaks at once, no new signature is needed
         return token
 
     def _keep(self, token: str) -> None:
-        """Use a session from now on, and leave it to the next agent on this node, if the disk takes it."""
+        """Use this session from now on, and store it for this node's next agent if the disk permits."""
         self._session = token
         scratch = self._token_path.with_suffix(".new")
         try:

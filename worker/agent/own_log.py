@@ -1,6 +1,6 @@
-"""The agent's own log, as far as it fits memory: what a person who looks at a failed node reads first.
+"""The newest part of the agent's own log, kept in memory for the diagnosis of a failed node.
 
-Invariant: it holds at most `LIMIT_BYTES`, the newest lines, and never fails whoever logs.
+Invariant: the log holds the newest lines, at most `LIMIT_BYTES`. Logging never raises an exception.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ LIMIT_BYTES = 1024 * 1024
 
 
 class ByteStore(Protocol):
-    """The part of an object store that is needed here."""
+    """The part of an object store that this module uses."""
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> object:
         """Store a small object.
 
         Args:
-            reference: where.
-            data: all of it.
+            reference: bucket and key.
+            data: the whole content.
 
         Returns:
-            What is stored.
+            A description of the stored object.
 
         Raises:
-            StorageError: of the type that says what can be done about it.
+            StorageError: its type says whether a retry can help.
         """
 
 
 class OwnLog(logging.Handler):
-    """Keeps the newest lines of everything that this process logs. One per agent; give it to the root logger."""
+    """Keeps the newest log lines of this process. The agent adds one to the root logger."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class OwnLog(logging.Handler):
         self._bytes = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one line. Called by `logging`, under this handler's lock, from any thread."""
+        """Keep one line. `logging` calls this from any thread, under this handler's lock."""
         try:
             line = f"{self.format(record)}\n".encode(errors="backslashreplace")[:LIMIT_BYTES]
         except Exception:
@@ -54,7 +54,7 @@ class OwnLog(logging.Handler):
             self._bytes -= len(self._lines.popleft())
 
     def text(self) -> bytes:
-        """Return what is kept, oldest line first."""
+        """Return the kept lines, oldest first."""
         self.acquire()
         try:
             return b"".join(self._lines)
@@ -62,15 +62,15 @@ class OwnLog(logging.Handler):
             self.release()
 
     def put(self, objects: ByteStore, place: ObjectReference, shim_log: Path) -> None:
-        """Store this log and the shim's. Blocks; called in a thread.
+        """Upload this log and the end of the shim's log. Blocks, so it is called in a thread.
 
         Args:
-            objects: where to.
-            place: the key ends with a slash.
-            shim_log: the shim's; one that is not there is left out.
+            objects: the object store.
+            place: bucket and key prefix; the prefix ends with a slash.
+            shim_log: the shim's log file; skipped if it does not exist.
 
         Raises:
-            StorageError: of the type that says what can be done about it.
+            StorageError: its type says whether a retry can help.
         """
         objects.put_bytes(ObjectReference(bucket=place.bucket, key=f"{place.key}agent.log"), self.text())
         if shim_log.exists():

@@ -1,9 +1,9 @@
-"""What an agent measures of its node, as Prometheus reads it: the agent's newest report in other words.
+"""Metrics of a node for Prometheus: the agent's newest report in Prometheus's format.
 
-Series are as many as the node has ranks (64 at most) and kinds of faults; the one job of the node is a label, no step
-ever is. How long snapshots took is counted here as they come, for all ranks of the node together.
+The number of series is limited by the node's ranks (at most 64) and the kinds of faults. The node's job is a label;
+step numbers never are. Snapshot durations are counted here as they arrive, for all ranks of the node together.
 
-Invariant: a scrape reads what the agent said last, in a thread of its own; it asks nothing of the agent.
+Invariant: a scrape reads the agent's last report in its own thread and never calls into the agent.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from prometheus_client.registry import Collector
 from everstep import __version__
 from everstep.protocol.agent_messages import AgentReport
 
-# Second series beside every one, with the time of the process's start: nothing that the agent's own figures do not
-# tell.
+# Without this, the library adds a `_created` series with the start time to every counter.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 SNAPSHOT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -31,19 +30,19 @@ SNAPSHOT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What an agent shows."""
+    """Facts that the endpoint shows."""
 
     report: AgentReport | None
-    """The newest; None before the first."""
+    """The newest report; None before the first."""
     is_connected: bool
     waiting_count: int
-    """Logged steps that the control plane has not kept yet."""
+    """Logged steps that the control plane has not stored yet."""
     dropped_count: int
-    """Logged steps that were lost on this node."""
+    """Logged steps that were dropped on this node."""
 
 
 def families(facts: AgentFacts) -> Iterator[Metric]:
-    """Yield every family of series."""
+    """Yield all metric families for these facts."""
     build = InfoMetricFamily("everstep_agent_build", "The version of this agent.")
     build.add_metric([], {"version": __version__})
     yield build
@@ -148,7 +147,7 @@ def _of_memory(report: AgentReport) -> Iterator[Metric]:
 
 
 def snapshot_seconds() -> Histogram:
-    """Return what counts how long snapshots take. Safe for threads."""
+    """Return the histogram of snapshot durations; safe for use in several threads."""
     return Histogram(
         "everstep_snapshot_seconds",
         "From a boundary until the state of it was in the node's shared memory, each rank's by itself.",
@@ -169,16 +168,18 @@ class _Facts(Collector):
 
 
 class MetricsEndpoint:
-    """`GET /metrics` of one agent, over plain HTTP and without a token: keep it on loopback or in a network of your own.
+    """HTTP server for `GET /metrics` of one agent, without encryption or a token.
+
+    Bind it to loopback or to a private network only.
 
     Args:
-        address: to listen on.
-        port: to listen on; 0: the kernel chooses.
-        facts: what is shown; asked for in the endpoint's threads.
-        snapshots: what is shown besides.
+        address: address to listen on.
+        port: port to listen on; 0 lets the kernel choose.
+        facts: returns the facts to show; called in the endpoint's threads.
+        snapshots: histogram that is shown as well.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the address or port cannot be used.
     """
 
     def __init__(self, address: str, port: int, facts: Callable[[], AgentFacts], snapshots: Histogram) -> None:

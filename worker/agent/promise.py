@@ -1,7 +1,7 @@
-"""What this node has promised, on disk: the one thing that an agent must not forget (docs/design.md#generations).
+"""The node's promise on disk, the one fact that an agent must never lose (docs/design.md#generations).
 
-Invariant: the file is whole and durable (written aside, fsynced, renamed, folder fsynced) before anything that depends
-on it is said.
+Invariant: the file is complete and durable (temporary file, fsync, rename, fsync of the folder) before the agent sends
+anything that depends on it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from worker.node.state_directory import sync, write_durably
 
 
 class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A membership, and what a restarted agent needs to take it up again."""
+    """A membership, with the facts that a restarted agent needs to resume it."""
 
     job: str
     run: str
@@ -25,14 +25,14 @@ class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     phase: MemberPhase
     plan: GenerationPlan | None = None
     key: bytes = b""
-    """The generation's key: the file has mode 0600."""
+    """The generation's secret key; the file therefore has mode 0600."""
     entry_point: str = ""
-    """Of the unpacked source tree."""
+    """Path of the script in the unpacked source tree."""
     version: int = 1
 
     @property
     def membership(self) -> Membership:
-        """The membership as the core knows it."""
+        """The membership in the type of `worker.core.generation`."""
         return Membership(self.job, self.run, self.generation, self.phase)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -43,20 +43,21 @@ _decoder = msgspec.msgpack.Decoder(Promise)
 
 
 class PromiseFile:
-    """One owner: the agent."""
+    """The file of the promise; only the agent uses it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> Promise | None:
-        """Return what is promised, or None.
+        """Read the promise.
 
         Returns:
-            The newest promise, or None when this node has never made one or has forgotten it.
+            The newest promise, or None if this node has never made one or has dropped it.
 
         Raises:
-            msgspec.DecodeError: the file is not ours or of another version: a person must look before this node joins
-                anything.
+            msgspec.DecodeError: the file is damaged or of another version. An operator must check the node before it
+                joins a
+                generation.
         """
         try:
             promise = _decoder.decode(self._path.read_bytes())
@@ -67,13 +68,13 @@ class PromiseFile:
         return promise
 
     def write(self, promise: Promise | None) -> None:
-        """Make `promise` durable; None forgets it.
+        """Store `promise` durably; None deletes the file.
 
         Args:
-            promise: the newest.
+            promise: the newest promise.
 
         Raises:
-            OSError: the disk does not take it; the one before it stands.
+            OSError: the disk refuses the write; the earlier promise stays valid.
         """
         if promise is not None:
             write_durably(self._path, msgspec.msgpack.encode(promise))

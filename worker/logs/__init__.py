@@ -1,1 +1,1 @@
-"""Lines that ranks print: on disk, on peers, and on their way to the object store."""
+"""Log lines of ranks: on disk, on peers, and on their way to the object store."""

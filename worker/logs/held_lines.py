@@ -1,12 +1,12 @@
-"""The newest lines that ranks of other nodes printed, kept by this node for the owners whose shards it holds.
+"""Copies of other nodes' newest log lines, kept by this node for the owners whose shards it holds.
 
     owner ──PrintedLines──▶ take ──▶ <state>/logs/<run>/gen=<g>/held/<owner>.jsonl ──ship──▶ object store, as a tail
 
-An owner sends its lines ahead of the end of each shard (`worker.replication.sender`), so a committed step's lines are
-here. When the generation ends, all tails are stored: the owner may be lost. Readers skip what the owner has stored
-itself.
+An owner sends its lines before the end of each shard (`worker.replication.sender`). So the holder of a committed step
+has all lines up to that step. When the generation ends, this node uploads all copies, because the owner may be lost.
+Readers skip lines that the owner has stored itself.
 
-Invariant: the lines of one owner that are kept here are consecutive, and the newest of them that fit are never dropped.
+Invariant: the lines kept for one owner are consecutive. The newest lines within the size limit are never dropped.
 """
 
 from __future__ import annotations
@@ -37,23 +37,25 @@ RETRY_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class _Held:
-    """What is kept of one owner."""
+    """The kept lines of one owner."""
 
     path: Path
     limit_bytes: int
     tail: Tail = field(default_factory=Tail)
     is_on_disk: bool = False
-    """The file has exactly `tail`."""
+    """Whether the file contains exactly `tail`."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class HeldLines:
-    """Tails of one generation. One owner: the node's `Member`; the agent ships them when the generation has ended here.
+    """The kept lines of all owners in one generation.
+
+    The node's `Member` owns it. The agent uploads the lines when the generation has ended here.
 
     Args:
-        state: the agent's directory. Tails that an earlier agent of this node kept there are taken up.
-        plan: of the generation.
-        here: this node.
+        state: the agent's state directory. Lines that an earlier agent of this node kept there are loaded.
+        plan: the plan of the generation.
+        here: this node's id.
     """
 
     def __init__(self, state: Path, plan: GenerationPlan, here: NodeId) -> None:
@@ -70,16 +72,16 @@ class HeldLines:
             held.tail = _read(held.path)
 
     async def take(self, peer: NodeId, message: PrintedLines) -> None:
-        """Keep lines of an owner; what is there already is skipped.
+        """Keep lines of an owner; lines that are already kept are skipped.
 
-        Called by the receiver before it hears that the shard behind them has ended.
+        The receiver calls this before it handles the end of the shard that follows the lines.
 
         Args:
-            peer: the owner, as its session has proven.
-            message: its lines.
+            peer: the owner, as authenticated by its session.
+            message: consecutive lines with the number of the first.
 
         Raises:
-            MalformedMessage: they are no lines, or of a node that owns no shard held here.
+            MalformedMessage: the lines cannot be decoded, or `peer` owns no shard that this node holds.
         """
         held = self._held.get(peer)
         if held is None:
@@ -99,18 +101,18 @@ class HeldLines:
             try:
                 await asyncio.to_thread(_write, held.path, held.tail, added)
                 held.is_on_disk = True
-            except OSError as error:  # a restarted agent will not have them; this one does
+            except OSError as error:  # only a restarted agent will lack these lines
                 held.is_on_disk = False
                 log.warning("lines of %s are kept in memory only: %s", peer, error)
 
     async def ship(self, objects: ObjectStore) -> tuple[str, ...]:
-        """Store all tails. The generation has ended here; again stores the same objects.
+        """Upload all kept lines. Called when the generation has ended here; a repeated call stores the same objects.
 
         Args:
-            objects: where the job's log is.
+            objects: the object store of the job's log.
 
         Returns:
-            A sentence for each that is not stored; empty when all are.
+            One sentence per owner whose lines could not be uploaded; empty on success.
         """
         missing = []
         for owner, held in self._held.items():
@@ -152,7 +154,7 @@ def _read(path: Path) -> Tail:
 
 
 def _write(path: Path, tail: Tail, added: tuple[bytes, ...] | None) -> None:
-    """Write a tail, or only what was added to it. What a process that dies leaves of a row is not read back."""
+    """Write all lines, or append only `added`. Readers ignore a row that a killed process left incomplete."""
     if added is not None:
         with path.open("ab", buffering=0) as file:
             file.write(b"".join(added))

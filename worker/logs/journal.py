@@ -1,15 +1,16 @@
-"""What ranks print, as lines with a time, in files of this node: read from the ranks' own streams, and waiting to be stored.
+"""Journal of a node's log lines: ranks' output with timestamps, in files that wait to be uploaded.
 
     rank=<r>.stdout, .stderr ──▶ lines ──▶ gen=<g>/node=<node>/<first>-<ms>.jsonl ──▶ object store
       written by the rank                    written here, once, in order               (`worker.logs.uploads`)
 
-An agent that starts while ranks run goes on where the journal ends: the last chunk says how far each stream was read.
-So a line has the same number whoever asks, and none is read twice. On disk there is, of a stream, what was not read yet
-and what fits `WHOLE_BYTES`; of the journal, what was not stored yet, up to `JOURNAL_BYTES`, and the chunk that grows.
+An agent that starts while ranks run continues at the end of the journal: the last chunk records how far each stream was
+read. So every line has one fixed number, and no line is read twice.
 
-Invariant: one thread at a time works with a journal; a line that was returned is in a file. What the disk does not take
-leaves the journal as it
-was: its lines are read again.
+The disk holds, of each stream, the unread part and at least the first `WHOLE_BYTES`. Of the journal it holds the chunks
+that are not uploaded, up to `JOURNAL_BYTES`, and the chunk that still grows.
+
+Invariant: only one thread at a time uses a journal. A returned line is in a file. If the disk refuses lines, the
+journal is unchanged and the lines are read again.
 """
 
 from __future__ import annotations
@@ -40,32 +41,32 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 256 * 1024
 CHUNK_MILLISECONDS: Final = 300_000
-"""A chunk grows to this size or age; it is stored again each second in which it has grown."""
+"""A chunk grows to `CHUNK_BYTES` or to this age. It is uploaded again in every second in which it has grown."""
 READ_BYTES: Final = 256 * 1024
-"""Of one stream at a time."""
+"""Bytes to read of one stream at a time."""
 JOURNAL_BYTES: Final = 64 * 1024 * 1024
-"""What waits to be stored; beyond it streams are read no further."""
+"""Bytes that may wait to be uploaded; beyond it no stream is read further."""
 WHOLE_BYTES: Final = 32 * 1024 * 1024
-"""A stream of up to this length stays whole on disk; of a longer one what was read is given back to the file system."""
+"""Length up to which a stream stays whole on disk. Of a longer stream, disk space of the read part is freed."""
 BEHIND_BYTES: Final = 256 * 1024 * 1024
-"""What a stream may have that was not read; beyond it the oldest is given up, and that is said in the log."""
+"""Unread bytes that a stream may have. Beyond it the oldest are skipped, and the log says so."""
 TAIL_BYTES: Final = 64 * 1024
-"""The end of a stream that stays in any case: it is shown when the rank has failed."""
+"""The end of a stream that always stays on disk, to be shown if the rank fails."""
 _PUNCH_HOLE: Final = 0x02 | 0x01
-"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of linux/falloc.h."""
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE from linux/falloc.h."""
 
 StreamKey = tuple[Rank, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Unstored:
-    """A chunk that the object store does not have as it is now."""
+    """A chunk whose present content is not in the object store."""
 
     name: ChunkName
     path: Path
     size: int
     is_complete: bool
-    """It will not grow any more."""
+    """Whether the chunk will not grow any more."""
 
 
 @dataclass(slots=True)
@@ -77,13 +78,13 @@ class _Chunk:
 
 
 class LogJournal:
-    """One node's lines of one generation.
+    """The log lines of one node in one generation.
 
     Args:
-        folder: of the generation; made if it is missing.
-        node_id: this node.
+        folder: the generation's folder; created if missing.
+        node_id: this node's id.
         streams: the file of each stream; it need not exist yet.
-        now: Unix time, seconds.
+        now: returns Unix time in seconds.
     """
 
     def __init__(
@@ -98,44 +99,44 @@ class LogJournal:
         self._chunks: list[_Chunk] = []
         self._last_ms = 0
         self.count = 0
-        """Lines so far: the number of the next one."""
+        """Number of lines so far, which is also the number of the next line."""
         self.is_ended = False
         (folder / f"node={node_id}").mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_up()
 
     def read(self) -> list[LogLine]:
-        """Append what ranks have printed since, as far as lines are whole and there is room; behind the end there is nothing.
+        """Append the whole lines that ranks have printed since the last call, as far as there is room.
 
-        Called every 100 ms or so while ranks run, in a thread.
+        Called in a thread about every 100 ms while ranks run. After `end` it returns nothing.
 
         Returns:
             The new lines; the first has the number that `count` had before.
 
         Raises:
-            OSError: the disk does not take them, or cannot be read; they are read again.
+            OSError: a file cannot be read or written; the next call reads these lines again.
         """
         return [] if self.is_ended else self._take(is_last=False)
 
     def has_news(self) -> bool:
-        """Say whether a stream has another length than when it was read. Takes microseconds."""
+        """Return whether a stream's length has changed since it was read. Takes microseconds."""
         return any(_size(path) != self._positions[key] for key, path in self._streams.items())
 
     def ends(self) -> Mapping[StreamKey, int]:
-        """Return how long each stream is now, in bytes. Takes microseconds."""
+        """Return the present length of each stream in bytes. Takes microseconds."""
         return {key: _size(path) for key, path in self._streams.items()}
 
     def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
-        """Say whether every stream was read up to where it ended at some time; a line that is not whole yet is not read."""
+        """Return whether every stream was read up to a result of `ends`; False while a last line is incomplete."""
         return self.is_ended or all(self._positions[key] >= end for key, end in ends.items())
 
     def end(self) -> list[LogLine]:
-        """Append all that is left, and the end. The ranks are gone. Again does nothing.
+        """Append all remaining lines and the end mark, once the ranks are gone. Idempotent.
 
         Returns:
             The new lines.
 
         Raises:
-            OSError: the disk does not take them, or cannot be read; the next call goes on.
+            OSError: a file cannot be read or written; the next call continues.
         """
         if self.is_ended:
             return []
@@ -145,14 +146,14 @@ class LogJournal:
         with self._unless_failed() as before:
             left = [
                 (key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]
-            ]  # the journal is full
+            ]  # these streams have no room in the journal
             last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
             self._append(last, before)
         self.is_ended = True
         return lines + last
 
     def unstored(self) -> list[Unstored]:
-        """Return the chunks that have grown since they were stored, oldest first."""
+        """Return the chunks that have grown since their last upload, oldest first."""
         newest = self._chunks[-1] if self._chunks else None
         return [
             Unstored(chunk.name, chunk.path, chunk.size, is_complete=self.is_ended or chunk is not newest)
@@ -161,7 +162,10 @@ class LogJournal:
         ]
 
     def stored(self, chunk: Unstored) -> None:
-        """Take note that a chunk is stored as it was; what is complete leaves this node, but for the newest, which says where to go on."""
+        """Record the upload of a chunk, and delete complete chunks that are uploaded.
+
+        The newest chunk stays, because it records where to continue.
+        """
         for known in self._chunks:
             if known.name == chunk.name:
                 known.stored = chunk.size
@@ -169,7 +173,7 @@ class LogJournal:
             self._chunks.pop(0).path.unlink(missing_ok=True)
 
     def _take_up(self) -> None:
-        """Go on where an earlier agent of this node has stopped."""
+        """Continue where an earlier agent of this node stopped."""
         found = sorted(
             name
             for path in self._folder.glob("node=*/*.jsonl")
@@ -196,7 +200,7 @@ class LogJournal:
 
     @contextlib.contextmanager
     def _unless_failed(self) -> Iterator[Mapping[StreamKey, int]]:
-        """Give the positions before; they are also those after it, if what is done fails."""
+        """Yield the stream positions before the block, and restore them if the block raises OSError."""
         before = dict(self._positions)
         try:
             yield before
@@ -205,7 +209,7 @@ class LogJournal:
             raise
 
     def _take(self, *, is_last: bool) -> list[LogLine]:
-        """Append what is new of each stream; only then let the file system have what was read."""
+        """Append the new lines of each stream, then free disk space of the parts that were read."""
         with self._unless_failed() as before:
             lines = list(self._new_lines(is_last=is_last))
             if lines:
@@ -235,7 +239,7 @@ class LogJournal:
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
 
     def _begun_anew(self, key: StreamKey) -> LogLine:
-        """Somebody has opened a stream to write it from its beginning, as `> /dev/stderr` does: read it from there."""
+        """Restart a stream that a process has truncated (as `> /dev/stderr` does) from its beginning."""
         self._positions[key], self._given_back[key] = 0, 0
         return self._line(
             *key,
@@ -245,7 +249,7 @@ class LogJournal:
         )
 
     def _gap(self, key: StreamKey, upto: int) -> LogLine:
-        """Give up what was not read of a stream up to a byte."""
+        """Skip the unread bytes of a stream up to offset `upto`."""
         lost, self._positions[key] = upto - self._positions[key], upto
         text = f"{lost} bytes of {key[1]} of rank {key[0]} were not kept: the node could not store them in time."
         return self._line(*key, text, upto, is_gap=True)
@@ -287,7 +291,7 @@ class LogJournal:
         return chunk
 
     def _give_back(self, key: StreamKey, path: Path) -> None:
-        """Let the file system have what was read of a long stream; the rank writes on at the end, as ever."""
+        """Free disk space of the read part of a long stream; the rank goes on writing at its end."""
         upto = (self._positions[key] - TAIL_BYTES) // 4096 * 4096
         if self._positions[key] <= WHOLE_BYTES or upto - self._given_back[key] < WHOLE_BYTES // 8:
             return
@@ -298,15 +302,15 @@ class LogJournal:
 
 
 def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]]:
-    """Cut what was read of a stream into lines. Pure.
+    """Split bytes of a stream into lines. Pure.
 
     Args:
-        data: from where the last line ended.
-        is_last: nothing follows: what has no line feed is a line, too.
+        data: bytes that begin where the last line ended.
+        is_last: whether the stream has ended, so that a rest without a line feed is a line too.
 
     Yields:
-        Text without the line feed, bytes with it, and whether the line goes on. Bytes that are left over are read again
-        later.
+        (text without line feed, length in bytes with it, whether the line continues). The caller reads bytes of an
+        incomplete line again later.
     """
     begin = 0
     while begin < len(data):
@@ -316,7 +320,7 @@ def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]
         elif len(data) - begin >= LINE_BYTES:
             end, is_piece = begin + LINE_BYTES, True
             while end > begin + LINE_BYTES - 4 and data[end - 1] & 0xC0 == 0x80:
-                end -= 1  # within a character
+                end -= 1  # inside a UTF-8 character
             if data[end - 1] >= 0xC0:
                 end -= 1
         elif is_last:
@@ -328,18 +332,18 @@ def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]
 
 
 def _write(path: Path, size: int, data: bytes) -> int:
-    """Write after the first bytes of a file, which is made if need be.
+    """Write `data` behind the first `size` bytes of a file; create the file if needed.
 
     Args:
-        path: of the file.
-        size: what counts of it; what a failed write may have left beyond is overwritten or cut off.
-        data: is in the file as a whole or not at all.
+        path: the file.
+        size: length of the valid part. Bytes beyond it, left by a failed write, are overwritten or cut off.
+        data: bytes to append, all or nothing.
 
     Returns:
-        What counts from now on.
+        The new length of the valid part.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the disk refuses the write.
     """
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb", buffering=0) as file:
         file.truncate(size)
@@ -349,7 +353,7 @@ def _write(path: Path, size: int, data: bytes) -> int:
             while left:
                 left = left[file.write(left) :]
         except OSError:
-            with contextlib.suppress(OSError):  # the next write cuts it off
+            with contextlib.suppress(OSError):  # otherwise the next write cuts the rest off
                 file.truncate(size)
             raise
     return size + len(data)

@@ -1,15 +1,15 @@
-"""What ranks print and put out, on its way to the object store.
+"""Upload of ranks' log lines, streams and outputs to the object store.
 
-    <log key>gen=<g>/node=<n>/…                      lines with their time, each second, by `LogShipper`: what GetLogEvents and FollowLogs read
-    <log key>gen=<g>/rank=<r>.stdout | .stderr       sent again while the rank runs, and once more when it has ended
-    <output key>gen=<g>/rank=<r>/<path>              sent when the ranks have ended
+    <log key>gen=<g>/node=<n>/…                  lines with timestamps, every second, by `LogShipper`; read by
+                                                 GetLogEvents and FollowLogs
+    <log key>gen=<g>/rank=<r>.stdout | .stderr   the raw streams, repeatedly while the rank runs and once at its end
+    <output key>gen=<g>/rank=<r>/<path>          output files, once the ranks have ended
 
-A stream of up to `WHOLE_BYTES` that grows is sent whole each time: at once while it is short, and then each time it has
-grown by a quarter, so that all sendings together stay within a few times its length.
+A growing stream of up to `WHOLE_BYTES` is uploaded whole each time. A short stream is uploaded at every change, a
+longer one each time it has grown by a quarter. So all uploads together stay within a few times the stream's length.
 
-Invariant: nothing outside of a rank's output folder, and no other user's file in it, is ever sent, whatever links the
-folder holds and whoever changes them meanwhile; and no failure in here stops a job: what is not in the store is told in
-a sentence.
+Invariant: only the rank's own files inside its output folder are uploaded, whatever links the folder contains and
+whoever changes them meanwhile. No failure here stops a job: each missing object is reported in a sentence.
 """
 
 from __future__ import annotations
@@ -43,59 +43,63 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READ_SECONDS = 0.1
-"""Between two looks at what ranks have printed."""
+"""Seconds between two checks for new output of ranks."""
 LIVE_LINES = 500
-"""In one message to the control plane, at most."""
+"""The most lines in one message to the control plane."""
 LIVE_CHARACTERS = 1024 * 1024
-"""Of lines in one message to the control plane: not many more."""
+"""Characters after which a message to the control plane takes no further line."""
 RECENT_CHARACTERS = 256 * 1024
-"""Of the newest lines, held for whoever begins to follow: the store has them a second later."""
+"""Characters of the newest lines that are kept for new followers; the store has them a second later."""
 LIVE_SECONDS = 3.0
-"""Between two looks at streams of running ranks."""
+"""Seconds between two checks of running ranks' raw streams."""
 SHORT_BYTES = 1024 * 1024
-"""A stream of up to this length is sent again whenever it has changed."""
+"""Length up to which a stream is uploaded at every change."""
 GROWTH = 1.25
 STILL_SECONDS = 30.0
-"""Uploads of which nothing has reached the store for so long, and for as long as the largest of them takes over a slow line, move no more."""
+"""Seconds without progress after which pending uploads count as stalled.
+
+The transfer time of the largest pending upload over a slow connection is added.
+"""
 SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
 RETRY_SECONDS = 1.0
 MAX_TOLD = 20
-"""Sentences about what is not in the store, of one node; the agent's log has all."""
+"""The most sentences about missing objects in a node's report; the agent's log has all."""
 
 
 class FileStore(Protocol):
-    """The part of an object store that is needed here."""
+    """The part of an object store that this module uses."""
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> object:
         """Store the first bytes of a file.
 
         Args:
-            reference: where.
-            path: an ordinary file.
-            size: how many; None: all that it has now.
+            reference: bucket and key.
+            path: a regular file.
+            size: number of bytes; None for the whole file.
 
         Returns:
-            What is stored.
+            A description of the stored object.
 
         Raises:
-            StorageError: of the type that says what can be done about it.
+            StorageError: its type says whether a retry can help.
         """
 
 
 class LogShipper:
-    """Lines of one generation on this node: into the journal every `READ_SECONDS`, into the store every second, and live to whoever follows.
+    """Log lines of one generation on this node: read into the journal, uploaded, and sent live to followers.
 
-    Owned by the agent, from the start of the ranks until all is shipped or the agent ends.
+    Lines enter the journal every `READ_SECONDS` and are uploaded every second. The agent owns the shipper from the
+    start of the ranks until all lines are uploaded or the agent ends.
 
     Args:
-        state: the agent's directory.
-        objects: where chunks go.
-        plan: of the generation.
-        here: this node in it.
-        now: Unix time, seconds.
-        live: takes new lines, the number of the first before them; None: nobody follows. Must not block.
-        on_trouble: called on the loop at each look at which the disk does not take lines.
+        state: the agent's state directory.
+        objects: the object store.
+        plan: the plan of the generation.
+        here: this node's entry in the plan.
+        now: returns Unix time in seconds.
+        live: receives new lines with the number of the first; must not block.
+        on_trouble: called on the loop each time the disk refuses lines; None for no callback.
     """
 
     def __init__(
@@ -135,59 +139,60 @@ class LogShipper:
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Begin to read and to ship."""
+        """Start to read and upload lines."""
         self._tasks = [
             asyncio.create_task(self._read_on(), name="lines of ranks"),
             asyncio.create_task(self._ship_on(), name="chunks of lines"),
         ]
 
     def show_recent(self) -> None:
-        """Pass the newest lines on once more: whoever begins to follow has what is stored, and would wait for what is not yet."""
+        """Send the newest lines to `live` again, so that a new follower gets lines that are not uploaded yet."""
         for lines in self._recent:
             self._live(lines)
 
     async def printed(self, number: int) -> Tail:
-        """Read on until all is read that the ranks have printed by now, and return the newest lines of this node.
+        """Read all lines that the ranks have printed by now, and return the newest lines of this node.
 
-        Called for each shard that is about to end, by every sender: a holder has the lines of a step before it
-        acknowledges it.
+        Every sender calls this before the end of each shard. So a holder has the lines of a step before it acknowledges
+        the step.
 
         Args:
-            number: of the first line that is wanted.
+            number: number of the first line that the caller needs.
 
         Returns:
-            Lines from `number` on, or from the oldest one that peers keep. What the disk does not take is missing.
+            Lines from `number` on, or from the oldest line that peers keep. Lines that the disk refuses are missing.
         """
-        await finish(self._read_up())  # what is half read goes to followers all the same
+        await finish(self._read_up())  # not cancellable: lines that were read must reach the followers
         return self._tail.since(number).newest(self._tail_bytes)
 
     async def close(self) -> None:
-        """Stop, and leave what is not shipped to the next agent of this node. Idempotent."""
+        """Stop. Lines that are not uploaded stay for this node's next agent. Idempotent."""
         tasks, self._tasks = self._tasks, []
         await end(*tasks)
 
     async def finish(self) -> tuple[str, ...]:
-        """Ship all that is left; the ranks are gone. Again ships what could not be shipped before.
+        """Upload all remaining lines, once the ranks are gone. A repeated call retries failed uploads.
 
         Returns:
-            A sentence for what is not in the store; empty when all is.
+            Sentences about lines that are not in the store; empty on success.
         """
         await self.close()
-        await self._try(self._drain)  # what cannot be shipped now is tried and told below
+        await self._try(self._drain)  # the calls below retry after a failure, and report it
         failures = [await self._try(partial(self._read, is_last=True)), await self._try(self._ship)]
         return tuple(
             f"the last lines of this node's ranks are not in S3: {error}" for error in failures if error is not None
         )
 
     async def _drain(self) -> None:
-        """Read and ship in turn: the journal has no room for all that ranks may have printed last."""
-        for _ in range(BEHIND_BYTES // READ_BYTES):  # what a process prints that has got away from its rank has no end
+        """Read and upload in turn, as the journal may be too small for all remaining output."""
+        # bounded, as a process that escaped from its rank may print forever
+        for _ in range(BEHIND_BYTES // READ_BYTES):
             if not await self._read():
                 return
             await self._ship()
 
     async def _try(self, work: Callable[[], Coroutine[object, object, object]]) -> Exception | None:
-        """Try it as often as it may help; returns what it failed with in the end."""
+        """Run `work` with retries where they can help; return the last error, or None on success."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 await work()
@@ -204,13 +209,13 @@ class LogShipper:
             try:
                 if (
                     self._journal is None or self._journal.has_news()
-                ):  # mostly not: a thread for each look would take a core's time from training
+                ):  # usually False; a thread per check would take CPU time from training
                     await self._read()
             except OSError as error:
                 if self._on_trouble is not None:
                     self._on_trouble(error)
                 if not self._is_failing:
-                    log.warning("lines of ranks cannot be kept yet: %s", error)  # tried again at the next look
+                    log.warning("lines of ranks cannot be kept yet: %s", error)  # retried at the next check
                 self._is_failing = True
             else:
                 self._is_failing = False
@@ -249,7 +254,7 @@ class LogShipper:
         return first, lines
 
     async def _read_up(self) -> None:
-        """Read on to where the streams end now."""
+        """Read to the present end of all streams."""
         try:
             if self._journal is None:
                 await self._read()
@@ -284,13 +289,13 @@ class LogShipper:
 
 
 def batches(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, ...]]:
-    """Yield lines as they go into messages, in order. Pure.
+    """Split lines into batches for messages, in order. Pure.
 
     Args:
-        lines: with whatever ranks print: a character may take four bytes.
+        lines: log lines; a character may take four bytes.
 
     Yields:
-        At most `LIVE_LINES`, of `LIVE_CHARACTERS` and one line more.
+        At most `LIVE_LINES` lines; at most `LIVE_CHARACTERS` characters plus one line.
     """
     some: list[LogLine] = []
     characters = 0
@@ -309,7 +314,7 @@ def _length(lines: LogLines) -> int:
 
 
 class RankLogs:
-    """One per agent."""
+    """Uploads of this node's raw streams and outputs; one object per agent."""
 
     def __init__(
         self,
@@ -318,31 +323,31 @@ class RankLogs:
         user: RankUser | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is sent yet.
+        """Create the object; nothing is uploaded yet.
 
         Args:
-            state: the agent's directory.
-            objects: where all goes.
-            user: the users of this node's ranks; None: this process's.
-            monotonic: seconds.
+            state: the agent's state directory.
+            objects: the object store.
+            user: users of this node's ranks; None means the agent's own user.
+            monotonic: returns seconds of a monotonic clock.
         """
         self.monotonic = monotonic
         self._moved_at = -math.inf
         self._under_way: dict[str, int] = {}
-        """What is being sent when ranks have ended, by its key, and its length."""
+        """Length in bytes of each upload in progress, by key."""
         self._state = state.absolute()
         self._objects = objects
         self._user = user
         self._sent: dict[Path, int] = {}
-        """Length of each stream when it was sent last."""
+        """Length of each stream at its last upload."""
 
     async def follow(self, plan: GenerationPlan, here: PlanNode, *, interval_seconds: float = LIVE_SECONDS) -> None:
-        """Keep the streams of this node's ranks readable in the store while they run; until cancelled.
+        """Upload the streams of this node's running ranks repeatedly, until cancelled.
 
         Args:
-            plan: of the running generation.
-            here: this node in it.
-            interval_seconds: between two looks.
+            plan: the plan of the running generation.
+            here: this node's entry in the plan.
+            interval_seconds: seconds between two checks.
         """
         while True:
             for path, reference in self._streams(plan, here):
@@ -352,26 +357,26 @@ class RankLogs:
                         continue
                     await asyncio.to_thread(self._objects.put_file, reference, path, size)
                 except (StorageError, OSError) as error:
-                    log.info("%s is not shown live: %s", reference.key, error)  # tried again at the next look
+                    log.info("%s is not shown live: %s", reference.key, error)  # retried at the next check
                 else:
                     self._sent[path] = size
             await asyncio.sleep(interval_seconds)
 
     async def upload_all(self, plan: GenerationPlan, here: PlanNode) -> tuple[str, ...]:
-        """Send all streams and outputs of this node's ranks; they have ended. Again gives the same objects.
+        """Upload all streams and outputs of this node's ended ranks. A repeated call stores the same objects.
 
         Args:
-            plan: of the generation that has ended.
-            here: this node in it.
+            plan: the plan of the ended generation.
+            here: this node's entry in the plan.
 
         Returns:
-            Sentences about what is not in the store, `MAX_TOLD` and one at most; empty when all is.
+            At most `MAX_TOLD` + 1 sentences about missing objects; empty on success.
         """
         missing = []
         for path, reference in self._streams(plan, here):
             size = _size(path)
             if size is None or size > WHOLE_BYTES:
-                continue  # never started; or its lines are all there is
+                continue  # the rank was never started, or the stream is too long: its lines are stored instead
             missing += await self._send(path, reference, size)
             self._sent.pop(path, None)
         user = user_of(plan.run, self._state, self._user)
@@ -395,26 +400,26 @@ class RankLogs:
         return (*missing[:MAX_TOLD], *more)
 
     def is_moving(self, since: float) -> bool:
-        """Say whether uploads get on.
+        """Return whether pending uploads still progress, so that waiting makes sense.
 
         Args:
-            since: monotonic time of when they were first waited for.
+            since: monotonic time at which the caller began to wait.
 
         Returns:
-            Whether it is worth while to wait for them a little longer.
+            False once no upload has finished for `still_seconds` of the largest one.
         """
         return self.monotonic() - max(since, self._moved_at) < still_seconds(max(self._under_way.values(), default=0))
 
     def forget(self, run: RunId) -> None:
-        """Remove all streams and outputs of a run from this node.
+        """Delete all streams and outputs of a run from this node.
 
-        From any thread; nothing of the run is being sent any more.
+        Called in any thread, when no upload of the run is in progress.
         """
         for folder in (logs_of(self._state, run), outputs_of(self._state, run)):
             shutil.rmtree(folder, ignore_errors=True)
 
     def forget_streams(self, plan: GenerationPlan) -> None:
-        """Remove the streams of a generation from this node: they are stored. From any thread."""
+        """Delete the uploaded streams of a generation from this node. Called in any thread."""
         shutil.rmtree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
 
     def _streams(self, plan: GenerationPlan, here: PlanNode) -> Iterator[tuple[Path, ObjectReference]]:
@@ -425,7 +430,7 @@ class RankLogs:
                 yield path, ObjectReference(bucket=place.bucket, key=f"{place.key}gen={plan.generation}/{path.name}")
 
     async def _send_output(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
-        """Send the very file that was looked at: its name may be another's by now."""
+        """Upload the file through its checked descriptor: by now the name may lead to another file."""
         try:
             file = _open_output(folder.resolve(), path, uid)
         except OSError as error:
@@ -456,7 +461,10 @@ class RankLogs:
 
 
 async def _to_end(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a thread and wait for it also when cancelled: nothing is read or stored by two at once, and no older chunk lands last."""
+    """Call a function in a thread and wait for its end even if the caller is cancelled.
+
+    So no two threads read or upload at once, and no older chunk replaces a newer one.
+    """
     found: list[T] = []
 
     async def work() -> None:
@@ -467,13 +475,13 @@ async def _to_end(function: Callable[..., T], *arguments: object) -> T:
 
 
 def still_seconds(size: int) -> float:
-    """Return for how long nothing need reach the store while `size` bytes are on their way. Pure."""
+    """Return the seconds without progress after which an upload of `size` bytes counts as stalled. Pure."""
     return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
 
 
 def is_due(size: int, sent: int | None) -> bool:
-    """Say whether a stream that is now `size` bytes long, and was `sent` bytes long when it was sent last, is to be sent again. Pure."""
-    if sent is None or size < sent:  # one that is shorter was begun anew
+    """Return whether a stream of `size` bytes needs an upload after its last one at length `sent`. Pure."""
+    if sent is None or size < sent:  # a shorter stream was truncated meanwhile
         return True
     if size == sent:
         return False
@@ -488,9 +496,9 @@ def _size(path: Path) -> int | None:
 
 
 def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return the files below a folder with their relative paths, and a sentence for each that is not sent.
+    """Return the uploadable files below a folder with their relative paths, and a sentence for each other entry.
 
-    A link is sent as what it names, if that is a file within the folder.
+    A link is uploaded as its target if the target is a file within the folder.
     """
     root = folder.resolve()
     files, refused = [], []
@@ -499,7 +507,7 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
         for name in sorted([*names, *(name for name in folders if (Path(parent) / name).is_symlink())]):
             path = Path(parent) / name
             relative = path.relative_to(root).as_posix()
-            target = Path(os.path.realpath(path))  # unlike `resolve`, gives a loop of links back as it is
+            target = Path(os.path.realpath(path))  # unlike `resolve`, returns a loop of links unchanged
             if not target.is_relative_to(root):
                 refused.append(
                     f"output {_shown(relative)} is not in S3: it is a link that leads out of the output folder"
@@ -514,18 +522,18 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
 
 
 def _open_output(root: Path, path: Path, uid: int) -> int:
-    """Open a file of a rank's output folder, and no other.
+    """Open a file of a rank's output folder, and refuse any other file.
 
     Args:
-        root: the folder, without links.
-        path: as `_collect` has found it.
-        uid: whose it must be: a hard link to somebody else's file is not the rank's to give.
+        root: the folder, without links in its path.
+        path: a result of `_collect`.
+        uid: the required owner. A hard link to another user's file is refused.
 
     Returns:
-        Its descriptor; the caller closes it.
+        A descriptor; the caller closes it.
 
     Raises:
-        OSError: it cannot be opened, or is none.
+        OSError: the file cannot be opened or is refused.
     """
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     told = os.fstat(file)
@@ -540,7 +548,7 @@ def _open_output(root: Path, path: Path, uid: int) -> int:
 
 
 def _shown(name: str) -> str:
-    """Return a name as it can be told."""
+    """Return a name in printable form."""
     return name if _is_text(name) else ascii(name)
 
 

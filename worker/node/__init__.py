@@ -1,1 +1,1 @@
-"""The machine: network cards, ports, metadata, health, process priority, the user of ranks."""
+"""The machine: network cards, ports, instance metadata, device health, process priority, and the ranks' users."""

@@ -1,10 +1,10 @@
-"""Names full disks: what a failed write says, and for how long a place counts as full.
+"""Detection of full disks from failed writes.
 
-    node health          judges free space of the state directory and the tmpfs, once a second
-    failed writes        name what free space does not show: quotas, inodes, other file systems, a file larger than what is free
+    node health          checks free space of the state directory and the tmpfs, once a second
+    failed writes        show what free space does not: quotas, inodes, other file systems, too large files
 
-Invariant: a place counts as full until `QUIET_SECONDS` after the newest failed write, and its words do not change
-meanwhile: a report that changes wakes the control plane.
+Invariant: a place counts as full until `QUIET_SECONDS` after its newest failed write. Its message is constant
+meanwhile, because a changed report wakes the control plane.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class _Place:
 
 
 class FullDisks:
-    """The places of one node that took no more data. On the agent's loop.
+    """The places of one node at which writes failed for lack of space. Used on the agent's loop.
 
     Args:
-        state: the agent's state directory: where a write went that does not say where it went.
-        monotonic: seconds of a clock that never jumps.
+        state: the agent's state directory, assumed for writes whose error names no file.
+        monotonic: returns seconds of a monotonic clock.
     """
 
     def __init__(self, state: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -50,8 +50,8 @@ class FullDisks:
         """Record a failed write if it failed for lack of space.
 
         Args:
-            error: or an error that it caused.
-            fallback: where the write went if the error does not name a file; None: the state directory.
+            error: the error, or one that it caused.
+            fallback: folder to name if the error names no file; None means the state directory.
 
         Returns:
             The fault, or None for any other error.
@@ -63,13 +63,13 @@ class FullDisks:
         return self._note(named or fallback or self._state, found.strerror or str(found))
 
     def note_words(self, words: str) -> NodeFault | None:
-        """Record a failed write of another process, such as a rank or pip, by what that process printed.
+        """Record a failed write of another process, such as a rank or pip, from its output.
 
         Args:
-            words: the end of its output.
+            words: the end of the process's output.
 
         Returns:
-            The fault, or None if the words name no full disk.
+            The fault, or None if the output names no full disk.
         """
         said = _WORDS.search(words)
         if said is None:
@@ -77,17 +77,17 @@ class FullDisks:
         named = _NAMED.search(words)
         if named is None:
             return self._note(self._state, said[0])
-        # A job chooses this path: to ask its file system could hold up the agent for ever.
+        # A job chooses this path. A query of its file system could block the agent forever.
         return self._note(Path(named["path"]).parent, said[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:
         """Return a fault for each place that counts as full now.
 
         Args:
-            others: faults that the node's health reports; a place below a disk that is full by these is left out.
+            others: faults from the node's health; places below a disk that they report as full are omitted.
 
         Returns:
-            Sorted by place.
+            Faults sorted by place.
         """
         now = self._monotonic()
         self._places = {name: place for name, place in self._places.items() if now - place.failed_at < QUIET_SECONDS}
@@ -111,12 +111,12 @@ class FullDisks:
 
 
 def full_disk_of(error: BaseException) -> OSError | None:
-    """Return the error of a full disk, or of a used-up quota, that an error is or was caused by; None for any other."""
+    """Return the disk-full or quota error among `error` and its causes; None if there is none."""
     return next((each for each in _causes(error) if isinstance(each, OSError) and each.errno in _FULL), None)
 
 
 def says_full(words: str) -> bool:
-    """Say whether what a process printed names a full disk."""
+    """Return whether a process's output names a full disk."""
     return _WORDS.search(words) is not None
 
 

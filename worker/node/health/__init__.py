@@ -1,4 +1,4 @@
-"""What this node suffers: facts read from the kernel and from NVML, one module a source.
+"""Health facts of this node, read from the kernel and from NVML; one module per source.
 
-What they mean is judged in `worker.core.node_health`.
+`worker.core.node_health` judges them.
 """

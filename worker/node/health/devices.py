@@ -1,6 +1,6 @@
 """Network cards and file systems of this node, as the kernel shows them.
 
-Invariant: only facts; what cannot be read is left out.
+Invariant: this module returns facts only; facts that cannot be read are omitted.
 """
 
 from __future__ import annotations
@@ -24,22 +24,26 @@ _DOWN = frozenset({"down", "lowerlayerdown", "notpresent"})
 _ERRORS = ("rx_errors", "tx_errors")
 _CARD_BYTES = ("rx_bytes", "tx_bytes")
 _EFA_BYTES = ("rx_bytes", "tx_bytes", "rdma_read_bytes", "rdma_write_bytes")
-"""An EFA adapter's own: what passes it is not in its card's; older drivers have no counters of RDMA."""
+"""Counters of an EFA adapter, whose traffic the card's counters do not include. Older drivers lack the RDMA counters.
+
+"""
 LEAST_DISK_BYTES = 256 * 1024 * 1024
 LEAST_SHARE = 0.01
 LEAST_TMPFS_BYTES = 1024 * 1024
-"""A tmpfs of the node's own is made to be filled with slots; pages of ranks need this much beside them."""
+"""Free bytes below which the node's tmpfs counts as full. Slots fill it by design; ranks' pages need this rest."""
 
 
 def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND) -> tuple[LinkFacts, ...]:
-    """Return the network cards, and the ports of EFA and InfiniBand adapters; no bridges, tunnels or loopback: others take these up and down.
+    """Return this node's network cards and the ports of EFA and InfiniBand adapters.
+
+    Bridges, tunnels and loopback are omitted: other software turns them on and off.
 
     Args:
-        class_net: where the kernel lists cards.
-        class_infiniband: where it lists adapters.
+        class_net: folder in which the kernel lists cards.
+        class_infiniband: folder in which the kernel lists adapters.
 
     Returns:
-        By name.
+        Facts sorted by name.
     """
     cards = [_card(card) for card in _folders(class_net) if (card / "device").exists()]
     ports = [_port(adapter, port) for adapter in _folders(class_infiniband) for port in _folders(adapter / "ports")]
@@ -47,15 +51,18 @@ def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND
 
 
 def disk(path: Path, least_bytes: int | None = None, block_devices: Path = BLOCK_DEVICES) -> DiskFacts | None:
-    """Return the file system that holds `path`. Nothing is written: a volume that hangs would hold up who does.
+    """Return facts about the file system that holds `path`.
+
+    This call writes nothing: a write to a hung volume would block.
 
     Args:
         path: a folder.
-        least_bytes: what counts as full; None: the smaller of `LEAST_DISK_BYTES` and `LEAST_SHARE`.
-        block_devices: where the kernel lists block devices by number.
+        least_bytes: free bytes below which the disk counts as full; None: the smaller of `LEAST_DISK_BYTES` and
+            `LEAST_SHARE` of the disk.
+        block_devices: folder in which the kernel lists block devices by number.
 
     Returns:
-        The facts; None when the folder is not there.
+        The facts; None if the folder does not exist.
     """
     try:
         facts = os.statvfs(path)
@@ -78,14 +85,14 @@ def disk(path: Path, least_bytes: int | None = None, block_devices: Path = BLOCK
 
 
 def queue(path: Path, block_devices: Path = BLOCK_DEVICES) -> DiskQueue | None:
-    """Return what the volume that holds `path` has finished and still has to do.
+    """Return the finished and pending requests of the volume that holds `path`.
 
     Args:
         path: a folder.
-        block_devices: where the kernel lists block devices by number.
+        block_devices: folder in which the kernel lists block devices by number.
 
     Returns:
-        The counts; None of what is no block device of this node: tmpfs, overlays, network file systems, btrfs.
+        The counts. None if no block device of this node holds the folder: tmpfs, overlay, network file system, btrfs.
     """
     try:
         device = os.stat(path).st_dev
@@ -124,7 +131,7 @@ def _port(adapter: Path, port: Path) -> LinkFacts | None:
 
 
 def _count(folder: Path, names: Sequence[str]) -> int | None:
-    """Return the sum of those counters that are there; None without any."""
+    """Return the sum of the counters that exist; None if none exists."""
     found = []
     for name in names:
         with contextlib.suppress(OSError, ValueError):

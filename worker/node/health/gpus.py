@@ -1,12 +1,12 @@
-"""GPUs as NVML tells of them, or as a stub file does in a local cluster.
+"""GPUs of this node, read from NVML, or from a stub file in a local cluster.
 
-    EVERSTEP_NVML_STUB=FILE    {"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": false, "lost": false}]}
+    EVERSTEP_NVML_STUB=FILE
+    {"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": false, "lost": false}]}
 
-The file is read at every reading; one that is not there means no GPUs, and one that is being written is what it was. A
-stub is refused outside of local mode: no node may make up its GPUs.
+The stub file is read at every reading. A missing file means no GPUs; while a file is unreadable, its last content
+counts. Outside local mode a stub is refused: a real node must not invent GPUs.
 
-Invariant: a missing library or driver means that there are no GPUs, said once; a question that one GPU cannot answer
-leaves that fact out.
+Invariant: a missing library or driver means no GPUs and is logged once. A fact that a GPU does not provide is omitted.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from worker.errors import StubRefused
 log = logging.getLogger(__name__)
 STUB_VARIABLE = "EVERSTEP_NVML_STUB"
 STUB_NAME = "NVIDIA H100 80GB HBM3"
-"""As NVML names the GPU that a stub plays."""
+"""NVML's name of the GPU model that a stub imitates."""
 _T = TypeVar("_T")
 
 
 class GpuReader(Protocol):
-    """Where readings of GPUs come from. Called by one thread."""
+    """Source of GPU readings, used by one thread."""
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Return all GPUs as they are now. May block for as long as the driver does."""
+        """Return the present facts of all GPUs. May block as long as the driver does."""
         ...
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         ...
 
 
 def gpu_reader(environment: Mapping[str, str] = os.environ) -> GpuReader:
-    """Return where this node's readings come from.
+    """Return this node's source of GPU readings.
 
     Args:
-        environment: the agent's.
+        environment: the agent's environment.
 
     Returns:
-        The stub if one is named, NVML if it is there, else a node without GPUs.
+        The stub if the environment names one, NVML if it is available, else a source without GPUs.
 
     Raises:
-        StubRefused: a stub is named and this is not local mode.
+        StubRefused: the environment names a stub outside local mode.
     """
     stub = environment.get(STUB_VARIABLE)
     if stub:
@@ -67,10 +67,10 @@ def gpu_reader(environment: Mapping[str, str] = os.environ) -> GpuReader:
 
 
 class NoGpus:
-    """A node without GPUs."""
+    """Source of readings on a node without GPUs."""
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Return nothing (see `GpuReader`)."""
+        """Return no GPUs (see `GpuReader`)."""
         return ()
 
     def close(self) -> None:
@@ -94,14 +94,14 @@ _stub_file = msgspec.json.Decoder(_StubFile)
 
 
 class StubGpus:
-    """GPUs as a file describes them."""
+    """GPUs that a file describes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._last: tuple[GpuFacts, ...] = ()
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Return what the file says now (see `GpuReader`)."""
+        """Return the GPUs of the file's present content (see `GpuReader`)."""
         try:
             found = _stub_file.decode(self._path.read_bytes())
         except FileNotFoundError:
@@ -129,17 +129,17 @@ def _of_stub(gpu: _StubGpu) -> GpuFacts:
 
 
 class _NoNvml(Exception):
-    """There is no library, or no driver."""
+    """The NVML library or the driver is missing."""
 
 
 class NvmlGpus:
-    """GPUs through NVML (`nvidia-ml-py`, imported here and nowhere else)."""
+    """GPUs read through NVML (`nvidia-ml-py`, which only this class imports)."""
 
     def __init__(self) -> None:
         """Open the library.
 
         Raises:
-            _NoNvml: it is not there, or there is no driver.
+            _NoNvml: the library or the driver is missing.
         """
         try:
             import pynvml
@@ -154,7 +154,7 @@ class NvmlGpus:
         self._names: dict[int, str] = {}
         for index in range(pynvml.nvmlDeviceGetCount()):
             self._names[index] = ""
-            with suppress(pynvml.NVMLError):  # it has fallen off already
+            with suppress(pynvml.NVMLError):  # the GPU is already lost
                 self._handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
                 self._names[index] = pynvml.nvmlDeviceGetName(self._handles[index])
         self._events = self._register()
@@ -167,12 +167,12 @@ class NvmlGpus:
         log.info("watching %d GPUs: %s", len(self._names), ", ".join(sorted(set(self._names.values()))))
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Ask the driver (see `GpuReader`)."""
+        """Read all GPUs from the driver (see `GpuReader`)."""
         xids = self._xids()
         return tuple(self._facts(index, tuple(xids.get(index, ()))) for index in self._names)
 
     def close(self) -> None:
-        """Let go of the driver (see `GpuReader`)."""
+        """Close the driver (see `GpuReader`)."""
         if self._events is not None:
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._events)
@@ -201,7 +201,7 @@ class NvmlGpus:
             return GpuFacts(index=index, name=self._names[index], xids=xids, is_lost=True)
 
     def _ask(self, question: Callable[[], _T], unknown: _T) -> _T:
-        """Return the answer, or `unknown` where this GPU has none; that it is lost is raised."""
+        """Return the answer, or `unknown` if this GPU has none. Raises if the GPU is lost."""
         try:
             return question()
         except self._nvml.NVMLError_GpuIsLost:
@@ -210,7 +210,7 @@ class NvmlGpus:
             return unknown
 
     def _register(self) -> Any:
-        """Have the driver tell of Xids; None where it does not."""
+        """Subscribe to Xid events of the driver; return None if it does not support them."""
         nvml = self._nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -222,7 +222,7 @@ class NvmlGpus:
         return events
 
     def _xids(self) -> dict[int, list[int]]:
-        """Return what the driver has told since the last reading, by GPU."""
+        """Return the Xids that the driver has reported since the last reading, by GPU."""
         found: dict[int, list[int]] = {}
         while self._events is not None:
             try:
@@ -230,7 +230,7 @@ class NvmlGpus:
                 found.setdefault(int(self._nvml.nvmlDeviceGetIndex(event.device)), []).append(int(event.eventData))
             except self._nvml.NVMLError_Timeout:
                 break
-            except self._nvml.NVMLError as error:  # of a GPU that is lost: every call on it says so
+            except self._nvml.NVMLError as error:  # a lost GPU: all other calls report it too
                 log.debug("Xids cannot be read: %s", error)
                 break
         return found

@@ -1,7 +1,6 @@
-"""Facts about this node's memory, read from /proc and the memory cgroup; cgroup v1 and v2.
+"""Facts about this node's memory from /proc and the memory cgroup (v1 and v2).
 
-Invariant: only facts; what follows from them is decided elsewhere. What cannot be read is said to be unknown, never
-guessed.
+Invariant: this module returns facts only, and returns None for a fact that cannot be read.
 """
 
 from __future__ import annotations
@@ -14,46 +13,45 @@ from pathlib import Path
 from worker.core.memory_ends import KillCounts
 
 _NO_LIMIT_BYTES = 1 << 60
-"""cgroup v1 writes "no limit" as a number near 2^63."""
+"""Limits from here on mean "no limit": cgroup v1 writes a number near 2^63."""
 _RECORD_BYTES = 16 * 1024
-"""A read of the kernel's log returns one record, which is shorter."""
+"""Buffer for one read of the kernel's log, which returns one shorter record."""
 _OVERWRITTEN_READS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
-    """How much memory there is, bytes."""
+    """Size and availability of memory in bytes."""
 
     total_bytes: int
-    """Of the machine, or of the cgroup where that has a lower limit."""
+    """Memory of the machine, or the cgroup's limit if that is lower."""
     available_bytes: int
-    """What could be allocated now without swapping."""
+    """Memory that could be allocated now without swapping."""
     limit_bytes: int | None = None
-    """Of the cgroup, where it is lower than what the machine has; None: the machine itself is the limit."""
+    """The cgroup's limit if it is lower than the machine's memory; None if the machine is the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """What one process has in memory, in bytes. Pages that it shares with other processes count in full."""
+    """Resident memory of one process in bytes. Pages shared with other processes count in full."""
 
     resident_bytes: int
     peak_bytes: int
-    """The highest `resident_bytes` of its life."""
+    """The highest `resident_bytes` since the process started."""
 
 
 def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
-    """Read how much memory this process and its children can have.
+    """Read how much memory this process and its children can use.
 
-    What a cgroup uses holds the pages of files that it has read. Those that were not used again count as available, as
-    in MemAvailable: the kernel takes them back before it kills. Source: the working set of kubelet's eviction signal
-    `memory.available`.
+    A cgroup's usage includes cached file pages. Inactive ones count as available, as in MemAvailable: the kernel
+    reclaims them before it kills. Source: the working set of kubelet's eviction signal `memory.available`.
 
     Args:
-        proc: where procfs is mounted.
-        cgroups: where cgroups are mounted.
+        proc: mount point of procfs.
+        cgroups: mount point of cgroups.
 
     Returns:
-        The facts, the cgroup's limit taken into account.
+        The facts, with the cgroup's limit applied.
     """
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total = _kib(fields["MemTotal"])
@@ -71,20 +69,20 @@ def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgrou
 
 
 def tmpfs_free_bytes(folder: Path) -> int:
-    """Return what can still be written below a folder by this user."""
+    """Return the bytes that this user can still write below a folder."""
     facts = os.statvfs(folder)
     return facts.f_bavail * facts.f_frsize
 
 
 def slot_memory_bytes(slots: Path, *, beside_bytes: int) -> int:
-    """Return what slots in a folder may take: what there is room for, and no more than half of the memory, ranks need some too.
+    """Return how many bytes the slots may take: the room on tmpfs, at most half of the node's memory.
 
-    Slots that an earlier agent has left there count as room: they are the next one's. So every agent of a node says the
-    same.
+    Slots of an earlier agent count as room, because the next agent takes them over. So all agents of a node return the
+    same number.
 
     Args:
-        slots: the folder, on tmpfs; it need not exist yet.
-        beside_bytes: of a tmpfs of the folder's own, what is not for slots.
+        slots: the folder on tmpfs; it need not exist yet.
+        beside_bytes: bytes of the folder's own tmpfs that are not for slots.
 
     Returns:
         Bytes.
@@ -98,14 +96,14 @@ def slot_memory_bytes(slots: Path, *, beside_bytes: int) -> int:
 
 
 def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None:
-    """Read what a process has in memory. One small read; needs no privilege.
+    """Read a process's resident memory. One small read that needs no privilege.
 
     Args:
-        pid: of the process.
-        proc: where procfs is mounted.
+        pid: the process.
+        proc: mount point of procfs.
 
     Returns:
-        None once the process has ended or its memory is being torn down.
+        None once the process has ended or its memory is being freed.
     """
     try:
         fields = dict(line.partition(":")[::2] for line in (proc / str(pid) / "status").read_text().splitlines())
@@ -117,30 +115,32 @@ def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None
 
 
 def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Read how often the kernel has killed for want of memory: in this process's cgroup if that counts, else on the machine.
+    """Read the number of out-of-memory kills in this process's cgroup, or on the machine without such a cgroup.
 
-    The node's health compares two readings; the number itself means nothing.
+    The node's health compares two readings; the number alone has no meaning.
 
     Args:
-        proc: where procfs is mounted.
-        cgroups: where cgroups are mounted.
+        proc: mount point of procfs.
+        cgroups: mount point of cgroups.
 
     Returns:
-        The count, or None if nobody counts.
+        The count, or None if the kernel keeps none.
     """
     counts = kill_counts(proc, cgroups)
     return counts.node if counts.cgroup is None else counts.cgroup
 
 
 def kill_counts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> KillCounts:
-    """Read both counters of kills for lack of memory: of this process's memory cgroup, which is that of its ranks, and of the machine.
+    """Read both counts of out-of-memory kills: of this process's memory cgroup and of the machine.
+
+    The ranks are in the same memory cgroup as this process.
 
     Args:
-        proc: where procfs is mounted.
-        cgroups: where cgroups are mounted.
+        proc: mount point of procfs.
+        cgroups: mount point of cgroups.
 
     Returns:
-        The counts. A cgroup that is the whole machine counts as none.
+        The counts; the root cgroup, which covers the whole machine, is not counted as a cgroup.
     """
     own = _memory_cgroup(proc, cgroups)
     of_group = group_kill_count(own) if own is not None and own != cgroups / "memory" else None
@@ -148,26 +148,26 @@ def kill_counts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 
 
 def group_kill_count(group: Path) -> int | None:
-    """Read how often the kernel has killed for lack of memory in one cgroup.
+    """Read the number of out-of-memory kills in one cgroup.
 
     Args:
-        group: the folder of the cgroup.
+        group: folder of the cgroup.
 
     Returns:
-        The count, or None where that cgroup counts no memory.
+        The count, or None if the cgroup does not account memory.
     """
     counts = (_counts(group / name).get("oom_kill") for name in ("memory.events", "memory.oom_control"))
     return next((count for count in counts if count is not None), None)
 
 
 def kernel_log(path: Path = Path("/dev/kmsg")) -> str:
-    """Read what the kernel has logged and still keeps. Needs CAP_SYSLOG where `kernel.dmesg_restrict` is 1.
+    """Read the kernel's log. Needs CAP_SYSLOG where `kernel.dmesg_restrict` is 1.
 
     Args:
         path: the kernel's log device, or a file with such records.
 
     Returns:
-        One record per line; empty where the log may not be read.
+        One record per line; empty if the log may not be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -209,13 +209,13 @@ def _memory_cgroup(proc: Path, cgroups: Path) -> Path | None:
 
 
 def _inactive_file_bytes(group: Path) -> int:
-    """Return the pages of files in a cgroup and below that were not used again; cgroup v1 sums up under another name."""
+    """Return the inactive file pages of a cgroup and its children; cgroup v1 names the sum differently."""
     counts = _counts(group / "memory.stat")
     return counts.get("total_inactive_file", counts.get("inactive_file", 0))
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """Read a file of names and numbers; one that is not there is empty."""
+    """Read a file of names and numbers; empty if the file does not exist."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""Watches this node's health: one reading a second, in a thread of its own, judged and shown to the agent.
+"""The health watch of a node: one reading per second in a thread of its own, judged and reported to the agent.
 
-A driver or a disk that does not answer holds up this thread and nothing else; that it does is itself a fault.
+A driver or disk that does not answer blocks only this thread, and the silence itself becomes a fault.
 
-Invariant: the agent's loop never waits for a reading, and hears only of changes.
+Invariant: the agent's loop never waits for a reading, and is called only when the faults change.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PERIOD_SECONDS = 1.0
 _BUSY_READINGS = 10
 _CLOSE_SECONDS = 1.0
 _SILENT = {"gpu": FaultCode.GPU_SILENT, "disk": FaultCode.DISK_SILENT}
-"""By what the thread asks."""
+"""Fault code for each kind of device that may not answer."""
 _T = TypeVar("_T")
 
 
 class HealthWatch:
-    """One per agent. `start` first, `close` last."""
+    """The health watch of one agent. Call `start` first and `close` last."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class HealthWatch:
         monotonic: Callable[[], float] = time.monotonic,
         period_seconds: float = PERIOD_SECONDS,
     ) -> None:
-        """Nothing is read yet.
+        """Create the watch; nothing is read yet.
 
         Args:
-            gpus: where readings of GPUs come from; closed here.
+            gpus: source of GPU readings; the watch closes it.
             state: the agent's state directory.
             slots: the node's tmpfs.
-            monotonic: seconds of a clock that never jumps.
-            period_seconds: between two readings.
+            monotonic: returns seconds of a monotonic clock.
+            period_seconds: seconds between two readings.
         """
         self._gpus = gpus
         self._state = state
@@ -61,27 +61,27 @@ class HealthWatch:
         self._usage = NodeUsage()
         self._busy: dict[int, deque[float]] = {}
         self._asked: tuple[str, float] | None = None
-        """What the thread is asking now, and since when."""
+        """The device that the thread is reading now, and since when; None between readings."""
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """Begin to read.
+        """Start the readings.
 
         Args:
-            on_change: called in the thread whenever the faults have changed.
+            on_change: called in the watch's thread whenever the faults have changed.
         """
         self._thread = threading.Thread(target=self._run, args=(on_change,), name="node health", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. One that waits for a driver is left to it: it is a daemon and holds nothing of ours."""
+        """End the thread. A thread that waits for a driver is abandoned; it is a daemon thread."""
         self._ends.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
     def faults(self) -> tuple[NodeFault, ...]:
-        """Return what is wrong now; for the report."""
+        """Return the present faults, for the report."""
         asked = self._asked
         if asked is None or self._monotonic() - asked[1] <= DEVICE_SILENT_SECONDS:
             return self._health.faults
@@ -90,15 +90,15 @@ class HealthWatch:
         return (*self._health.faults, NodeFault(code=_SILENT[what], message=words, is_permanent=False, device=what))
 
     def gpu_percent(self, index: int) -> float | None:
-        """Return how busy a GPU was at the most in the last ten readings; None where that is not known."""
+        """Return a GPU's highest load of the last ten readings in percent; None if unknown."""
         return max(self._busy.get(index, ()), default=None)
 
     def usage(self) -> NodeUsage:
-        """Return what the devices have done by the last reading; for charts."""
+        """Return the use of the devices at the last reading, for charts."""
         return self._usage
 
     def look(self) -> bool:
-        """Take one reading and judge it; say whether the faults have changed. Called by the thread."""
+        """Take one reading, judge it, and return whether the faults have changed. Called by the thread."""
         gpus = self._ask("gpu", self._gpus.read)
         for gpu in gpus:
             readings = self._busy.setdefault(gpu.index, deque(maxlen=_BUSY_READINGS))
@@ -138,7 +138,7 @@ class HealthWatch:
             try:
                 if self.look():
                     on_change()
-            except Exception as error:  # at the loop's top: what one reading raises must not end the watch
+            except Exception as error:  # top of the loop: an exception in one reading must not end the watch
                 if str(error) != trouble:
                     trouble = str(error)
                     log.exception("the node's health cannot be read")
