@@ -1,15 +1,15 @@
-"""When a job that keeps failing alike is given up, and what is changed once before that.
+"""Breakers: when to give up a job that fails repeatedly, and which changes to try first.
 
-    the same failure MaxAttempts times      was the place ever passed?      no: the node first, then the state
-                                                                            yes, or it alone holds committed steps: the
-                                                                            state first, then the node
-    the node    the failing rank's node is left and a spare takes over: a bad node, or a bad script?
-    the state   the base that it failed from twice is left out and an older one is taken: a bad state, or a bad script?
+    the same failure MaxAttempts times      was the step ever passed?      no: first the node, then the state
+                                                                           yes, or the node alone holds committed
+                                                                           steps: first the state, then the node
+    the node    a spare takes over the failing rank's node: is it a bad node, or a bad script?
+    the state   the base of the last two failures is skipped, and an older one used: a bad state, or a bad script?
 
-Each change buys one more attempt, each is made once, and only where it can be made: with a spare, with another state
-than the script's own initial one to go on from. What still fails after that is the script.
+Each change allows one more attempt, and each is made at most once. A change of node needs a spare. A change of state
+needs an older state other than the script's initial one. If the job still fails after that, the script is at fault.
 
-A failure counts until training is further than it ever was before that failure.
+A failure counts until training passes the highest step that it had reached before that failure.
 
 Invariant: `rule` gives up after at most MaxAttempts + 2 failures that look alike.
 """
@@ -26,11 +26,20 @@ from control_plane.core.observed.jobs import JobSpec, Trial
 from everstep.protocol.ids import Generation, Step
 
 NO_PROGRESS_TIMES = 3
-"""This many times `max_attempts` failures without a new highest step, whatever they look like, are a loop too."""
+"""Limit for failures without a new highest step, in units of `max_attempts`.
+
+It applies even if the failures differ.
+"""
 
 
 class Course(StrEnum):
-    """How it goes on. AGAIN: as before. OTHER_NODE, OLDER_STATE: with one thing changed. GIVE_UP: not at all."""
+    """How a job continues after a failure.
+
+    - AGAIN: unchanged.
+    - OTHER_NODE: with another node.
+    - OLDER_STATE: from an older state.
+    - GIVE_UP: the job fails.
+    """
 
     AGAIN = "again"
     OTHER_NODE = "other_node"
@@ -40,11 +49,11 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What the breakers say."""
+    """The decision of the breakers."""
 
     course: Course
     why: str = ""
-    """A sentence; empty for AGAIN."""
+    """A sentence. Empty for AGAIN."""
 
 
 def rule(
@@ -56,19 +65,18 @@ def rule(
     older_base: Step,
     is_sole_holder: bool = False,
 ) -> Ruling:
-    """Return how a job goes on after its last failure.
+    """Return how a job continues after its last failure.
 
     Args:
-        failures: oldest first; all are of the job's own making, none is the consequence of a lost node.
-        trials: what was changed so far.
-        spec: with `max_attempts`.
-        has_spare: a node is there to take over, from another state than the script's own initial one.
-        older_base: the newest state older than the base of the last failure that every rank can get; 0 where there is
-            none.
-        is_sole_holder: committed steps are lost with the node of the last failure: it is changed last.
+        failures: failures that count as the job's own, oldest first. None is the consequence of a lost node.
+        trials: changes tried so far.
+        spec: the job's specification, with `max_attempts`.
+        has_spare: a node can take over, from a state other than the script's initial one.
+        older_base: the newest state older than the last failure's base that every rank can get, or 0.
+        is_sole_holder: leaving the last failure's node would lose committed steps, so the node is changed last.
 
     Returns:
-        The course, with the figures and the last failure in words.
+        The ruling, with the figures and the last failure in words.
     """
     attempts = max(1, spec.max_attempts)
     if not failures:
@@ -98,26 +106,28 @@ def rule(
 def remembered(
     failures: Sequence[FailureRecord], failure: FailureRecord | None, spec: JobSpec
 ) -> tuple[FailureRecord, ...]:
-    """Return the breakers' memory with one more failure, as long as it can matter."""
+    """Return the failures to store, with one more failure, without entries that can no longer matter."""
     longer = [*failures, failure] if failure is not None else list(failures)
     return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
 
 
 def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple[FailureRecord, ...]:
-    """Return the breakers' memory without the failures of a generation that turned out to be the consequence of a lost node."""
+    """Return the failures without those of one generation, because a lost node caused them."""
     return tuple(failure for failure in failures if failure.generation != generation)
 
 
 def still_ahead(failures: Sequence[FailureRecord], generation: Generation, boundary: Step) -> tuple[FailureRecord, ...]:
-    """Return the breakers' memory without the failures that training has left behind: only without progress are failures a loop.
+    """Return the failures that training has not passed yet.
+
+    Repeated failures count only without progress.
 
     Args:
         failures: oldest first.
-        generation: that runs.
-        boundary: that all its ranks have passed.
+        generation: the running generation.
+        boundary: the boundary that all its ranks have passed.
 
     Returns:
-        Those after which nothing new was reached yet.
+        The failures after which training has reached no new highest step.
     """
     return tuple(
         failure for failure in failures if generation <= failure.generation or boundary <= failure.max_boundary
@@ -125,15 +135,15 @@ def still_ahead(failures: Sequence[FailureRecord], generation: Generation, bound
 
 
 def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> tuple[Trial, ...]:
-    """Return the trials that have told: training is beyond the place of their failure, in a later generation than that.
+    """Return the trials that succeeded.
 
     Args:
-        trials: what was changed.
-        generation: that runs.
-        boundary: that all its ranks have passed.
+        trials: the changes tried so far.
+        generation: the running generation.
+        boundary: the boundary that all its ranks have passed.
 
     Returns:
-        Those whose change is what helped.
+        The trials whose failure a later generation has passed.
     """
     return tuple(
         trial
@@ -143,19 +153,19 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 
 
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
-    """Return OTHER_NODE if it was one node's ranks that failed each time, and nothing was tried about it."""
+    """Return OTHER_NODE if the same node failed each time and no other node was tried."""
     is_one_node = alike[-1].node_id is not None and len({failure.node_id for failure in alike}) == 1
     return Course.OTHER_NODE if has_spare and is_one_node and all(trial.kind != "node" for trial in tried) else None
 
 
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
-    """Return OLDER_STATE if the last two attempts began with the same state, and nothing was tried about it."""
+    """Return OLDER_STATE if the last two attempts had the same base and no older state was tried."""
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0
     return Course.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None
 
 
 def _alike(failures: Sequence[FailureRecord]) -> list[FailureRecord]:
-    """Return the failures at the end that look like the last one."""
+    """Return the latest failures that look like the last one."""
     alike: list[FailureRecord] = []
     for failure in reversed(failures):
         if not _looks_like(failure, failures[-1]):

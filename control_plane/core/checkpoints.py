@@ -1,8 +1,8 @@
-"""When a set of uploaded shards becomes a checkpoint.
+"""Checkpoints: when uploaded shards become one, and which checkpoints are surplus.
 
-Invariant: a manifest is put only for a step of which every rank's shard is complete in S3, was reported in the newest
-generation, and lies on its path. It is put last, and named by (generation, step), so the same set never makes two. The
-newest checkpoint and what is needed are never surplus.
+Invariant: a manifest is written only for a step whose shards are all complete in S3, were reported in the newest
+generation, and are on its path. The manifest is written last. Its name is (generation, step), so the same shards never
+make two checkpoints. The newest checkpoint and needed checkpoints are never surplus.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 
 
 class CheckpointStatus(StrEnum):
-    """Where a checkpoint stands.
+    """The status of a checkpoint.
 
-    UPLOADING: shards of it are in S3, not all. COMPLETE: its manifest is, too. DELETING: nobody restores from it, its
-    objects are being deleted. DELETED: they are gone.
+    - UPLOADING: some of its shards are in S3.
+    - COMPLETE: its manifest is in S3 too.
+    - DELETING: no job restores from it, and the control plane deletes its objects.
+    - DELETED: its objects are deleted.
     """
 
     UPLOADING = "Uploading"
@@ -34,7 +36,10 @@ class CheckpointStatus(StrEnum):
 
 
 class Verification(StrEnum):
-    """What is known of a checkpoint's objects by reading them back. VERIFYING: they are being read."""
+    """The result of reading a checkpoint's objects back.
+
+    VERIFYING: the reading is in progress.
+    """
 
     NOT_VERIFIED = "NotVerified"
     VERIFYING = "Verifying"
@@ -44,31 +49,31 @@ class Verification(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCheckpoint:
-    """A complete checkpoint, as far as it matters for whether it stays."""
+    """A complete checkpoint, with the facts that decide whether it is kept."""
 
     generation: int
     step: int
     completed_at: float
-    """Unix time."""
+    """Unix seconds."""
     is_needed: bool
-    """Pinned, being read back, or what the job would be restored from."""
+    """The checkpoint is pinned, being read back, or the next restore of the job."""
     is_counted: bool
-    """Among those that a job keeps by number; pinned ones are kept besides."""
+    """The checkpoint counts towards the job's limit. Pinned checkpoints do not."""
 
 
 def surplus(
     kept: Sequence[KeptCheckpoint], max_count: int | None, max_age_seconds: int | None, now: float
 ) -> tuple[tuple[int, int], ...]:
-    """Return what a job keeps no longer.
+    """Return the checkpoints that a job no longer keeps.
 
     Args:
-        kept: its complete checkpoints.
-        max_count: the newest so many stay; None: any number.
-        max_age_seconds: older ones go; None: none for its age.
+        kept: the job's complete checkpoints.
+        max_count: how many of the newest checkpoints stay. None: all.
+        max_age_seconds: age limit. None: no limit.
         now: Unix seconds.
 
     Returns:
-        Generation and step of each, the oldest step first; never the newest.
+        Generation and step of each surplus checkpoint, oldest step first. Never the newest checkpoint.
     """
     newest_first = sorted(kept, key=lambda each: (each.step, each.generation), reverse=True)
     counted = [each for each in newest_first if each.is_counted]
@@ -89,17 +94,18 @@ def due(
     known: Iterable[CheckpointRecord],
     dropped: Collection[tuple[Generation, Step]] = (),
 ) -> tuple[PutManifest, ...]:
-    """Return the manifests to put now.
+    """Return the manifests to write now.
 
     Args:
-        plan: of the newest generation.
-        reports: of its members, of that generation.
+        plan: the plan of the newest generation.
+        reports: its members' reports about that generation.
         lineage: all generations with a plan.
         known: the complete checkpoints.
-        dropped: generation and step of those that a person has deleted: agents report their shards all the same.
+        dropped: generation and step of each checkpoint that a person has deleted. Agents still report their shards.
 
     Returns:
-        One for each step whose shards are all there and on the path, oldest step first; none that is known already.
+        One manifest per step whose shards are all in S3 and on the path, oldest step first. Complete and deleted
+        checkpoints are excluded.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)
@@ -117,7 +123,7 @@ def due(
 def newest_restorable(
     known: Iterable[CheckpointRecord], lineage: Iterable[GenerationRecord], generation: Generation
 ) -> CheckpointRecord | None:
-    """Return the newest checkpoint that a generation's job could go on from, or None.
+    """Return the newest checkpoint from which a job could resume, or None.
 
     Args:
         known: the complete checkpoints.
@@ -125,7 +131,7 @@ def newest_restorable(
         generation: the newest of them.
 
     Returns:
-        The newest whose every shard lies on the path that led to that generation.
+        The newest checkpoint whose shards are all on the path to that generation.
     """
     path = recovery.path_of(lineage, generation)
     found = [
@@ -137,7 +143,10 @@ def newest_restorable(
 
 
 def upload_seconds(reports: Mapping[NodeId, MemberReport]) -> float | None:
-    """Return how long the slowest shard of the newest uploaded step took, or None where none was measured."""
+    """Return how long the slowest shard of the newest uploaded step took.
+
+    None if no upload was measured.
+    """
     timed = [upload for report in reports.values() for upload in report.uploads if upload.upload_seconds > 0]
     newest = max((upload.step for upload in timed), default=NO_STEP)
     return max((upload.upload_seconds for upload in timed if upload.step == newest), default=None)

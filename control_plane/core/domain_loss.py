@@ -1,10 +1,9 @@
-"""What the loss of whole failure domains does to the shards of a job: exact, for a given placement.
+"""The effect of losing whole failure domains on a job's shards: exact, for a given placement.
 
-    every shard is an edge between the domains of its holders; it is lost when all of them are
-    edges that share no domain, directly or through others, are independent: their numbers multiply
+    every shard is an edge between the domains of its holders; it is lost when all of them are lost
+    edges without a common domain, direct or through other edges, are independent: their counts multiply
 
-Invariant: nodes whose domain is not known count as domains of their own; nodes that hold nothing, an owner that is gone
-among them, count as none.
+Invariant: a node with an unknown domain counts as its own domain. Domains of nodes that hold no shard do not count.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from control_plane.errors import ImpossiblePlacement, TooManyCases
 from everstep.protocol.ids import NodeId
 
 MAX_CASES = 20_000
-"""Partial losses that are kept apart at once.
+"""Limit for the number of partial losses that the count tracks at once.
 
-Every placement over sixteen domains stays below it, and every loss of two.
+Every placement over sixteen domains, and every loss of two domains, stays below it.
 """
 
 Domain = str
@@ -29,39 +28,41 @@ Edge = frozenset[Domain]
 
 
 def fatal_domains(placement: Placement, domains: Mapping[NodeId, str]) -> tuple[str, ...]:
-    """Return the failure domains whose loss alone would take all copies of some shard.
+    """Return the failure domains whose loss alone would destroy all copies of some shard.
 
     Args:
-        placement: of the job.
-        domains: failure domain of each node; nodes not named are left out.
+        placement: the placement of the job.
+        domains: the failure domain of each node. Nodes without an entry are ignored.
 
     Returns:
-        Their names, sorted; empty when every shard has a copy elsewhere, or where that is not known.
+        Domain names, sorted. Empty if every shard has a copy in another domain, or domains are unknown.
     """
     alone = {domain for edge in _edges(placement, domains) if len(edge) == 1 for domain in edge}
     return tuple(sorted(alone & set(domains.values())))
 
 
 def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lost_count: int) -> float:
-    """Return the probability that every shard survives the simultaneous loss of whole domains, all sets of domains equally likely.
+    """Return the probability that every shard survives a simultaneous loss of whole domains.
+
+    All sets of `lost_count` domains are equally likely.
 
     Args:
-        placement: of the job.
-        domains: failure domain of each node; a node that is not named is a domain of its own.
-        lost_count: k, how many domains are lost.
+        placement: the placement of the job.
+        domains: the failure domain of each node. A node without an entry is its own domain.
+        lost_count: k, the number of lost domains.
 
     Returns:
-        A probability, exact.
+        The exact probability.
 
     Raises:
-        ImpossiblePlacement: more domains are lost than there are.
-        TooManyCases: the placement ties so many domains together that counting takes too long.
+        ImpossiblePlacement: more domains are lost than exist.
+        TooManyCases: the placement links so many domains that counting takes too long.
     """
     count = domain_count(placement, domains)
     if not 0 <= lost_count <= count:
         raise ImpossiblePlacement(f"{lost_count} lost domains and {count} domains do not fit together")
     edges = _edges(placement, domains)
-    if frozenset() in edges:  # nobody is left who holds it
+    if frozenset() in edges:  # a shard without holders
         return 0.0
     fatal = {domain for edge in edges if len(edge) == 1 for domain in edge}
     return _survivable({edge for edge in edges if not edge & fatal}, count - len(fatal), lost_count) / comb(
@@ -70,7 +71,7 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
 
 
 def domain_count(placement: Placement, domains: Mapping[NodeId, str]) -> int:
-    """Return over how many domains those are spread who hold something: the domains that can still be lost."""
+    """Return the number of domains that hold shards, and so can be lost."""
     return len(frozenset().union(*_edges(placement, domains)))
 
 
@@ -83,7 +84,7 @@ def _edges(placement: Placement, domains: Mapping[NodeId, str]) -> set[Edge]:
 
 
 def _survivable(edges: set[Edge], count: int, lost: int) -> int:
-    """Return how many sets of `lost` of `count` domains leave something of each edge."""
+    """Return how many sets of `lost` of `count` domains leave at least one domain of each edge."""
     fatal = {edge for edge in edges if len(edge) <= lost}
     if all(len(edge) == lost for edge in fatal):
         return comb(count, lost) - len(fatal)
@@ -94,7 +95,7 @@ def _survivable(edges: set[Edge], count: int, lost: int) -> int:
 
 
 def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
-    """Return the edges in groups that share no domain."""
+    """Return the edges in groups that share no domain with each other."""
     touching: defaultdict[Domain, list[Edge]] = defaultdict(list)
     for edge in edges:
         for domain in edge:
@@ -103,7 +104,7 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
     for first in sorted(edges, key=sorted):
         reached = [first] if first in left else []
         left.discard(first)
-        for edge in reached:  # grows while it is read: breadth first, so that neighbours stay close
+        for edge in reached:  # the list grows during the loop: breadth-first order keeps neighbours close
             near = sorted({each for domain in edge for each in touching[domain]} & left, key=sorted)
             left.difference_update(near)
             reached += near
@@ -113,10 +114,10 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 
 
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
-    """Return the number of domains of a component and, by how many of them are lost (at most `most`), how many ways leave each edge one.
+    """Return a component's domain count, and the number of survivable losses by lost domains.
 
-    Domain after domain is lost or lives. What matters of those before are the edges that may still be lost whole: a set
-    of bits.
+    A loss is survivable if every edge keeps a domain. At most `most` domains are lost. The function processes the
+    domains in order, each lost or alive. The state is a bit set of the edges whose domains so far are all lost.
     """
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}
@@ -146,7 +147,7 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
 
 
 def _times(one: Sequence[int], other: Sequence[int], most: int) -> list[int]:
-    """Multiply two polynomials; powers above `most` are left out."""
+    """Return the product of two polynomials without powers above `most`."""
     product = [0] * min(len(one) + len(other) - 1, most + 1)
     for i, a in enumerate(one):
         for j, b in enumerate(other[: len(product) - i]):

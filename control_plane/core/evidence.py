@@ -1,19 +1,19 @@
-"""What signals prove about a node (docs/design.md#failures).
+"""The verdict on a node, from the signals about it (docs/design.md#failures).
 
-    AWS says ended                                           gone at once
-    a typed fault of its own live agent                      gone: the node says so itself; while steps advance, or none are due: impaired
-    control link silent + data plane silent                  gone: two classes
-    control link silent + a status check impaired            gone: two classes; a check that fails while the agent is heard means nothing
-    one class alone for T_max                                gone; while steps advance: impaired if its agent is heard, else wait
-    one class, shorter                                       wait
-    steps advance without it having been heard               alive: its ranks make boundaries that others report
+    AWS reports the instance ended                           GONE at once
+    the node's own live agent reports a typed fault          GONE; while steps advance or no rank runs yet: IMPAIRED
+    control link silent + data plane silent                  GONE: two classes of evidence
+    control link silent + a failed status check              GONE: two classes; a failed check alone proves nothing
+    one class alone for T_max                                GONE; while steps advance: IMPAIRED if its agent reports,
+                                                             else UNCLEAR
+    one class, shorter                                       UNCLEAR
+    steps advance while the node is silent                   ALIVE: other members report boundaries of its ranks
 
-An impaired member works, and is left at a stop that all ranks agree upon, once another node is there to take over (ADR
-0016).
+A job leaves an impaired member at an agreed stop, once another node can take over (ADR 0016).
 
-Invariant: every verdict but ALIVE names its evidence in sentences; silence is never counted from before this control
-plane could have heard; nobody is gone while steps advance, unless AWS says so. *Blind is not dead*: while most of a
-fleet is silent and AWS says that it runs, silence proves nothing.
+Invariant: every verdict except ALIVE contains its evidence in sentences. Silence counts only while this control plane
+could have received a report. While steps advance, only AWS's report makes a node GONE. While most of a fleet is silent
+and AWS reports it running, silence proves nothing ("blind is not dead").
 """
 
 from __future__ import annotations
@@ -32,19 +32,31 @@ from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from everstep.protocol.plan import Timeouts
 
 NODE_FAULTS = frozenset({FaultCode.RANKS_NOT_GONE})
-"""Faults of a live agent that make its node unusable; other faults are the job's."""
+"""Faults in a job's report that make the node unusable. All other faults there are the job's own."""
 COUNTER_EVIDENCE_BOUNDARIES = 2
-"""Boundaries completed since a silence began that prove the silent node's ranks alive: one may still have been under way."""
+"""Boundaries completed during a silence that prove the silent node's ranks alive.
+
+One boundary is not enough, because it may have been under way when the silence began.
+"""
 WATCHED_FROM_LEASES = 2 / 3
-"""From so much of a lease on, a silence is followed: whether steps advance meanwhile has to be known by the time that it counts."""
+"""Fraction of a lease from which a silence is tracked.
+
+The control plane must already know whether steps advance when the silence begins to count.
+"""
 BLIND_FLEET_SIZE = 3
-"""From this many nodes on, most of them falling silent at once says more about the observer than about them."""
+"""Smallest fleet for which a silent majority makes the fleet blind.
+
+A majority that falls silent at once indicates a problem of the control plane rather than of the nodes.
+"""
 
 
 class Standing(StrEnum):
-    """What the evidence proves. ALIVE: use it. UNCLEAR: wait, and use it. IMPAIRED: use it until an agreed stop.
+    """The conclusion from the evidence about a node.
 
-    GONE: do without it.
+    - ALIVE: use the node.
+    - UNCLEAR: wait, and use the node.
+    - IMPAIRED: use the node until an agreed stop.
+    - GONE: continue without the node.
     """
 
     ALIVE = "alive"
@@ -55,35 +67,35 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is proven about one node, and by what."""
+    """The conclusion about one node, with its evidence."""
 
     node_id: NodeId
     standing: Standing
     evidence: str = ""
     cause: Cause = Cause.NODE_UNREACHABLE
-    """What a GONE node means for its job."""
+    """The cause of the incident if the node is GONE."""
     is_final: bool = False
-    """Nothing that is still to be heard can make it a member again."""
+    """No later report can make the node a member again."""
     may_terminate: bool = False
-    """AWS's word, or a typed fault that the live agent reported itself."""
+    """AWS's report or a typed fault from the node's own live agent permits termination."""
     remedy: Remedy | None = None
-    """What is to be done about the node; None: see `Exclusion.remedy`."""
+    """The action for the node. None: see `Exclusion.remedy`."""
     what: str = ""
-    """The fault by its name, where there is one."""
+    """The name of the fault, if there is one."""
     since: float | None = None
-    """Unix seconds: since when nothing spoke for the node any more, where its silence is what is judged."""
+    """For a silent node: the last sign that it was alive, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far training is, from the reports of all members but the one that is judged."""
+    """The progress of training, from the reports of all members except the judged one."""
 
     boundary: Step
     committed: Step
     stepped_at: float | None = None
-    """Unix seconds, by the ranks' own stamps: when the first of them passed that boundary.
+    """When the first rank passed that boundary, in Unix seconds, by the ranks' own time stamps.
 
-    None where nobody has told.
+    None if no rank reported it.
     """
 
 
@@ -101,25 +113,25 @@ def judge(
     is_launching: bool = False,
     is_blamed: bool = True,
 ) -> Verdict:
-    """Return what is proven about a node.
+    """Return the verdict on a node.
 
     Args:
-        node: as observed.
-        silence: since when it has been silent while no steps advanced, or None while it is not silent.
-        stepped_at: Unix seconds: when the newest boundary that others report was passed. Steps that were made after its
-            last word spoke for it, too.
-        out_of_view: other members report that its replicas stopped answering: the data plane's evidence.
-        is_blind: most of its fleet is silent.
+        node: the node as observed.
+        silence: the node's tracked silence, or None while the node reports.
+        stepped_at: Unix seconds when the newest boundary in other members' reports was passed. Steps after the node's
+            last
+            report are evidence that it was alive.
+        out_of_view: other members report that the node's replicas do not answer: the data plane's evidence.
+        is_blind: most of the fleet is silent.
         now: Unix seconds.
         timeouts: the ladder.
-        impairment: since when something has been wrong with it although its agent is heard, or None.
-        is_training: its generation's ranks run. Their steps count as advancing until none was made for T_max.
-        is_launching: it was a member, and no rank runs yet: what is wrong with it takes nothing from what its memory
-            holds.
-        is_blamed: of the members out of view it is the one to be left, see `blamed`.
+        impairment: the node's tracked problem although its agent reports, or None.
+        is_training: the ranks of its generation run. Steps count as advancing until none was completed for T_max.
+        is_launching: it was a member, and no rank runs yet. A fault then does not affect the shards in its memory.
+        is_blamed: of the members out of view, this one is to be left; see `blamed`.
 
     Returns:
-        ALIVE, UNCLEAR, IMPAIRED or GONE; unless ALIVE, with the evidence in a sentence.
+        The verdict. Unless it is ALIVE, it contains the evidence as a sentence.
     """
     if node.instance is InstanceCondition.ENDED:
         words = f"EC2 reports {node.node_id} as {node.instance_words or 'ended'}"
@@ -151,7 +163,8 @@ def judge(
         ):
             return _out_of_view(node, impairment, now, timeouts)
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
-    lasted = min(now - silence.since, node.silent_seconds)  # `now` may be stepped, the age of the last word is not
+    # the clock may be stepped; the age of the last report is monotonic
+    lasted = min(now - silence.since, node.silent_seconds)
     words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
     silent = Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words, since=spoken_for)
@@ -173,9 +186,9 @@ def judge(
 def _own_word(
     node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool
 ) -> Verdict | None:
-    """Return the verdict on a node whose own agent reports a fault that it must leave its job for; only a live agent's word counts.
+    """Return the verdict on a node whose live agent reports a fault that forces its job to leave, or None.
 
-    A node that cannot be rid of its old ranks can promise nothing, and so is of no use to a launch.
+    A node that cannot end its old ranks cannot promise a generation, so a launch cannot use it.
     """
     if is_silent(node, timeouts):
         return None
@@ -202,9 +215,10 @@ def _own_word(
 
 
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
-    """Return the verdict on a node whose agent is heard and whose replicas do not answer: one class of evidence, which has to last.
+    """Return the verdict on a node whose agent reports but whose replicas do not answer.
 
-    Never final: it may be the only one to hold its own shards, so it is left only where that costs no committed step.
+    This is one class of evidence, so it must last for T_max. The verdict is never final: the node may hold the only
+    copy of its own shards. A job leaves it only if that costs no committed step.
     """
     lasted = now - impairment.since
     words = f"the replicas on {node.node_id} have not answered their owners for {lasted:.0f} s"
@@ -214,38 +228,41 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
         node_id=node.node_id,
         standing=Standing.GONE,
         evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent is heard",
-        remedy=Remedy.RETIRE,  # that its agent is heard says nothing about its replicas: a person has to look
+        remedy=Remedy.RETIRE,  # the agent's reports prove nothing about the replicas, so a person decides
     )
     return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict
 
 
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
-    """Say whether steps still advance: one that is not followed yet has had no time to show that they do not."""
+    """Return whether steps still advance.
+
+    Without a tracked impairment, there was no time yet to show the contrary.
+    """
     return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 
 
 def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
-    """Say whether a node's control link has been silent for longer than its lease."""
+    """Return whether a node's control link has been silent for longer than its lease."""
     return node.silent_seconds > timeouts.lease_seconds
 
 
 def unvouched(
     nodes: Collection[NodeObserved], *, committed_at: float | None, now: float, timeouts: Timeouts
 ) -> frozenset[NodeId]:
-    """Return whose last word of the shards that it owns is worth nothing any more: it is silent, and no step was committed for as long.
+    """Return the silent nodes whose last reports about their own shards no longer count.
 
-    A shard that its owner saw whole is not protected by that: an agent that stands still neither seals nor votes, and
-    where it coordinates, nobody is asked to. What is committed all the same has every owner's vote, however long the
-    control plane has not heard of one.
+    A node is in the result if it is silent and no step was committed during its silence. An agent that hangs neither
+    seals nor votes, so its shards are unprotected even if its last report showed all copies. A commit proves that every
+    owner voted, even an owner that the control plane cannot reach.
 
     Args:
-        nodes: of a job that trains.
-        committed_at: Unix seconds of its newest commit; None: there is none.
+        nodes: the nodes of a training job.
+        committed_at: Unix seconds of the newest commit, or None.
         now: Unix seconds.
         timeouts: the ladder.
 
     Returns:
-        Their ids.
+        Node ids.
     """
     if committed_at is not None and now - committed_at <= timeouts.lease_seconds:
         return frozenset()
@@ -259,22 +276,22 @@ def track_silences(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Silence, ...]:
-    """Return the silences that are followed; those shorter than a lease do not count yet.
+    """Return the tracked silences. A silence shorter than a lease does not count yet.
 
-    A silence begins with the node's last word, and begins anew whenever two boundaries were completed during it: they
-    prove that its ranks live. The last word is up to a third of a lease old when a node dies, so steps are compared
-    from a little later on. Of a silence that is found later than that, because nobody looked, the time before counts
-    for no more: nobody saw whether steps were made in it.
+    A silence begins with the node's last report. It begins again whenever training completes two boundaries during it,
+    because they prove the node's ranks alive. The last report is up to a third of a lease old when a node fails, so
+    steps are compared from a little later on. If no control plane observed the beginning of a silence, only a part of
+    that time counts.
 
     Args:
-        known: from the pass before.
+        known: the silences of the previous pass.
         nodes: the members.
-        progress: by node, what all others report.
+        progress: by node, the progress that all other members report.
         now: Unix seconds.
         timeouts: the ladder.
 
     Returns:
-        One for each node that is silent, sorted by id; to be given to the next pass.
+        One entry per silent node, sorted by id, for the next pass.
     """
     before = {silence.node_id: silence for silence in known}
     tracked = []
@@ -283,7 +300,7 @@ def track_silences(
             node.instance is InstanceCondition.ENDED
             or node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds
         ):
-            continue  # of an ended instance nothing more is to be learnt from silence
+            continue  # AWS's report decides; silence adds nothing
         seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)
         if silence is None:
@@ -305,24 +322,26 @@ def track_impairments(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Impairment, ...]:
-    """Return which members have something wrong while their agents are heard, and when steps last advanced in spite of it.
+    """Return the tracked impairments: members with a problem whose agents report.
+
+    Each impairment also records when steps last advanced.
 
     Args:
-        known: from the pass before.
+        known: the impairments of the previous pass.
         nodes: the members.
-        out_of_view: those whose replicas do not answer.
-        progress: by node, what all others report.
+        out_of_view: members whose replicas do not answer.
+        progress: by node, the progress that all other members report.
         now: Unix seconds.
         timeouts: the ladder.
 
     Returns:
-        One for each such node, sorted by id; to be given to the next pass.
+        One entry per impaired member, sorted by id, for the next pass.
     """
     before = {(each.node_id, each.is_out_of_view): each for each in known}
     tracked = []
     for node in sorted(nodes, key=lambda node: node.node_id):
         if node.instance is InstanceCondition.ENDED or is_silent(node, timeouts):
-            continue  # AWS has spoken, or silence is what is followed
+            continue  # AWS's report decides, or the silence is tracked instead
         has_fault = remedies.worst(node.faults, node.history, now) is not None
         if not has_fault and node.node_id not in out_of_view:
             continue
@@ -339,15 +358,18 @@ def track_impairments(
 
 
 def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
-    """Return the one member to be left of those out of view: two that cannot reach each other blame each other, and one of them is enough.
+    """Return which one of the members out of view is to be left, or None.
+
+    Two members that cannot reach each other report each other. Leaving one of them is enough.
 
     Args:
-        reports: of the members that are heard.
+        reports: the reports of the members that are not silent.
         nodes: the members by GROUP_RANK.
 
     Returns:
-        Whom most others have lost; of equals the one that was out of view before, with another partner; else the last.
-        None while nobody is.
+        The member that most others report. Among equals: the member that was out of view before with another partner,
+            else
+        the one with the highest GROUP_RANK. None if no member is out of view.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
@@ -360,15 +382,15 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
 
 def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> Progress:
-    """Return how far training is by the word of all members but one.
+    """Return the progress of training from the reports of all members but one.
 
     Args:
-        reports: of the members, of the newest generation.
-        left_out: whose own word does not count.
+        reports: the members' reports, of the newest generation.
+        left_out: the node whose own report does not count.
 
     Returns:
-        The highest boundary, when it was passed, and the highest committed step that the others report; `NO_STEP` where
-        none does.
+        The highest boundary, when it was passed, and the highest committed step. `NO_STEP` if no other member reports
+            one.
     """
     others = {node: report for node, report in reports.items() if node != left_out}
     boundary = max((rank.boundary for report in others.values() for rank in report.ranks), default=NO_STEP)
@@ -380,9 +402,10 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
 
 
 def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | None:
-    """Return when a rank was the first to stand at `least` or beyond, by the ranks' own stamps; None where nobody has told.
+    """Return when the first rank reached `least` or a later boundary, by the ranks' own time stamps.
 
-    A rank tells when it passed its newest boundary: one that is further already tells a later moment.
+    A rank reports the time of its newest boundary only. A rank beyond `least` therefore reports a later time. None if
+    no rank reported.
     """
     stamps = [
         rank.passed_at_seconds
@@ -394,14 +417,15 @@ def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | No
 
 
 def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float | None:
-    """Return when a rank made the first new step of its launch, Unix seconds; None where nobody has told.
+    """Return when a rank completed the first new step of its launch, in Unix seconds, or None.
 
     Args:
-        reports: of the members, of one generation.
-        base: the step that the generation was started from.
+        reports: the members' reports, of one generation.
+        base: the base step of the generation.
 
     Returns:
-        The earliest of the ranks' own stamps. Where no rank reports one, the stamp of the newest step counts.
+        The earliest of the ranks' own time stamps. Without such stamps, the stamp of the newest step. None if no rank
+        reported.
     """
     stamps = [
         rank.first_passed_at_seconds
@@ -413,7 +437,10 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
 
 
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
-    """Return the nodes that the data plane of another one has not heard for the holder deadline: lost from a view, or silent in the rounds."""
+    """Return the nodes whose data plane does not answer other members for the holder deadline.
+
+    A node is out of view if it left a shard's view or is silent in the rounds.
+    """
     silent = frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)
     return silent | frozenset(
         holder
@@ -427,7 +454,7 @@ def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeI
 def current_reports(
     nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation
 ) -> dict[NodeId, MemberReport]:
-    """Return the members' reports that speak of this generation of this run."""
+    """Return the members' reports that concern this generation of this run."""
     return {
         node_id: node.member
         for node_id, node in nodes.items()
@@ -436,14 +463,14 @@ def current_reports(
 
 
 def is_fleet_blind(nodes: Collection[NodeObserved], timeouts: Timeouts) -> bool:
-    """Say whether most of a fleet is silent although AWS does not say that it ended.
+    """Return whether most of a fleet is silent although AWS does not report it ended.
 
     Args:
         nodes: all nodes of the fleet whose agents have ever connected.
         timeouts: the ladder.
 
     Returns:
-        True when more than half of at least `BLIND_FLEET_SIZE` nodes are silent.
+        True if more than half of at least `BLIND_FLEET_SIZE` nodes are silent.
     """
     present = [node for node in nodes if node.instance is not InstanceCondition.ENDED]
     silent = [node for node in present if is_silent(node, timeouts)]

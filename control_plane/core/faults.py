@@ -1,6 +1,6 @@
-"""What ends a generation: failing ranks, lost nodes, agents that forgot, loads that did not verify.
+"""Faults that end a generation: failed ranks, lost nodes, restarted agents, failed loads.
 
-Invariant: nothing here acts; a fault carries its cause, its moment and one sentence of evidence.
+Invariant: this module takes no action. Each fault has a cause, a time and one sentence of evidence.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})
-"""What an agent reports when its shards are why it could not load, rather than memory, a source archive, what else its ranks need, or a fault of its
-own: none of these says anything of the state."""
+"""Fault codes of an agent that could not load because of its shards.
+
+Other causes of a failed load, such as memory, the source archive or the node itself, prove nothing about the state.
+"""
 COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
-"""What an agent reports while it cannot take part in the rounds."""
+"""Fault codes of an agent that cannot take part in the rounds."""
 
 
 def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
-    """Return the ranks that ended in any way but success, the first one first; halted ones last: they were told to."""
+    """Return the ranks that ended without success, earliest first.
+
+    Halted ranks come last, because the control plane ordered them to end.
+    """
     failing = [
         (node, rank)
         for node, report in reports.items()
@@ -45,14 +50,17 @@ def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId,
 
     def moment(item: tuple[NodeId, RankStatus]) -> tuple[bool, float, int]:
         rank_exit = item[1].exit
-        assert rank_exit is not None  # narrowed for the type checker; selected above
+        assert rank_exit is not None  # selected above; this narrows the type
         return rank_exit.exit_class is ExitClass.HALTED, rank_exit.at_seconds, item[1].rank
 
     return tuple(sorted(failing, key=moment))
 
 
 def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None) -> tuple[Fault, ...]:
-    """Return the fault of the first rank that failed, or of this `only` one; those after the first are its consequence as a rule."""
+    """Return the fault of the first failed rank, or of rank `only`.
+
+    Later exits are usually consequences of the first.
+    """
     for node, rank in failing_ranks(reports):
         if rank.exit is not None and only in (None, rank.rank):
             words = _how_ended(node, rank.rank, rank.exit)
@@ -63,7 +71,7 @@ def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None
 
 
 def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> float:
-    """Return when the first rank failed by itself, Unix seconds, or `otherwise` if none did."""
+    """Return when the first rank failed by itself, in Unix seconds, or `otherwise` if none did."""
     exits = [
         rank.exit
         for _, rank in failing_ranks(reports)
@@ -75,7 +83,7 @@ def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> f
 def failure_of_ranks(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step
 ) -> FailureRecord | None:
-    """Return what the breakers are to remember of the first rank that failed; None if none did by itself."""
+    """Return the first failed rank's failure for the breakers. None if no rank failed by itself."""
     for node, rank in failing_ranks(reports):
         if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED:
             return FailureRecord(
@@ -96,16 +104,16 @@ def failure_of_ranks(
 def of_nodes(
     plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Mapping[NodeId, NodeObserved], now: float
 ) -> tuple[Fault, ...]:
-    """Return a fault for each member that is gone, and one more if a whole shard went with them.
+    """Return a fault for each lost member, and one more if all holders of a shard were lost.
 
     Args:
-        plan: of the generation.
-        verdicts: on its members.
-        nodes: as observed.
+        plan: the plan of the generation.
+        verdicts: the verdicts on its members.
+        nodes: the nodes as observed.
         now: Unix seconds.
 
     Returns:
-        In the order of the plan's nodes, the lost group last; empty when nobody is gone.
+        Faults in the order of the plan's nodes, with the lost shards last. Empty if no member is lost.
     """
     lost = [verdicts[node.node_id] for node in plan.nodes if verdicts[node.node_id].standing is Standing.GONE]
     faults = [
@@ -115,7 +123,7 @@ def of_nodes(
             at=lost_at(verdict, nodes, now),
             node_id=verdict.node_id
             if verdict.is_final
-            else None,  # one that is only silent may still promise the next generation
+            else None,  # a silent node may still promise the next generation
             seen_on=(verdict.node_id,),
             implicates=implied(verdict, now),
         )
@@ -126,21 +134,24 @@ def of_nodes(
 
 
 def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) -> float:
-    """Return when a lost node failed, as far as anybody knows.
+    """Return the best known time at which a lost node failed.
 
     Args:
-        verdict: on the node.
-        nodes: as observed.
+        verdict: the verdict on the node.
+        nodes: the nodes as observed.
         now: Unix seconds.
 
     Returns:
-        Unix seconds: its last sign of life, or when steps last spoke for it during its silence.
+        Unix seconds: the node's last report, or the last step during its silence that proved it alive.
     """
     return _last_sign(nodes, verdict.node_id, now) if verdict.since is None else min(verdict.since, now)
 
 
 def implied(verdict: Verdict, now: float) -> Implication | None:
-    """Return what a verdict adds to its node's history; nothing where AWS ends the instance or a person asked: that speaks against nobody."""
+    """Return the history entry that a verdict adds to its node, or None.
+
+    A termination by AWS and a person's request implicate no node.
+    """
     if verdict.cause in (Cause.INSTANCE_TERMINATED, Cause.NOTICE, Cause.REQUESTED):
         return None
     return Implication(
@@ -155,7 +166,7 @@ def implied(verdict: Verdict, now: float) -> Implication | None:
 
 
 def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple[Fault, ...]:
-    """Return the fault of shards whose every holder is lost, if there are any."""
+    """Return the fault of shards that have lost every holder, if there are any."""
     taken = [rank for rank in plan.ranks if all(holder in lost for holder in rank.holders)]
     if not taken:
         return ()
@@ -164,11 +175,13 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
 
 
 def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
-    """Return the fault of shards that no memory is left of, if there are any: what a second loss takes before the first is made good.
+    """Return the fault of shards that no node's memory holds, if there are any.
+
+    This happens when a second loss occurs before replicas are restored after the first.
 
     Args:
         forgotten: ranks whose shard no node holds.
-        at: Unix seconds: when the first of their holders was lost.
+        at: Unix seconds when the first holder was lost.
 
     Returns:
         One fault, or none.
@@ -180,7 +193,10 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
 
 
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
-    """Return a fault for each connected agent that no longer speaks of this generation: it lost its state, or promised another one."""
+    """Return a fault for each connected agent that does not report this generation.
+
+    The agent has lost its state, or has promised another generation.
+    """
     faults = []
     for member in plan.nodes:
         node = nodes.get(member.node_id)
@@ -216,10 +232,10 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
 def of_coordinator(
     plan: GenerationPlan, silence: Silence | None, committed_by_others: Step, now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if the coordinator's agent is silent for too long and nothing was committed meanwhile.
+    """Return a fault if the coordinator's agent is silent past its deadline and no step was committed.
 
-    Training goes on without a coordinator, protection does not: this is the one fault that may interrupt advancing
-    steps.
+    Training continues without a coordinator, but without new commits. This is the only fault that may interrupt
+    advancing steps.
     """
     if (
         silence is None
@@ -247,9 +263,9 @@ def of_coordinator(
 def of_cut_off_members(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if live members cannot reach the coordinator for too long: without their votes nothing is committed any more.
+    """Return a fault if live members cannot reach the coordinator past its deadline.
 
-    The coordinator may be as alive as they are; what is broken lies between them.
+    Without their votes, no step is committed. The coordinator may be alive, and the network between them broken.
     """
     told = [
         (node, fault.message)
@@ -275,7 +291,10 @@ def of_cut_off_members(
 def of_silence(
     plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault for each member silent beyond the coordinator's deadline while a generation is launched: no step is at stake, so begin again."""
+    """Return a fault for each member that is silent past the coordinator deadline during a launch.
+
+    No rank has made new steps yet, so a new generation loses nothing.
+    """
     return tuple(
         Fault(
             cause=Cause.NODE_UNREACHABLE,
@@ -292,7 +311,7 @@ def of_silence(
 
 
 def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault, ...]:
-    """Return a fault for each node whose shards did not verify."""
+    """Return a fault for each node whose shards failed to load."""
     return tuple(
         Fault(
             cause=Cause.LOAD_FAILED,
@@ -307,12 +326,12 @@ def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault,
 
 @dataclass(frozen=True, slots=True)
 class FailedSources:
-    """The sources that a generation could not load from, each once, in the order of nodes and ranks."""
+    """Sources from which a generation could not load, each once, in the order of nodes and ranks."""
 
     refused: tuple[RefusedSource, ...] = ()
-    """A later plan must not ask them again."""
+    """Later plans must not use these sources."""
     doubted: tuple[RefusedSource, ...] = ()
-    """Slots in memory that were out of reach for the first time: the next plan asks them once more."""
+    """Slots in memory that were unreachable for the first time. The next plan uses them once more."""
 
 
 def failed_sources(
@@ -321,21 +340,23 @@ def failed_sources(
     nodes: Mapping[NodeId, NodeObserved],
     doubted: Collection[RefusedSource],
 ) -> FailedSources:
-    """Return what loads that failed say of the sources that they were told.
+    """Return which sources the failed loads prove unusable.
 
-    Slots in memory: when the agent says that it is about them, and every node that should have served them was there;
-    where they were merely out of reach, the second time. Objects in S3: only when the agent says that they are not what
-    the manifest says. One line that was cut must not cost a job its newest step, nor an outage of S3 its checkpoint,
-    nor full memory either.
+    - Slots in memory count if the agent reports a shard fault and the serving node was connected. If the slot was only
+    unreachable, the first failure makes it doubted, and the second refuses it.
+    - Objects in S3 count only if the agent reports that their content differs from the manifest.
+
+    A single broken connection therefore does not cost the job its newest step. Neither does an S3 outage or full memory
+    cost it a checkpoint.
 
     Args:
-        plan: of the generation.
-        reports: of its members.
-        nodes: as observed.
-        doubted: slots that were out of reach before.
+        plan: the plan of the generation.
+        reports: the reports of its members.
+        nodes: the nodes as observed.
+        doubted: slots that were unreachable before.
 
     Returns:
-        Both kinds; nothing where no load failed for its shards.
+        Refused and doubted sources. Both are empty if no load failed because of its shards.
     """
     failed = []
     for member in plan.nodes:
@@ -365,7 +386,7 @@ def failed_sources(
 def failure_of_loads(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float
 ) -> FailureRecord | None:
-    """Return what the breaker is to remember of a load that failed; None if none did."""
+    """Return the first failed load's failure for the breakers. None if no load failed."""
     for node, report in sorted(reports.items()):
         if report.phase is MemberPhase.LOAD_FAILED:
             return FailureRecord(
@@ -383,7 +404,7 @@ def failure_of_loads(
 
 
 def permanent(reports: Mapping[NodeId, MemberReport]) -> NodeFault | None:
-    """Return a fault that no new generation can help, if an agent reports one about the job."""
+    """Return a fault of the job that no new generation can repair, if an agent reports one."""
     found = [
         (node, fault)
         for node, report in sorted(reports.items())
@@ -394,7 +415,7 @@ def permanent(reports: Mapping[NodeId, MemberReport]) -> NodeFault | None:
 
 
 def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
-    """Return the highest boundary in the reports, of ranks that live and of ranks that ended."""
+    """Return the highest boundary in the reports, of live and of ended ranks."""
     steps = [rank.boundary for report in reports.values() for rank in report.ranks]
     steps += [rank.exit.boundary for report in reports.values() for rank in report.ranks if rank.exit is not None]
     steps += [report.round.boundary for report in reports.values() if report.round is not None]
@@ -402,7 +423,7 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
 
 
 def gone(verdict: Verdict, why: str) -> Verdict:
-    """Return the verdict on a member that the fleet no longer counts as the job's, whatever its own signals say."""
+    """Return the verdict on a member that the fleet has taken from the job, whatever its own signals show."""
     if verdict.standing is Standing.GONE:
         return replace(verdict, is_final=True)
     return replace(verdict, standing=Standing.GONE, evidence=why, cause=Cause.INSTANCE_TERMINATED, is_final=True)
@@ -414,7 +435,7 @@ def _how_ended(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
 
 
 def _out_of_memory(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
-    """Return what happened to a rank that ran out of memory and what to do about it; empty for any other exit."""
+    """Return the message about a rank that ran out of memory, with advice. Empty for any other exit."""
     end = rank_exit.memory
     return "" if end is None else f"{out_of_memory.sentence(rank, node, end)}; {out_of_memory.advice(end)}"
 

@@ -1,20 +1,21 @@
-"""What to do about a fleet: the `decide` of the fleet loop, the only writer of desired capacity and of who works for whom.
+"""The decision about a fleet: desired capacity, and which node works for which job.
 
-    desired capacity = max(floor, nodes of all admitted jobs) + spares + held nodes + nodes that AWS will take, within
-    the group's own limits
-    up      SetDesired
-    down    what has not come yet: SetDesired to what is there; then end named idle nodes, one by one, capacity with them
-    ended   a member that AWS reports ended is removed by name: that is what brings its replacement
-    leaving a job with a node to be left is given another beside it, so that its ranks can move (`core.moves`)
+The fleet loop calls `decide`. It is the only writer of desired capacity and of assignments.
 
-Who leaves a job or stops being a spare goes where its remedy says: back among the spares, held, rebooted, or ended.
-What Everstep itself takes out of a fleet within an hour is limited: a verdict that is wrong everywhere must not empty
-the fleet.
+    desired capacity    max(floor, nodes of all admitted jobs) + spares + held nodes + nodes that AWS will take, within
+                        the group's own limits
+    up                  SetDesired
+    down                first lower the capacity to the present instances; then terminate named idle nodes one by one
+    ended               remove a member that AWS reports ended, by name; this launches its replacement
+    moves               assign a job another node for each node that it has to leave (`core.moves`)
 
-Invariant: a node works for one job at most, a gang starts whole or not at all, recovering jobs come before queued ones,
-and nothing is ended while the group is not as the contract says or most of the fleet is silent, except what AWS says is
-ending anyway. Nothing that has ever joined is ended for a verdict that `may_terminate` does not stand in, unless a
-person says so.
+A node that leaves its job or stops being a spare is released, held, rebooted or terminated, as its remedy says. A limit
+per hour applies to nodes that Everstep itself removes, so that a wrong verdict cannot empty the fleet.
+
+Invariant: a node works for at most one job. A gang starts complete or not at all. Recovering jobs have precedence over
+queued jobs. While the group differs from its contract or most of the fleet is silent, the fleet terminates nothing
+except instances that AWS is ending. A node that has joined is terminated only if its verdict has `may_terminate` or a
+person requests it.
 """
 
 from __future__ import annotations
@@ -74,12 +75,15 @@ from everstep.protocol.plan import SourceArchive
 NODE_COUNTS_AS_MEMBER = frozenset(NodeState) - {NodeState.GONE}
 MOST_SOURCES = 16
 MOST_SOURCE_BYTES = 1024**3
-"""What a spare holds ready; jobs beyond that have their source fetched when they get the node, as any node that is new to a job."""
+"""Limit for the source archives that a spare holds, together with `MOST_SOURCES`.
+
+A node fetches any other archive when it is assigned to the job.
+"""
 RATE_WINDOW_SECONDS = 3600.0
 NOT_REPLACED = "not replaced"
-"""In a fleet's reason while its limit holds."""
+"""Part of the fleet's reason while the replacement limit blocks a replacement."""
 NOT_JOINED = "its agent has not dialled in"
-"""In a fleet's reason while its newest instances do not join, and in that of one which is ended for it."""
+"""Part of the fleet's reason while new instances fail to join, and of the reason for terminating such an instance."""
 WHERE_TO_LOOK = (
     "look at the user data and its log on the instance, the way to this server (security group), and the join token"
 )
@@ -87,18 +91,18 @@ MOST_DOUBLINGS = 10
 
 
 def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy) -> FleetDecision:
-    """Return what is to be done about a fleet.
+    """Return what to do about a fleet.
 
-    Called by the fleet loop, once per pass.
+    The fleet loop calls it once per pass.
 
     Args:
         now: Unix seconds.
         spec: what the user wants of the fleet.
-        observed: its group, its node table, its agents and its jobs.
+        observed: the group, the node table, the agents and the jobs of the fleet.
         policy: the timeouts.
 
     Returns:
-        Rows of the node table to write and actions to take; both empty when all is as it should be.
+        Rows of the node table to write, and actions. Both are empty if nothing has to change.
 
     Raises:
         InvalidTransition: the node table and the observation contradict each other.
@@ -186,7 +190,7 @@ class _Table:
         self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None
     ) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
-        is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)  # what a person asked for is still to be done
+        is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)  # a person's request stays pending
         request, words = (row.request, row.request_words) if is_kept else (None, "")
         self.rows[row.node_id] = replace(
             row,
@@ -211,9 +215,9 @@ class _Table:
         )
 
     def follow_aws(self) -> None:
-        """Take in new members, connections, and what AWS has ended.
+        """Update the table with new members, connections, and instances that AWS reports ended.
 
-        Who is listed for a while after its end is no new member.
+        AWS lists an ended instance for a while. Such an instance is no new member.
         """
         staying = self.seen.group.staying
         joined = [id for id in staying if id not in self.rows and self.node(id).instance is not InstanceCondition.ENDED]
@@ -236,17 +240,20 @@ class _Table:
                 self.move(row, NodeEvent.CONNECTED, "its agent is connected")
 
     def follow_people(self) -> None:
-        """Do what people want of held nodes: let them work again, or end them."""
+        """Execute a person's decision on held nodes: return them to service, or terminate them."""
         for row in self.in_state(NodeState.HELD):
             if row.release == "return":
                 self.move(row, NodeEvent.RELEASED, "a person released it")
             elif row.release == "terminate" and not self._lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, f"a person released it, to be ended; it was held: {row.reason}")
-                if _has_successor(row):  # it counts as replaced already
+                if _has_successor(row):  # its replacement already counts
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 
     def follow_requests(self) -> None:
-        """Do what people want of nodes that work for nobody; one that still has something of a run gives it back first."""
+        """Execute requests of people for nodes without a job.
+
+        A spare that still holds state of a run releases it first.
+        """
         for row in self.in_state(NodeState.SPARE):
             if row.request is None or (
                 self.node(row.node_id).is_connected and self.node(row.node_id).member is not None
@@ -270,11 +277,14 @@ class _Table:
                 )
 
     def _lacks_evidence(self, row: NodeRecord) -> bool:
-        """Say whether an instance that is kept for inspection still has something to tell, and somebody there to tell it."""
+        """Return whether a node held for inspection must still upload its logs, and its agent can do so."""
         return row.hold is Hold.INSPECTION and row.evidence_at is None and self.node(row.node_id).is_connected
 
     def follow_jobs(self, policy: Policy) -> None:
-        """Take nodes back from jobs that ended, were paused or excluded them; take held ones back once they answer again."""
+        """Take nodes back from jobs that ended, returned to the queue or excluded them.
+
+        Unreachable held nodes become spares once their agents report again and have no job.
+        """
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
             if job is None:
@@ -292,7 +302,11 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "its agent is heard again and works for nobody")
 
     def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
-        """Take out spares that are no use: faulty, silent for T_max, or implicated too often; take back or give up those that were rebooted."""
+        """Take out unusable spares, and finish reboots.
+
+        A spare is unusable if it is faulty, silent for T_max, or involved in too many incidents. A rebooted node
+        returns to service or is given up.
+        """
         for row in self.in_state(NodeState.SPARE):
             node = self.node(row.node_id)
             if is_silent(node, policy.timeouts):
@@ -328,14 +342,17 @@ class _Table:
                 self.take_out(row, Remedy.REPLACE, f"{what.format(REBOOT_SECONDS)}: {row.reason}")
 
     def _unheard(self, row: NodeRecord, since: float) -> float:
-        """Return for how many seconds a node has not done what it was to do: only the time counts in which this server could have heard of it."""
+        """Return for how many seconds a node has been late.
+
+        Only time in which this control plane could have received its report counts.
+        """
         node = self.node(row.node_id)
         if node.is_connected:
             return self.now - max(since, row.connected_at or since)
         return min(self.now - since, node.silent_seconds)
 
     def take_out(self, row: NodeRecord, remedy: Remedy, reason: str) -> None:
-        """Let a node go where its remedy says."""
+        """Move a node to the state that its remedy calls for."""
         match remedy:
             case Remedy.RELEASE:
                 self.move(row, NodeEvent.RELEASED, reason)
@@ -355,7 +372,10 @@ class _Table:
                 self.move(row, NodeEvent.HELD, f"kept for inspection: {reason}", hold=Hold.INSPECTION)
 
     def _no_room_to_hold(self) -> str | None:
-        """Return why one more instance cannot be kept for inspection, with the figures, or None: held ones take places of the group."""
+        """Return why no further instance can be held for inspection, with the figures, or None.
+
+        Held instances take places of the group.
+        """
         needed, held = _needed(self.spec, self.seen, self), len(self.in_state(NodeState.HELD))
         if needed + held + 1 <= self.seen.group.max_size:
             return None
@@ -378,7 +398,10 @@ class _Table:
         )
 
     def replace_within_limit(self, *, is_frozen: bool) -> None:
-        """Note whom another node is asked for in place of, as many within an hour as the fleet allows; the others wait as they are."""
+        """Mark the nodes whose replacement is requested now.
+
+        The hourly limit of the fleet applies. The remaining nodes wait unchanged.
+        """
         room = self.spec.max_replacements_per_hour - sum(
             self.now - at <= RATE_WINDOW_SECONDS for at in self.seen.replaced
         )
@@ -388,7 +411,7 @@ class _Table:
                 room -= 1
 
     def waiting(self) -> list[NodeRecord]:
-        """Return whom nobody was asked for in place of yet."""
+        """Return the nodes that are out of service and whose replacement is not requested yet."""
         out = self.in_state(NodeState.DRAINING, NodeState.HELD)
         return [
             row
@@ -397,12 +420,15 @@ class _Table:
         ]
 
     def assign(self, policy: Policy) -> None:
-        """Give idle nodes to jobs: to recovering ones as many as they lack, then one for each node that a job has to leave, then whole gangs.
+        """Assign spares to jobs.
 
-        Warm nodes first: ranks on one that has just booted import for seconds. None is waited for, a cold node is there
-        sooner than a warm one. Of those, a recovering job gets the ones whose failure domain it has the fewest nodes
-        in: copies of a shard lie apart then. Nodes that AWS would rather have back come last, those that it takes back
-        are given to nobody.
+        Recovering jobs get the nodes that they lack. Then each job gets one node for each node that it has to leave.
+        Then complete gangs are assigned.
+
+        Warm nodes are preferred, because ranks on a freshly booted node spend seconds on imports. A job does not wait
+        for a warm node. Among equals, a recovering job gets nodes from failure domains where it has the fewest nodes,
+        so that copies of a shard are in different domains. Nodes with a rebalance recommendation come last. Nodes that
+        AWS takes are never assigned.
         """
         idle = [
             row for row in self.in_state(NodeState.SPARE) if is_ready(self.node(row.node_id), self.now, policy.timeouts)
@@ -420,7 +446,7 @@ class _Table:
             self._give(job, idle, lacks)
 
     def _give(self, job: FleetJob, idle: list[NodeRecord], count: int) -> None:
-        """Give a job so many nodes, taken from `idle`, or as many as there are."""
+        """Assign up to `count` nodes from `idle` to a job."""
         team = Counter(self.node(row.node_id).domain for row in self._nodes_of(job))
         for _ in range(min(count, len(self._welcome(job, idle)))):
             row = min(self._welcome(job, idle), key=lambda row: self._rank(row, job, team))
@@ -429,12 +455,15 @@ class _Table:
             self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
-        """Return the nodes that a job could use: it does not take back what it has excluded before it has seen that to be gone."""
+        """Return the nodes that a job can use. It cannot use a node that it has excluded."""
         excluded = {exclusion.node_id for exclusion in job.exclusions}
         return [row for row in idle if row.node_id not in excluded]
 
     def _rank(self, row: NodeRecord, job: FleetJob, team: Mapping[str | None, int]) -> tuple[bool, bool, bool, int]:
-        """Return how early a spare is given to a job with nodes in these failure domains; an unknown domain is one of its own."""
+        """Return the sort key of a spare for a job with nodes in these failure domains.
+
+        An unknown domain counts as a domain of its own.
+        """
         node = self.node(row.node_id)
         crowd = team.get(node.domain, 0) if node.domain is not None else 0
         return bool(node.notices), row.node_id in job.avoided, not node.is_warm, crowd
@@ -443,7 +472,10 @@ class _Table:
         return [row for row in self.in_state(NodeState.ASSIGNED) if row.run == job.run]
 
     def _leaving(self, job: FleetJob) -> list[NodeRecord]:
-        """Return the nodes that a job is to leave: what AWS takes from whatever it is launched for, and while it trains what it says itself."""
+        """Return the nodes that a job has to leave.
+
+        From its launch on, these are the nodes that AWS takes. While it trains, the job's own moves are added.
+        """
         if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []
         moving = {move.node_id for move in job.moves} if job.state is JobState.RUNNING else set[NodeId]()
@@ -454,14 +486,20 @@ class _Table:
         ]
 
     def leaving(self) -> tuple[int, int]:
-        """Return how many nodes live jobs are to leave: those that AWS takes while their group still counts them, and all others."""
+        """Return how many nodes live jobs have to leave: those that AWS takes, and all others.
+
+        The first number counts only nodes that their group still counts as members.
+        """
         gone = {member.node_id for member in self.seen.group.members if member.is_leaving}
         rows = [row for job in self.jobs.values() for row in self._leaving(job)]
         taken = {row.node_id for row in rows if notices.urgent(self.node(row.node_id), self.now) is not None}
         return len(taken - gone), len(rows) - len(taken)
 
     def take_back(self) -> None:
-        """Take back what a running job was given for a node that it need not leave any more; only where no promise has been asked of it."""
+        """Take additional nodes back from a running job that no longer has to leave a node.
+
+        Only nodes that have not been asked for a promise are taken back.
+        """
         for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):
             extra = len(self._nodes_of(job)) - job.node_count - len(self._leaving(job))
             free = [
@@ -473,20 +511,20 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "no node has to be left any more")
 
     def failed_join_count(self) -> int:
-        """Return how many instances in a row did not join, those that are being ended for that among them."""
+        """Return how many instances in a row did not join, including those being terminated for it."""
         leaving = [row for row in self.in_state(NodeState.DRAINING) if not row.reason.startswith(_SURPLUS)]
         return self.seen.failed_join_count + sum(row.connected_at is None for row in leaving)
 
     def join_seconds(self) -> float:
-        """Return how long the next instance that does not join is waited for."""
+        """Return the join limit for the next instance."""
         return JOIN_SECONDS * 2.0 ** min(self.failed_join_count(), MOST_DOUBLINGS)
 
     def give_up_joining(self) -> None:
-        """End an instance whose agent does not dial in, so that another one comes: one, and the next one only after twice as long.
+        """Terminate one instance whose agent does not connect in time, so that another is launched.
 
-        What is wrong with one instance its successor mends. What is wrong with all of them, their user data, say, a
-        person mends: new ones would come and go for ever. Only the time counts in which this server could have heard
-        the agent.
+        The limit doubles for each such instance in a row. A new instance repairs a problem of a single instance. If all
+        instances fail to join, for example because of their user data, only a person can repair the cause. Only time in
+        which this control plane could have accepted the agent counts.
         """
         patience = self.join_seconds()
         settled = {
@@ -502,9 +540,10 @@ class _Table:
                 return
 
     def retire_announced(self) -> None:
-        """End idle nodes that AWS will end anyway, so that others come sooner: at once what goes soon, one by one what goes late or only may go.
+        """Terminate idle nodes that AWS will end anyway, so that replacements arrive sooner.
 
-        Not at the end of a capacity block: nothing else is to be had in it.
+        Nodes with an urgent notice are terminated at once, nodes with any other notice one by one. The end of a
+        capacity block is excluded, because the block provides no replacement.
         """
         members = set(self.seen.group.staying)
         idle = [
@@ -530,21 +569,24 @@ def _excluded(job: FleetJob, exclusion: Exclusion) -> str:
 
 
 def _has_successor(row: NodeRecord) -> bool:
-    """Say whether another node was asked for in place of one that is out, since it is."""
+    """Return whether a replacement was requested since the node went out of service."""
     return row.replaced_at is not None and row.replaced_at >= row.since
 
 
 def _is_announced(row: NodeRecord) -> bool:
-    """Say whether a node is ended because AWS takes it anyway: that is no verdict of Everstep's, and no limit holds it up."""
+    """Return whether a node is terminated because AWS takes it anyway.
+
+    Such a termination is no verdict of Everstep, so the hourly limit does not apply.
+    """
     return notices.ANNOUNCED in row.reason
 
 
 def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
-    """Return how many nodes the jobs and the spares take.
+    """Return how many nodes jobs and spares need.
 
-    A node that AWS takes counts no more: another one is asked for beside it. Any other node to be left borrows a spare
-    for the time; where there are fewer, more are asked for, as far as the limit of replacements allows: each of them is
-    one.
+    A node that AWS takes adds one, because its replacement is requested while it still works. Any other node to leave
+    borrows a spare for a while. If there are too few spares, more nodes are requested within the replacement limit,
+    because each of them is a replacement.
     """
     runs = schedule(seen.jobs, seen.group.max_size - len(table.in_state(NodeState.HELD)), table.now).admitted
     wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
@@ -555,39 +597,42 @@ def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
 
 
 def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
-    """Return the capacity to ask for: a held node takes a place beside the one that was asked for instead of it."""
+    """Return the desired capacity. A held node takes a place in addition to its replacement."""
     held = sum(_has_successor(row) for row in table.in_state(NodeState.HELD))
     return max(seen.group.min_size, min(seen.group.max_size, _needed(spec, seen, table) + held))
 
 
 def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
-    """Return the capacity that a fleet asks for at first: before it has a job, and before it has seen anything.
+    """Return the first desired capacity of a fleet without jobs and history.
 
-    Called by CreateFleet, to tell it before the fleet is there.
+    CreateFleet calls it to report the capacity before the fleet exists.
 
     Args:
-        spec: what the user wants of it.
-        min_size: of its group.
-        max_size: of its group.
+        spec: what the user wants of the fleet.
+        min_size: MinSize of the group.
+        max_size: MaxSize of the group.
 
     Returns:
-        What `decide` asks for in the fleet's first pass.
+        The capacity that `decide` requests in the fleet's first pass.
     """
     return max(min_size, min(max_size, spec.min_node_count + spare_count(spec, FleetHistory(), 0)))
 
 
 def _without_hope(group: GroupObserved, desired: int) -> int:
-    """Return the capacity that is left when no more instances are waited for than are needed.
+    """Return the desired capacity without launches that are no longer needed.
 
-    Ending a surplus node while the group still waits for others would bring one of those, to be ended in turn. Every
-    instance is protected from scale-in: a capacity that is lowered to what is there ends none, also if one comes in
-    that very moment. It is surplus then, like any other.
+    If the fleet terminated a surplus node while the group still waited for instances, one of those would arrive and be
+    surplus in turn. Every instance is protected from scale-in, so lowering the capacity to the present instances
+    terminates none. An instance that arrives at that moment becomes surplus like any other.
     """
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
 
 def _counted(group: GroupObserved) -> int:
-    """Return how many members Auto Scaling counts when it looks whether some are missing: none that leaves or that a person has put aside."""
+    """Return how many members Auto Scaling compares with the desired capacity.
+
+    Members that are leaving or in standby do not count.
+    """
     return sum(
         not member.is_leaving and not member.lifecycle_state.startswith(("Standby", "EnteringStandby"))
         for member in group.members
@@ -595,7 +640,7 @@ def _counted(group: GroupObserved) -> int:
 
 
 def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
-    """Remove members that AWS reports ended; each brings a replacement as far as the fleet still needs one."""
+    """Return removals of members that AWS reports ended. Each launches a replacement if the fleet needs one."""
     actions: list[FleetAction] = []
     extra = seen.group.desired_count - desired
     for member in seen.group.members:
@@ -609,7 +654,10 @@ def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired:
 
 
 def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
-    """Ask again for instances that do not come, and lift what AWS has suspended for that; what a user has suspended stays so."""
+    """Return retries of failed launches, and resumptions of launches that AWS suspended.
+
+    A suspension by a user stays in place.
+    """
     is_missing = len(group.staying) < group.desired_count
     if not is_missing or spec.is_deleting or now < (capacity.retry_at(group) or now):
         return []
@@ -627,7 +675,10 @@ def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetActio
 def _held_back(
     spec: FleetSpec, group: GroupObserved, table: _Table, policy: Policy, *, is_blind: bool
 ) -> list[FleetAction]:
-    """Let instances go that a terminating hook holds, once no job uses them or their agent is dead; hold them while a last step is being saved."""
+    """Return the answers to terminating hooks.
+
+    An instance is released once no job uses it or its agent is dead. It is held while a last step is being saved.
+    """
     actions: list[FleetAction] = []
     asked_at = {
         move.node_id: move.asked_at for job in table.jobs.values() for move in job.moves if move.asked_at is not None
@@ -653,7 +704,10 @@ def _held_back(
 
 
 def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetAction]:
-    """Let agents end and then forget runs that their nodes no longer work for; ranks are halted first so that their output is kept."""
+    """Return orders to agents that still hold a run for which their node no longer works.
+
+    Running ranks are halted first, so that their output is kept. Then the agent deletes the run.
+    """
     actions: list[FleetAction] = []
     for node_id, node in sorted(seen.nodes.items()):
         row = table.rows.get(node_id)
@@ -681,10 +735,10 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
 
 
 def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
-    """Have spares hold the source archives of the fleet's jobs, those that may need one soonest first; said again until their reports show it.
+    """Return which source archives spares must hold. The order repeats until their reports show these archives.
 
-    They are fetched and verified, and not unpacked: what lies unpacked cannot be verified again, and nobody else's code
-    is to run or to be changed.
+    Archives of jobs that may need a node soonest come first. Agents fetch and verify the archives without unpacking
+    them, because unpacked files cannot be verified again and could be modified by another job.
     """
     held: dict[str, SourceArchive] = {}
     for job in in_order(job for job in table.jobs.values() if not job.is_paused or job.state in LAUNCHED_JOBS):
@@ -708,9 +762,9 @@ def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
 
 
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
-    """Ask for reboots; said again until EC2 is known to have taken them, and made once by their key.
+    """Return the reboot orders. Each repeats until EC2 has accepted it, and its key makes it execute once.
 
-    An agent that dials in anew proves nothing before that: this server may have just been started.
+    A new connection of the agent proves no reboot, because this control plane may just have started.
     """
     return [
         RebootMember(group=spec.group, node_id=row.node_id, since=row.since, reason=row.reason)
@@ -720,13 +774,16 @@ def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
 
 
 def _evidence(table: _Table) -> list[FleetAction]:
-    """Ask agents of nodes kept for inspection for what a person will want to read."""
+    """Return orders to upload logs, for agents of nodes held for inspection."""
     rows = [row for row in table.in_state(NodeState.HELD) if row.hold is Hold.INSPECTION and row.evidence_at is None]
     return [SendKeepEvidence(node_id=row.node_id) for row in rows]
 
 
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
-    """End excluded nodes, as far as they may be replaced; each brings its replacement, unless that was asked for when its end was announced."""
+    """Return terminations of excluded nodes whose replacement is permitted.
+
+    Each launches a replacement, unless the replacement was already requested when AWS announced the end.
+    """
     staying = set(group.staying)
     due = [
         row
@@ -744,11 +801,11 @@ _SURPLUS = "surplus"
 
 
 def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAction]:
-    """End idle nodes beyond what the fleet needs, those that may go anyway and then the newest first, by name.
+    """Return terminations of idle nodes that the fleet does not need, by name.
 
-    Capacity goes with as many of them as it has too much (`room`). The group may have more members than it desires:
-    launches that were on their way when capacity was lowered have come in, or a person lowered it. Nothing comes in the
-    place of those.
+    Nodes with a notice come first, then the newest. The first `room` of them also lower the desired capacity. The group
+    may have more members than it desires, because launches were under way when the capacity was lowered, or because a
+    person lowered it. Terminating such members launches no replacement.
     """
     spec = table.spec
     members = set(table.seen.group.staying)
@@ -764,7 +821,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)  # said again, it is the same
+    pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)  # a repeated order is identical
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)
         for place, row in enumerate(pending)

@@ -1,26 +1,26 @@
-"""Ranks that stand still: when that is worth a look, and when it is a fault (docs/design.md#failures).
+"""Hangs: when to read the stacks of ranks without progress, and when that is a fault (docs/design.md#failures).
 
-    a phase has a limit     max(a floor, `FACTOR` × the longest that this job has ever stood still in it at this world size)
-    first limit             every rank's stacks are taken, the user is warned, time counts as stalled; nobody is touched
-    second limit            another look, and then one every `stall_seconds`; a fault if the looks prove it
+    limit of a phase        max(a floor, `FACTOR` × the longest pause of this job in this phase at this world size)
+    first limit             agents read every rank's stacks, the user gets a warning, time counts as stalled
+    second limit            agents read the stacks again, then every `stall_seconds`; a fault if the stacks prove a hang
 
-A script may tell a limit itself (`session.phase`): what stands still on purpose is no hang before it. It is a promise,
-not a measure, so that no factor applies and nothing is learned from it.
+A script may declare a limit itself (`session.phase`). A deliberate pause is no hang before that limit. The declared
+limit is used without a factor, and pauses within it do not change the learned limits.
 
-A look proves a hang when
+Stacks prove a hang in these cases:
 
-    a rank is stopped by a signal                                   SIGSTOP, a debugger: it will do nothing by itself
-    every rank that lives is asleep                                 stacks as at the look before, CPU and GPU idle since
-    a rank is asleep and others have passed two boundaries more     they do not wait for it, it waits for nobody
-    no stack of any rank has changed up to the last limit           waiting can be busy: NCCL spins on CPU and GPU
+    a rank is stopped by a signal                         SIGSTOP, a debugger: it cannot continue by itself
+    every live rank is asleep                             same stacks as in the previous reading, idle CPU and GPU
+    a rank is asleep, others are two boundaries ahead     they do not depend on it, and it waits for nothing
+    no rank's stack has changed up to the last limit      covers busy waiting: NCCL uses CPU and GPU
 
-The longest limit of all phases that ranks are in holds for all: while one evaluates, the others wait for it. Start and
-restore happen once in a launch and depend on caches and downloads more than on the job, so their floor is that of a
-phase never seen. The first step of a later generation is judged by the longest start, first step and step of the
-earlier ones: a repeated hang is found as soon as the first one.
+The longest limit of all present phases applies to all ranks, because ranks wait for each other. Start and restore occur
+once per launch and depend mostly on caches and downloads, so they have the floor of an unknown phase. The first step of
+a later generation is compared with the longest start, first step and step of the earlier ones. A repeated hang is
+therefore detected as fast as the first.
 
-Invariant: pure; a rank that moves, computes or runs through different code is never a hang, and nothing is judged while
-a node is silent.
+Invariant: pure. A rank that advances, computes or changes its stack is never a hang. Nothing is judged while a node is
+silent.
 """
 
 from __future__ import annotations
@@ -38,30 +38,33 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 FACTOR = 5.0
-"""A step five times as long as the longest so far is worth a look; a job's steps differ by less as a rule, saving and garbage included."""
+"""Multiple of a job's longest pause that makes a pause suspicious.
+
+A job's step times usually differ by less, including snapshots and garbage collection.
+"""
 _SECOND = 1.5
 _LAST = 3.0
-"""The second and the last limit, times the first."""
+"""The last limit as a multiple of the first. `_SECOND` is the same for the second limit."""
 FIRST_STEP = "first_step"
 DOWNLOADING = frozenset({"start", "restore"})
-"""Phases of a launch whose length depends on caches and downloads."""
+"""Phases of a launch whose duration depends on caches and downloads."""
 CLOSING = "close"
-"""A rank that closes waits for all others, however long they train on."""
+"""Phase of a rank that closes its session. It waits for all other ranks, however long they train."""
 IDLE_SHARE = 0.02
-"""A sleeping rank's own threads use less than this of one CPU."""
+"""CPU share, of one CPU, below which a rank counts as asleep."""
 LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
-"""Of different stacks that are kept of a look; more differ in detail only."""
+"""Limit for the different stacks stored of one reading."""
 TRAINS = "trains; "
-"""Begins the stored reason of a job that trains, where there is more to say."""
+"""Prefix of a training job's stored reason, if there is more to say."""
 PROVEN = "RanksHang"
-"""Type of the event that has the stacks which an incident's evidence tells in brief: they are kept there alone."""
+"""Type of the event that stores the full stacks of a proven hang. The incident's evidence has a summary."""
 _FRAMES_TOLD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long a rank may stand still, seconds."""
+    """How long a rank may pause, in seconds."""
 
     first: float
     second: float
@@ -70,21 +73,24 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What follows from a pass's look at the clocks."""
+    """The result of one check for hangs."""
 
     suspicion: Suspicion | None
     ask: tuple[NodeId, ...] = ()
-    """Who is to take the look `suspicion.number`."""
+    """Nodes that still have to send the reading number `suspicion.number`."""
     faults: tuple[Fault, ...] = ()
     stuck: NodeId | None = None
-    """The node that alone is stuck while the others wait for it, if it can be told."""
+    """The only stuck node that the others wait for, if it can be identified."""
     events: tuple[EventDraft, ...] = ()
     words: str = ""
-    """For the job's reason, without running figures; empty when nothing stands still."""
+    """Text for the job's reason, without elapsed times. Empty if every rank makes progress."""
 
 
 def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport]) -> Pace:
-    """Return the pace with what ranks have reported; one of another world size says nothing about this one."""
+    """Return the pace, updated with the pauses that ranks have reported.
+
+    Pauses at another world size are discarded.
+    """
     longest = dict(pace.longest) if pace.world_size == world_size else {}
     for report in reports.values():
         for phase, seconds in report.longest.items():
@@ -93,23 +99,23 @@ def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport])
 
 
 def limits(phase: str, pace: Pace, timeouts: Timeouts, told: float = 0.0) -> Limits:
-    """Return a phase's limits.
+    """Return the limits of a phase.
 
     Args:
-        phase: as ranks report it.
-        pace: what the job has shown so far.
-        timeouts: the ladder: `stall_seconds`, `hang_seconds` and `new_phase_seconds` are the floors.
-        told: what the script says that the phase may take, seconds; 0: it has not.
+        phase: the phase, as ranks report it.
+        pace: the longest pauses of the job so far.
+        timeouts: the ladder. `stall_seconds`, `hang_seconds` and `new_phase_seconds` are the floors.
+        told: the limit that the script declared for the phase, in seconds, or 0.
 
     Returns:
-        Seconds; `first` < `second` ≤ `last`.
+        Seconds, with `first` < `second` ≤ `last`.
     """
     if told:
         first = max(timeouts.stall_seconds, told)
         return Limits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
     longest = pace.longest.get(phase)
     floor = timeouts.new_phase_seconds if longest is None or phase in DOWNLOADING else timeouts.stall_seconds
-    if phase == FIRST_STEP and longest is not None:  # it compiles as the first generation did, and makes a step
+    if phase == FIRST_STEP and longest is not None:  # the first step includes a compilation, as in the first generation
         longest = max(longest, *(pace.longest.get(other, 0.0) for other in ("start", "train")))
     first = max(floor, FACTOR * (longest or 0.0))
     second = max(timeouts.hang_seconds, _SECOND * first)
@@ -125,20 +131,20 @@ def watch(
     *,
     is_heard: bool,
 ) -> Watched:
-    """Return what is to be thought and done about ranks that stand still.
+    """Check ranks without progress, and return what to do about them.
 
-    Called at every pass over a running job.
+    The job loop calls it in every pass over a running job.
 
     Args:
         now: Unix seconds.
-        reports: of the members, of the newest generation.
-        pace: what the job has shown so far.
-        suspicion: as the pass before has left it.
+        reports: the members' reports, of the newest generation.
+        pace: the longest pauses of the job so far.
+        suspicion: the stored suspicion of the previous pass, or None.
         timeouts: the ladder.
-        is_heard: every member is connected; what a silent one does is the evidence rules' business.
+        is_heard: whether every member is connected. The evidence rules handle silent members.
 
     Returns:
-        The suspicion to store, and what follows from it.
+        The suspicion to store, readings to request, faults and events.
     """
     living = {
         rank.rank: (node, rank)
@@ -194,11 +200,11 @@ def watch(
     if not proof:
         return Watched(suspicion=answered, events=(event,), words=words)
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
-    # Of ranks that wait for one, that one says where; where nobody is odd it is everywhere, which is nowhere.
+    # Without a single stuck node, the hang has no location.
     seen_on = () if odd is None else (odd,)
     since = suspicion.since + max(
         status.limit_seconds for status in overdue.values()
-    )  # so long the script had asked for
+    )  # a declared pause counts as a hang only after its limit
     faults = tuple(
         Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence
     )
@@ -206,13 +212,13 @@ def watch(
 
 
 def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
-    """Return a job's reason as callers see it: with the age and the limit of a suspected hang.
+    """Return a job's reason as the API shows it, with the age and limit of a suspected hang.
 
-    The stored reason has no running figure, so that a hang costs no write per pass.
+    The stored reason has no elapsed time, so a hang causes no write per pass.
 
     Args:
-        reason: as stored.
-        suspicion: as stored; None: no hang is suspected.
+        reason: the stored reason.
+        suspicion: the stored suspicion, or None.
         now: Unix seconds.
 
     Returns:
@@ -225,14 +231,17 @@ def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
 
 
 def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: Timeouts) -> bool:
-    """Say whether a rank has stood still for longer than its first limit: an agreed stop is not to be expected of it."""
+    """Return whether a rank has paused for longer than its first limit.
+
+    Such a rank probably cannot agree on a stop.
+    """
     living = {rank.rank: (node, rank) for node, report in reports.items() for rank in report.ranks if rank.exit is None}
     limit = _common(living, pace, timeouts)
     return any(status.still_seconds > limit.first and status.phase != CLOSING for _, status in living.values())
 
 
 def promised_seconds(reports: Mapping[NodeId, MemberReport]) -> float:
-    """Return how long ranks that live may stand still on purpose, as their script says; 0 where none says so."""
+    """Return the longest pause that the script declares for any live rank, in seconds, or 0."""
     return max(
         (rank.limit_seconds for report in reports.values() for rank in report.ranks if rank.exit is None), default=0.0
     )
@@ -246,17 +255,17 @@ def failure(
     *,
     stuck: NodeId | None = None,
 ) -> FailureRecord:
-    """Return what the breakers are to remember of a hang.
+    """Return the failure that the breakers record for a hang.
 
     Args:
-        plan: of the generation.
-        reports: of its members.
-        max_boundary: the highest that any generation had reached.
+        plan: the plan of the generation.
+        reports: the reports of its members.
+        max_boundary: the highest boundary that any generation had reached.
         at: Unix seconds.
-        stuck: the node that alone was stuck, if it could be told: it may be tried without.
+        stuck: the only stuck node, if identified. The breakers may try another node in its place.
 
     Returns:
-        A failure where the slowest rank stood.
+        A failure at the boundary of the slowest rank.
     """
     stood = min((rank.boundary for report in reports.values() for rank in report.ranks), default=Step(-1))
     return FailureRecord(
@@ -285,7 +294,10 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
-    """Return who stands still by its script's own word; empty while that is no longer than any step might take."""
+    """Return a sentence about ranks that pause within a limit that their script declared.
+
+    Empty while the pause is no longer than an ordinary step may take.
+    """
     at_gate = {
         rank: status
         for rank, (_, status) in living.items()
@@ -312,7 +324,7 @@ def _proof(
     still: float,
     limit: Limits,
 ) -> str:
-    """Return what proves that the ranks will not go on by themselves, or nothing."""
+    """Return what proves that the ranks cannot continue by themselves, or an empty string."""
     stopped = sorted(rank for rank in overdue if rank in looks and looks[rank].is_stopped)
     if stopped:
         return f"{_named(stopped, living)} stopped by a signal"
@@ -341,9 +353,9 @@ def _is_idle(look: RankStacks) -> bool:
 def _odd_ones(
     living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[Rank, RankStacks]
 ) -> tuple[NodeId | None, str]:
-    """Return the one node that is stuck while the others wait for it, if it can be told, and a sentence about it.
+    """Return the only node that the others wait for, if it can be identified, and a sentence about it.
 
-    Who is stopped, has passed fewer boundaries, or stands at another place than most, is waited for.
+    The node's ranks are stopped, have passed fewer boundaries, or have a stack that differs from the majority.
     """
     stopped = [rank for rank, look in looks.items() if look.is_stopped]
     boundaries = {rank: status.boundary for rank, (_, status) in living.items()}
@@ -367,7 +379,7 @@ def _odd_ones(
 
 
 def _groups(looks: Mapping[Rank, RankStacks]) -> dict[str, list[Rank]]:
-    """Return ranks by what their main thread does."""
+    """Return ranks grouped by the stack of their main thread."""
     groups: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         groups.setdefault(_main(look) or look.error, []).append(rank)
@@ -381,7 +393,7 @@ def _main(look: RankStacks) -> str:
 
 
 def _in_brief(looks: Mapping[Rank, RankStacks]) -> tuple[str, ...]:
-    """Return a line for each place where ranks stand, most ranks first."""
+    """Return one line per distinct main stack, most ranks first."""
     groups = sorted(_groups(looks).items(), key=lambda item: (-len(item[1]), item[1]))[:MAX_GROUPS]
     return tuple(f"{_rank_word(ranks)} {_list(ranks)}: {_frames(place)}" for place, ranks in groups)
 
@@ -395,7 +407,7 @@ def _frames(place: str) -> str:
 
 
 def _kept(looks: Mapping[Rank, RankStacks]) -> list[dict[str, object]]:
-    """Return whole stacks for the event, each once; JSON values only."""
+    """Return the full stacks for the event, each distinct stack once. JSON values only."""
     kept: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         kept.setdefault(look.text or f"(not read: {look.error})", []).append(rank)

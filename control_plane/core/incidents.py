@@ -1,8 +1,8 @@
-"""The life of an incident: opened, made worse, replaced, restored, reworked, closed.
+"""The course of an incident: opened, extended by later faults, replaced, restored, reworked, closed.
 
     failed_at ── detect ── opened_at ── replace ── replaced_at ── restore ── restored_at ── rework ── closed_at
 
-Invariant: the four phases are the intervals between five moments in order, so they always add up to the interruption.
+Invariant: the four phases are the intervals between five ordered times, so they always add up to the interruption.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ PHASES = ("detect", "replace", "restore", "rework")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that ends a generation."""
+    """A fault that ends a generation."""
 
     cause: Cause
     evidence: str
     at: float
-    """Unix seconds: when it happened, as well as anybody knows."""
+    """When the fault occurred, in Unix seconds, as exactly as known."""
     node_id: NodeId | None = None
-    """The node that is lost; None when no node is."""
+    """The lost node. None if no node is lost."""
     seen_on: tuple[NodeId, ...] = ()
-    """Where else it happened: the nodes whose ranks, agents or links showed it, whether or not they are lost by it."""
+    """Nodes whose ranks, agents or connections showed the fault, whether or not they are lost."""
     implicates: Implication | None = None
-    """The node that it speaks against, lost or not; its incident is named once there is one."""
+    """The history entry of the implicated node, lost or not. The incident id is set later."""
     rank: Rank | None = None
-    """The rank that ended; None where it is about none."""
+    """The rank that ended. None if the fault concerns no rank."""
     unreached: NodeId | None = None
-    """The node that others could not reach, which may be as alive as they are."""
+    """A node that others could not reach. It may be alive."""
 
 
 def incident_id(run: RunId, generation: Generation) -> str:
-    """Return the id of the incident that ended a generation: the same for everybody who finds it."""
+    """Return the id of the incident that ended a generation. Every control plane derives the same id."""
     return f"inc-{run[:12]}-{generation}"
 
 
@@ -57,19 +57,19 @@ def opened(
     reached: Step,
     now: float,
 ) -> IncidentRecord:
-    """Return a new incident.
+    """Return a new incident in the state REPLACING.
 
     Args:
-        run: of the job.
-        generation: that failed.
-        faults: what ended it; not empty.
-        decision: what is done about it, a sentence.
-        reason: why that, a sentence.
-        reached: the highest boundary known.
+        run: the run of the job.
+        generation: the failed generation.
+        faults: the faults that ended it. Not empty.
+        decision: what the control plane does about it, as a sentence.
+        reason: why, as a sentence.
+        reached: the highest known boundary.
         now: Unix seconds.
 
     Returns:
-        REPLACING; it failed at the earliest of the faults, and the gravest one names it.
+        The incident. Its failure time is the earliest of the faults, and its cause is the most severe.
     """
     first = min(fault.at for fault in faults)
     incident = IncidentRecord(
@@ -88,7 +88,11 @@ def opened(
 
 
 def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> IncidentRecord:
-    """Add evidence found later; the gravest cause names the incident, each fact is told once, nodes are listed in the order found."""
+    """Return the incident with evidence that was found later.
+
+    The most severe cause becomes the incident's cause. Evidence is not repeated, and nodes are listed in the order
+    found.
+    """
     for fault in faults:
         where = (*(() if fault.node_id is None else (fault.node_id,)), *fault.seen_on)
         left = () if fault.node_id is None or fault.node_id in incident.instance_ids else (fault.node_id,)
@@ -105,7 +109,10 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
 
 
 def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None) -> IncidentRecord:
-    """Add that nobody was there to notice, and for how long between failure and detection; told anew where it failed earlier than thought."""
+    """Return the incident with a note that no control plane was active, between failure and detection.
+
+    The note contains the duration. It is replaced if the failure turns out to be earlier.
+    """
     since, until = unwatched or (0.0, 0.0)
     away = min(until, incident.opened_at) - max(since, incident.failed_at)
     if away < 1:
@@ -115,18 +122,18 @@ def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None
 
 
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:
-    """Return the incident after `event`, its moment noted.
+    """Return the incident after `event`, with the time of the transition.
 
     Args:
-        incident: not closed.
+        incident: an incident that is not closed.
         event: what has happened.
-        now: Unix seconds, the moment that is noted.
+        now: Unix seconds of the transition.
 
     Returns:
         The incident in its next state.
 
     Raises:
-        InvalidTransition: the incident is not in a state that the event can leave.
+        InvalidTransition: the incident's state has no transition for this event.
     """
     state = advance(INCIDENT_TRANSITIONS, f"incident {incident.id}", incident.state, event, incident.evidence)
     match event:
@@ -143,17 +150,19 @@ def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> Inciden
 def moment_of(
     step: Step, before: tuple[Step, float | None], after: tuple[Step, float | None], *, earliest: float, now: float
 ) -> float:
-    """Return when a step was finished, as far as stamps of steps around it tell: reports come once a second, steps may take much less.
+    """Return the estimated time at which a step was finished, between two steps with known times.
+
+    Agents report once a second, and steps may be much shorter.
 
     Args:
-        step: finished by now.
-        before: a step that was told earlier, and when it was finished, Unix seconds; None: nobody knows.
-        after: the newest, not below `step`, likewise.
-        earliest: the moment cannot lie before it: stamps are of another machine's clock.
-        now: nor after this; it stands where nobody knows better.
+        step: a step that is finished by now.
+        before: an earlier reported step, and when it was finished in Unix seconds, or None.
+        after: the newest step, at least `step`, and when it was finished, or None.
+        earliest: lower bound of the result, because time stamps come from another machine's clock.
+        now: upper bound of the result, and the result if no time is known.
 
     Returns:
-        Unix seconds, on the line between both where both are known.
+        Unix seconds, interpolated linearly if both times are known.
     """
     (low, low_at), (high, high_at) = before, after
     if high_at is None:
@@ -164,17 +173,26 @@ def moment_of(
 
 
 def lost_steps(incident: IncidentRecord) -> int | None:
-    """Return how many steps are made twice: the highest boundary before the failure minus the base; None before the base is known."""
+    """Return how many steps training repeats: the highest boundary before the failure minus the base.
+
+    None before the base is known.
+    """
     return None if incident.from_step is None else max(0, incident.reached_step - incident.from_step)
 
 
 def runs_of(sources: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return where each rank's shard came from, by rank, run-length encoded: ten thousand ranks are a line, not a page."""
+    """Return the source of each rank's shard, by rank, run-length encoded.
+
+    Ten thousand ranks fit one line.
+    """
     return tuple((source, sum(1 for _ in same)) for source, same in groupby(sources))
 
 
 def phase_moments(incident: IncidentRecord, now: float) -> tuple[float, ...]:
-    """Return the five moments between which the phases lie, in order, Unix seconds; one that has not come yet counts as `now`."""
+    """Return the five ordered times that delimit the phases, in Unix seconds.
+
+    A time in the future counts as `now`.
+    """
     moments = [incident.failed_at]
     end = incident.closed_at if incident.closed_at is not None else now
     for moment in (incident.opened_at, incident.replaced_at, incident.restored_at, incident.closed_at):
@@ -183,9 +201,9 @@ def phase_moments(incident: IncidentRecord, now: float) -> tuple[float, ...]:
 
 
 def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:
-    """Return the length of each phase by `<phase>_seconds`; of one that has not begun, 0.
+    """Return the length of each phase by `<phase>_seconds`. A phase that has not begun has length 0.
 
-    They add up to the interruption so far.
+    The lengths add up to the interruption so far.
     """
     moments = phase_moments(incident, now)
     return {

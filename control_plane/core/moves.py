@@ -1,19 +1,21 @@
-"""Members that are to be left while training goes well: who, when, and whether a checkpoint is waited for first (ADR 0016).
+"""Moves: a job that trains well leaves some of its nodes at an agreed stop (ADR 0016).
 
-    to be left ──▶ another node is lent to the job ──▶ agreed stop ──▶ last step committed, and a checkpoint ──▶ next generation without it
-       │  ◀── no longer         or none can be had, and     no way back      where its last copy or AWS's time
-       │                        AWS takes it: last moment                    demands one
-       ├ announced   AWS takes its instance (`core.notices`)
-       ├ requested   a person wants it for something else (`core.requests`)
-       ├ impaired    it works and has something wrong: a typed fault that a reboot or other hardware mends, replicas out of view for T_max
-       └ lemon       its history speaks against it: it is left at the failure that this came of
+    node to leave ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation
+       │  ◀── reason gone     or AWS takes the node,  cannot be    and in S3, where          without the node
+       │                      at the last moment      cancelled    `checkpoint_wait` waits
+       ├ announced   AWS takes the instance (`core.notices`)
+       ├ requested   a person wants the node for something else (`core.requests`)
+       ├ impaired    the node works with a fault that a reboot or other hardware repairs, or its replicas have been
+       │             out of view for T_max
+       └ lemon       the node's history is evidence against it: the job leaves it in the recovery from the
+                     failure that completed this history
 
-A move weakens nothing: a stop that is not agreed upon in time ends in the ordinary recovery. A node that AWS takes is
-left whatever that costs once all the time that there was has been given to its last step; any other one stays if
-leaving it would cost a committed step.
+A move never weakens protection. If the ranks do not agree on a stop in time, the ordinary recovery follows. A job
+leaves a node that AWS takes even at the cost of a step, after it has used all available time to save the last step. A
+job keeps any other node if leaving it would lose a committed step.
 
-Invariant: pure, and level-triggered. But for the last moment before AWS takes a node, no job is stopped before there is
-a node to move to.
+Invariant: pure and level-triggered. No job stops before another node is available, except at the last moment before AWS
+takes a node.
 """
 
 from __future__ import annotations
@@ -30,10 +32,13 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 UPLOAD_MARGIN = 1.5
-"""An upload is expected to take this many times what the last one took: every node of the fleet may be uploading for the same reason."""
+"""Expected duration of an upload, as a multiple of the previous upload's duration.
+
+Every node of the fleet may be uploading for the same reason.
+"""
 
 
-# -- who --------------------------------------------------------------------------------------------------------------
+# -- which nodes -------------------------------------------------------------------------------------------------------
 
 
 def wanted(
@@ -48,16 +53,17 @@ def wanted(
     """Return which of a job's nodes are to be left.
 
     Args:
-        known: from the pass before.
-        assigned: the nodes that the fleet has given to the job.
-        verdicts: on them.
-        nodes: as observed.
+        known: the departures of the previous pass.
+        assigned: the nodes that the fleet has assigned to the job.
+        verdicts: the verdicts on these nodes.
+        nodes: the nodes as observed.
         now: Unix seconds.
-        not_before: when the next impaired one may be left; AWS does not wait.
+        not_before: the earliest time for the next departure that AWS did not announce.
 
     Returns:
-        Those known, unchanged, once a stop was asked for; else one for each, first those that AWS takes, the earliest
-        first.
+        `known`, unchanged, once a stop was requested. Otherwise one departure per node to leave: first the nodes that
+            AWS
+        takes, earliest first.
     """
     if asked(known):
         return tuple(known)
@@ -102,7 +108,7 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
 
 
 def impaired(verdict: Verdict) -> Departure:
-    """Return the departure of a member that is to be left for what a verdict says of it."""
+    """Return the departure of a member that a verdict finds impaired."""
     return Departure(
         node_id=verdict.node_id,
         evidence=verdict.evidence,
@@ -114,7 +120,11 @@ def impaired(verdict: Verdict) -> Departure:
 
 
 def _is_impaired(verdict: Verdict) -> bool:
-    """Say whether a member is to be left with care: it works, or it is gone for its peers alone and may hold what nobody else has."""
+    """Return whether a member is to be left at an agreed stop.
+
+    The member works with a fault, or only its peers have lost it. In the second case it may hold the only copy of a
+    shard.
+    """
     return verdict.standing is Standing.IMPAIRED or (
         verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE
     )
@@ -124,7 +134,7 @@ def _is_impaired(verdict: Verdict) -> bool:
 
 
 def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:
-    """Return the nodes that a job has been given beyond those that work for it, in the order given."""
+    """Return the nodes that the job has in addition to its members, in the order of assignment."""
     members = {node.node_id for node in plan.nodes}
     return [node_id for node_id in assigned if node_id not in members]
 
@@ -136,14 +146,14 @@ def successors(
     now: float,
     timeouts: Timeouts,
 ) -> list[NodeId]:
-    """Return those of the nodes lent that could take a member's place now."""
+    """Return the additional nodes that could take a member's place now."""
     return [node_id for node_id in lent(plan, assigned) if is_ready(nodes[node_id], now, timeouts)]
 
 
 def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
-    """Say whether a node is there, works for nobody and is to stay: it could be given to a job, or take a member's place, at once.
+    """Return whether a node is connected, idle and staying, so a job can use it at once.
 
-    Its agent's word proves that it is there, whether AWS answers or not.
+    A report from its agent proves that the node exists, even if AWS does not answer.
     """
     is_there = (
         node.is_connected
@@ -157,21 +167,23 @@ def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 def due(
     known: Sequence[Departure], ready_count: int, upload_seconds: float | None, now: float, timeouts: Timeouts
 ) -> tuple[Departure, ...]:
-    """Return whom a running generation has to leave now: one interruption for all is better than one for each.
+    """Return which members a running generation has to leave now.
 
-    Called in every pass over a running job that has somebody to leave and has not asked for a stop.
+    The job loop calls it in every pass over a running job that has departures and has not requested a stop. One
+    interruption for several departures costs less than one interruption for each.
 
     Args:
-        known: who is to be left, in order.
+        known: the departures, in order.
         ready_count: nodes that could take a place.
-        upload_seconds: what the last checkpoint took to S3, or None.
+        upload_seconds: how long the last checkpoint took to S3, or None.
         now: Unix seconds.
         timeouts: the ladder.
 
     Returns:
-        With a successor for each: all. With one for each that AWS takes: these, and as many of the others as have one.
-        Else, when the first is at its last moment, those that are and as many more as have a successor; empty while the
-        job may train on.
+        - With a ready node for each departure: all departures.
+        - With one for each announced departure: these, and as many others as have a ready node.
+        - If an announced departure has reached its last moment: all that have, or as many as have a ready node.
+        - Otherwise empty: the job continues to train.
     """
     if ready_count >= len(known):
         return tuple(known)
@@ -185,30 +197,34 @@ def due(
 
 
 def last_moment(ends_at: float, upload_seconds: float | None, timeouts: Timeouts) -> float:
-    """Return until when training may go on where nobody can take the node's place: then a stop, its commit and the checkpoint just fit in."""
+    """Return until when training may continue if no node can take the place.
+
+    After that moment, there is just enough time for a stop, its commit and the checkpoint.
+    """
     return ends_at - timeouts.final_round_seconds - UPLOAD_MARGIN * (upload_seconds or 0.0)
 
 
 def asked(known: Sequence[Departure]) -> tuple[Departure, ...]:
-    """Return those for whom the agreed stop is asked for; empty until it is."""
+    """Return the departures for which the agreed stop was requested. Empty until then."""
     return tuple(move for move in known if move.asked_at is not None)
 
 
 def is_stuck(
     known: Sequence[Departure], progress_at: float, now: float, timeouts: Timeouts, promised_seconds: float
 ) -> bool:
-    """Say whether the stop does not come and no step was made for so long that ending the generation costs nothing more.
+    """Return whether the agreed stop fails and training makes no progress.
+
+    Ending the generation then costs no additional steps.
 
     Args:
         known: all departures of the job.
-        progress_at: Unix seconds of the last new step; of time in which nobody could have seen one, its end.
+        progress_at: Unix seconds of the last new step, or the end of a later period without a control plane.
         now: Unix seconds.
         timeouts: the ladder.
-        promised_seconds: that ranks may stand still on purpose. A node that goes at a certain time is not waited for so
-            long.
+        promised_seconds: how long ranks may pause on purpose. It does not count if a node leaves at a fixed time.
 
     Returns:
-        Whether nothing is left to be spared.
+        Whether the control plane should end the generation.
     """
     asked_at = max((move.asked_at for move in known if move.asked_at is not None), default=now)
     patience = timeouts.blind_wait_seconds + (promised_seconds if all(move.ends_at is None for move in known) else 0.0)
@@ -216,7 +232,7 @@ def is_stuck(
 
 
 def in_words(known: Sequence[Departure]) -> str:
-    """Return what a running job says while it trains on although nodes are to be left."""
+    """Return the reason of a job that trains while nodes are to be left."""
     names = ", ".join(move.node_id for move in known)
     return f"leaves {names} once another node is there: {'; '.join(move.evidence for move in known)}"
 
@@ -227,13 +243,19 @@ def in_words(known: Sequence[Departure]) -> str:
 def is_held_elsewhere(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], leaving: Collection[NodeId]
 ) -> bool:
-    """Say whether every shard's last commit is on some node that stays, by the word of its owner's agent."""
+    """Return whether a staying node holds the last commit of every shard.
+
+    The owners' agents report the holders.
+    """
     in_view = {shard.rank: shard.in_view for report in reports.values() for shard in report.protection}
     return all(any(holder not in leaving for holder in in_view.get(rank.rank, ())) for rank in plan.ranks)
 
 
 def ends_at(leaving: Sequence[Departure], nodes: Mapping[NodeId, NodeObserved], now: float) -> float | None:
-    """Return when the first may be gone, by what AWS names now: a terminating hook that is held gives more time, and time may also run out sooner."""
+    """Return when the first leaving node may end, by AWS's newest notices.
+
+    The time can change: an extended terminating hook delays it, and a new notice can bring it forward.
+    """
     found = [
         notice.ends_at
         for move in leaving
@@ -258,22 +280,21 @@ def checkpoint_wait(
 ) -> tuple[bool, str]:
     """Return whether the stopped job still waits for its checkpoint, and why.
 
-    Called while every rank stands still at the agreed step, its commit is on its way to S3 and not yet a checkpoint.
-    Where AWS takes nothing, only the last copy is worth the wait: the node stays if it cannot be saved.
+    The job loop calls it while every rank waits at the agreed step and the upload to S3 is not complete. If AWS takes
+    no node, the job waits only for the last copy of a shard. If the upload fails, the job keeps the node.
 
     Args:
-        ends_at: when the first of the nodes may be gone; None where nobody says.
-        is_announced: AWS takes one of them.
-        stopped_at: when the last rank stopped, Unix seconds.
-        upload_seconds: what the last checkpoint took, or None.
-        is_replaceable: other nodes are there for all that have to be left: waiting is what training pays for the
-            checkpoint.
-        is_held: nodes that stay hold every shard: no step depends on the checkpoint.
+        ends_at: when the first leaving node may end, or None if no source names a time.
+        is_announced: whether AWS takes one of the nodes.
+        stopped_at: when the last rank stopped, in Unix seconds.
+        upload_seconds: how long the last checkpoint took, or None.
+        is_replaceable: whether a ready node exists for every departure, so the wait costs training time.
+        is_held: whether staying nodes hold every shard, so no step depends on the checkpoint.
         now: Unix seconds.
         timeouts: the ladder.
 
     Returns:
-        (wait, a clause for the reason).
+        Whether to wait, and a clause for the job's reason.
     """
     patience = timeouts.blind_wait_seconds if is_announced else timeouts.final_round_seconds
     end = stopped_at + patience if ends_at is None else ends_at - timeouts.prepare_deadline_seconds
@@ -306,11 +327,11 @@ def _seconds(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-# -- what it means for the incident and for the nodes -----------------------------------------------------------------
+# -- incident and node history -----------------------------------------------------------------------------------------
 
 
 def verdict(move: Departure) -> Verdict:
-    """Return the verdict that a member is left by."""
+    """Return the verdict for a member that the job leaves."""
     return Verdict(
         node_id=move.node_id,
         standing=Standing.GONE,
@@ -324,15 +345,17 @@ def verdict(move: Departure) -> Verdict:
 
 
 def fault(move: Departure, at: float, now: float) -> Fault:
-    """Return the fault that ends a generation so that a member can be left.
+    """Return the fault that ends a generation so that the job can leave a member.
 
     Args:
-        move: who is left, and why.
-        at: Unix seconds, when training stopped: nothing failed before.
+        move: the departure.
+        at: Unix seconds when training stopped. Nothing failed before.
         now: Unix seconds.
 
     Returns:
-        The fault. A node that may still have to stay is added to the incident when it is really left.
+        The fault. It names a lost node only if AWS takes it. Any other node is added to the incident once the job
+            really
+        leaves it.
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
     return Fault(
@@ -346,16 +369,18 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 
 
 def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: float) -> Implication:
-    """Return the line for a member that stays and was out of view, too: if it loses its next partner, it was the one.
+    """Return the history entry for a staying member that was out of view too.
+
+    If this member loses its next partner as well, it was the faulty one.
 
     Args:
-        node_id: who stays.
-        left: who is left.
-        incident: its id.
+        node_id: the member that stays.
+        left: the departures.
+        incident: the id of the incident.
         now: Unix seconds.
 
     Returns:
-        A line for its history.
+        An entry for the member's history.
     """
     names = ", ".join(move.node_id for move in left)
     words = f"{node_id} and {names} had lost each other's replicas; {names} was left"

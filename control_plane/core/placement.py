@@ -1,12 +1,13 @@
-"""Decides which nodes keep whose shards: the paper's mixed strategy, aware of failure domains; and how probable recovery from memory is.
+"""The placement of shards on nodes: GEMINI's mixed strategy, extended by failure domains.
 
-    N = 5, m = 2:    [n0 n1]  group: each keeps the other's        [n2 n3 n4]  ring: each keeps its own and its predecessor's
+    N = 5, m = 2:    [n0 n1]      group: each holds its own shard and the other's
+                     [n2 n3 n4]   ring: each holds its own shard and its predecessor's
 
-`control_plane.core.separation` keeps every shard out of a single failure domain where that is possible.
-`control_plane.core.domain_loss` computes how probable recovery is when whole domains are lost.
+`control_plane.core.separation` prevents that all copies of a shard are in one failure domain, where possible.
+`control_plane.core.domain_loss` computes the probability of recovery after a loss of whole domains.
 
-Invariant: a node's holders are `copies` different nodes, the node itself first.
-Source: GEMINI (SOSP'23), Algorithm 1, with corrected probabilities.
+Invariant: each node has `copies` different holders, and the node itself is the first. Source: GEMINI (SOSP'23),
+Algorithm 1, with corrected probabilities.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from everstep.protocol.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who holds what, by node; a rank's holders are those of its node."""
+    """The holders of each node's shards. A rank's holders are those of its node."""
 
     groups: tuple[tuple[NodeId, ...], ...]
-    """Nodes that keep each other's shards; the last one may be a ring of more than `copies` nodes."""
+    """Nodes that hold each other's shards. The last group may be a ring of more than `copies` nodes."""
     holders: Mapping[NodeId, tuple[NodeId, ...]]
-    """By owner; the owner first."""
+    """Holders by owner. The owner is the first."""
 
 
 def plan(
@@ -40,23 +41,23 @@ def plan(
 ) -> Placement:
     """Return the placement of a job. Deterministic.
 
-    The job's decide calls it once per generation. Nodes of the previous placement keep their groups, and a replacement
-    takes the lost node's part. Groups change only where a shard would have all its holders in one domain although
-    another arrangement avoids that.
+    The job loop calls it once per generation. Nodes of the previous placement keep their groups, and a replacement
+    takes the lost node's position. Groups change only to avoid that all holders of a shard share one domain.
 
     Args:
         nodes: the members by GROUP_RANK.
-        copies: m, how many nodes hold a shard, the owner's included.
-        domains: failure domain (network node) of each node; a node without an entry counts as a domain of its own. A
-            fresh placement takes the members of a group from as many domains as it can.
-        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). Empty, or made for another number of
-            copies or nodes: the placement is a fresh one.
+        copies: m, the number of nodes that hold a shard, the owner included.
+        domains: the failure domain (network node) of each node. A node without an entry is a domain of its own. A fresh
+            placement uses as many domains per group as possible.
+        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). The placement is fresh if `before`
+            is
+            empty or fits another number of copies or nodes.
 
     Returns:
         Groups and holders.
 
     Raises:
-        ImpossiblePlacement: more copies than nodes, fewer than one copy, or a node that is named twice.
+        ImpossiblePlacement: more copies than nodes, fewer than one copy, or a duplicate node.
     """
     if not 1 <= copies <= len(nodes):
         raise ImpossiblePlacement(
@@ -77,13 +78,13 @@ def plan(
 
 
 def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups that a stored plan's holders were made from.
+    """Return the groups that produced the holders of a stored plan.
 
     Args:
-        holders: by GROUP_RANK, the GROUP_RANKs of its shard's holders, the owner first.
+        holders: by GROUP_RANK, the GROUP_RANKs of the shard's holders, the owner first.
 
     Returns:
-        Groups of GROUP_RANKs, the ring last; empty if the holders are not those of such groups.
+        Groups of GROUP_RANKs, the ring last. Empty if no groups produce these holders.
     """
     copies = len(holders[0]) if holders else 0
     if copies < 2 or any(len(held) != copies for held in holders):
@@ -107,9 +108,10 @@ def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def recovery_probability(node_count: int, copies: int, lost_count: int) -> float:
-    """Return the probability that every shard survives the simultaneous loss of `lost_count` nodes, all sets of nodes equally likely.
+    """Return the probability that every shard survives the simultaneous loss of `lost_count` nodes.
 
-    Exact for every argument (the paper's Corollary 1 is only a bound from 2m losses on).
+    All sets of nodes are equally likely. The result is exact for all arguments. GEMINI's Corollary 1 is only a bound
+    from 2m losses on.
 
     Args:
         node_count: N.
@@ -120,15 +122,15 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
         A probability: 16, 2, 2 gives 0.9333.
 
     Raises:
-        ImpossiblePlacement: m does not fit N, or more nodes are lost than there are.
+        ImpossiblePlacement: m does not fit N, or more nodes are lost than exist.
     """
     if not (1 <= copies <= node_count and 0 <= lost_count <= node_count):
         raise ImpossiblePlacement(
             f"{copies} copies, {lost_count} lost nodes and {node_count} nodes do not fit together"
         )
-    # By inclusion and exclusion over the groups that are lost whole; of a ring, all minus what loses a shard. A ring of
-    # fewer than 2m nodes has at
-    # most one run of m or more lost nodes: it begins at one of `ring` places, after a live node, unless all are lost.
+    # Inclusion and exclusion over completely lost groups. For the ring, subtract the losses that lose a shard. A ring
+    # of fewer than 2m nodes has at most one run of m or more lost nodes. The run begins after a live node, at one of
+    # `ring` positions, unless all nodes are lost.
     ring = copies + node_count % copies if node_count % copies else 0
     groups = (node_count - ring) // copies
     ways = _without_whole_groups(groups, copies, node_count, lost_count)
@@ -139,14 +141,17 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
 
 
 def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
-    """Return how many sets of `lost` nodes contain none of `groups` disjoint groups of `size` of the nodes: Σ (-1)^j C(G, j) C(N - mj, k - mj)."""
+    """Return how many sets of `lost` nodes contain none of the groups completely.
+
+    There are `groups` disjoint groups of `size` nodes: Σ (-1)^j C(G, j) C(N - mj, k - mj).
+    """
     if not 0 <= lost <= nodes:
         return 0
     total, chosen, rest = 0, 1, comb(nodes, lost)
     last = min(groups, lost // size)
     for j in range(last):
         total += -chosen * rest if j % 2 else chosen * rest
-        # The next term from this one: a binomial of thousands is dear, its neighbour is not.
+        # Derive the next term from this one: computing a large binomial anew is expensive.
         chosen = chosen * (groups - j) // (j + 1)
         rest = rest * perm(lost, size) // perm(nodes, size)
         nodes, lost = nodes - size, lost - size
@@ -154,7 +159,7 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
 
 
 def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
-    """Cut an order of GROUP_RANKs into groups of `copies`; the last one takes the rest, too."""
+    """Return an order of GROUP_RANKs as groups of `copies`. The last group includes the remainder."""
     count = len(order) // copies
     groups = [tuple(order[i * copies : (i + 1) * copies]) for i in range(count)]
     groups[-1] += tuple(order[count * copies :])
@@ -162,7 +167,10 @@ def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _spread(domains: Sequence[str], copies: int) -> list[int]:
-    """Order GROUP_RANKs so that each group has different domains as far as there are enough; domains with the most nodes left come first."""
+    """Return an order of GROUP_RANKs in which each group has different domains, as far as possible.
+
+    Domains with the most remaining nodes come first.
+    """
     left: dict[str, deque[int]] = {}
     for place, domain in enumerate(domains):
         left.setdefault(domain, deque()).append(place)

@@ -1,28 +1,30 @@
-"""Who of a fleet's jobs may hold nodes: priority, then age; gangs; who may jump the queue, and who gives way.
+"""The queue of a fleet: which jobs may hold nodes, which may start early, and which make way.
 
     capacity  8   running: big 5          free 3
     queue     1.  head, needs 6           waits: 3 are free, 8 once big has ended
-              2.  small, needs 2          may jump: beside big 1 is left then, and with big gone 6, which is what head needs
-              3.  other, needs 3          may not: with big gone only 5 would be left for head
+              2.  small, needs 2          may start: 1 node stays free beside big, and 6 without big, which head needs
+              3.  other, needs 3          may not start: without big, only 5 nodes would be free for head
 
-The queue is served in order. The first job that does not fit is its head, and nothing may make the head start later:
+The fleet serves its queue by priority, then by age. The first job that does not fit is the head, and nothing may delay
+the head:
 
-- **Backfill.** A job behind the head may start only onto nodes that the head cannot use. Running jobs can end at any
-  moment and in any order (`MaxRuntimeInSeconds` is the latest end, never the earliest), so whatever set of them is
-  left, if the head fits without the newcomer, it must fit with it. That needs no known end, and holds for every one.
-- **Preemption.** For a head of higher priority, preemptible jobs are paused (an agreed stop, checkpointed), lowest
-  priority and youngest first, as few as are needed and none if all together are not enough. A job that waits for its
-  gang has nothing to lose and goes back.
-- **Quotas.** A job whose project holds too many nodes already to have its own, too, waits beside the queue: it is no
-head, nobody makes way for it.
-- **Pauses.** A job that a person paused gives its nodes back in the same way, and does not wait here: it holds up
-nobody, until it is resumed.
-- **Patience.** A gang that is not complete and to which no node has come for `GANG_PATIENCE_SECONDS` gives its nodes
-  back and stands aside for a while, longer each time: it neither holds nodes nor holds back others, and its nodes are
-  for jobs behind it, or surplus.
+- **Backfill.** A job behind the head may start only on nodes that the head cannot use. Running jobs can end at any time
+and in any order (`MaxRuntimeInSeconds` is the latest end, not the earliest). For every subset of them that may remain,
+the head must fit with the new job if it fits without it. This rule needs no known end of any job.
+- **Preemption.** For a head of higher priority, preemptible jobs pause (an agreed stop with a checkpoint), lowest
+priority and youngest first. As few jobs as needed pause, and none if all together do not free enough nodes. A job that
+waits for its gang loses nothing and returns to the queue.
+- **Quotas.** A job that would exceed its project's quota waits beside the queue. It cannot be the head, and no job
+  makes
+way for it.
+- **Pauses.** A job that a person paused releases its nodes in the same way. It does not wait in the queue until it is
+resumed.
+- **Patience.** An incomplete gang that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes and stands
+  aside,
+each time for longer. Meanwhile it neither holds nodes nor delays other jobs.
 
-Invariant: pure; the loops of jobs and fleets ask the same question and get the same answer, and no job is told to move
-by anything else.
+Invariant: pure. The loops of jobs and fleets call the same function and get the same result. Nothing else makes a job
+give up its nodes for another job.
 """
 
 from __future__ import annotations
@@ -36,50 +38,50 @@ from everstep.protocol.ids import RunId
 
 STAND_ASIDE_SECONDS = 900.0
 MOST_STAND_ASIDE_SECONDS = 7_200.0
-"""How long a gang that did not come together stands aside: at first, doubled each time, at most."""
+"""Longest time that an incomplete gang stands aside. The time starts at `STAND_ASIDE_SECONDS` and doubles."""
 PAUSE_AGAIN_SECONDS = 600.0
-"""How long a job that could not be paused is left alone."""
+"""Time before a job whose pause failed is asked to pause again."""
 _LEAVING = frozenset({JobState.PAUSING, JobState.STOPPING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What becomes of a fleet's jobs for now."""
+    """The present schedule of a fleet's jobs."""
 
     admitted: frozenset[RunId]
-    """May hold nodes: those that do, and those of the queue that may begin to."""
+    """Jobs that may hold nodes: those that hold some, and queued jobs that may start."""
     giving_way: Mapping[RunId, FleetJob]
-    """Jobs that have to let go of their nodes, each with the job that is to get them."""
+    """Jobs that must release their nodes, each with the job that gets them."""
     waiting: tuple[FleetJob, ...]
-    """The rest of the queue, in order; those that stand aside come last."""
+    """The remaining queue, in order. Jobs that stand aside come last."""
     limited: Mapping[RunId, int]
-    """Those of them whose project holds too much to have theirs, too, each with the nodes that it holds."""
+    """Waiting jobs that would exceed their project's quota, each with the nodes that the project holds."""
     capacity: int
     free_count: int
-    """Nodes that no job may claim yet."""
+    """Nodes that no job may claim."""
 
     def place_of(self, run: RunId) -> int | None:
         """Return a job's place in the queue, from 1, or None if it does not wait."""
         return next((place for place, job in enumerate(self.waiting, 1) if job.run == run), None)
 
     def ahead_of(self, run: RunId) -> tuple[FleetJob, ...]:
-        """Return who waits before a job."""
+        """Return the jobs that wait before a job."""
         place = self.place_of(run)
         return self.waiting[: place - 1] if place is not None else ()
 
 
 def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
-    """Return who may hold nodes.
+    """Return which jobs may hold nodes.
 
-    Called in every pass over a job and over a fleet.
+    Every pass over a job or a fleet calls it.
 
     Args:
-        jobs: of one fleet, those that have not ended; those that a person paused do not wait.
+        jobs: the jobs of one fleet that have not ended. Jobs that a person paused do not wait.
         capacity: nodes that jobs may have: the group's MaxSize without held nodes.
         now: Unix seconds.
 
     Returns:
-        The schedule; the same for the same jobs.
+        The schedule, the same for the same input.
     """
     every = tuple(job for job in jobs if not (job.is_paused and job.state is JobState.QUEUED))
     holding = [job for job in every if job.state in HOLDING_JOBS]
@@ -124,40 +126,43 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
 
 
 def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[int], capacity: int) -> bool:
-    """Say whether a job can start without ever being in the way of the head, whichever of the others end, and whenever.
+    """Return whether a job can start without ever delaying the head.
+
+    The result holds for every order in which the other jobs may end.
 
     Args:
         head_count: nodes that the head needs.
-        newcomer_count: nodes that the job behind it would take.
+        newcomer_count: nodes that the new job would take.
         holding_counts: nodes of each job that holds some now.
-        capacity: nodes that there are.
+        capacity: all nodes.
 
     Returns:
-        True if for every set of holding jobs that may be left: where the head fits without the newcomer, it fits with
-        it.
+        True if the following holds for every subset of holding jobs that may remain: the head fits with the new job if
+            it
+        fits without it.
     """
-    reachable = 1  # bit n: some set of the others has n nodes together
+    reachable = 1  # bit n is set if some subset of the others holds n nodes
     for count in holding_counts:
         reachable |= reachable << count
-    least = max(0, capacity - head_count - newcomer_count + 1)  # with fewer nodes taken than this, both fit
-    critical = range(least, capacity - head_count + 1)  # with so many, the head alone fits
+    least = max(0, capacity - head_count - newcomer_count + 1)  # below this number of taken nodes, both jobs fit
+    critical = range(least, capacity - head_count + 1)  # in this range, only the head fits
     return not any(reachable >> taken & 1 for taken in critical)
 
 
 def in_order(jobs: Iterable[FleetJob]) -> list[FleetJob]:
-    """Return jobs as they are served: recovering ones, then by priority, then by age."""
+    """Return jobs in the order of service: recovering jobs first, then by priority, then by age."""
     return sorted(jobs, key=lambda job: (job.state not in LAUNCHED_JOBS, -job.priority, job.created_at, job.run))
 
 
 def stand_aside_seconds(attempt_count: int) -> float:
-    """Return how long a gang stands aside after so many attempts, this one included."""
+    """Return how long a gang stands aside after `attempt_count` attempts, this one included."""
     return min(MOST_STAND_ASIDE_SECONDS, STAND_ASIDE_SECONDS * 2.0 ** min(attempt_count - 1, 10))
 
 
 def in_words(plan: Schedule, run: RunId) -> str:
-    """Return what a queued job waits for: its place, who is ahead, and the figures.
+    """Return why a queued job waits: its place, the jobs ahead, and the figures.
 
-    Its project reads this: jobs of others are counted, not named.
+    Members of the job's project read this text. It names their own jobs and only counts the jobs of others.
     """
     place = plan.place_of(run)
     if place is None:
@@ -191,7 +196,11 @@ def _stands_aside(job: FleetJob, now: float) -> bool:
 
 
 def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float) -> list[FleetJob]:
-    """Return the jobs to pause or send back for the head: as few as are needed, none where all are not enough or enough are leaving anyway."""
+    """Return the jobs that pause or return to the queue for the head.
+
+    They are as few as needed. The result is empty if all candidates together are not enough, or if jobs that are
+    already leaving free enough nodes.
+    """
     soon = free + sum(job.node_count for job in holding if job.state in _LEAVING)
     candidates = [job for job in holding if job.priority < head.priority and _may_give_way(job, now)]
     candidates.sort(key=lambda job: (job.priority, -job.created_at, job.run))
@@ -203,9 +212,7 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
         soon += job.node_count
     if soon < head.node_count:
         return []
-    for job in reversed(
-        chosen[:]
-    ):  # the last to be chosen is the dearest, and needed; of those before it some may not be
+    for job in reversed(chosen[:]):  # the last chosen job is needed; some of the earlier ones may not be
         if soon - job.node_count >= head.node_count:
             chosen.remove(job)
             soon -= job.node_count

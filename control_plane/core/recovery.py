@@ -1,12 +1,12 @@
-"""Which step to go on from, and where each rank's shard of it comes from.
+"""The choice of the step to restore, and of the source of each rank's shard.
 
-    generation 1:  0 ─ 1 ─ 2 ─ 3 ─ 4 ─ 5✗          a slot (origin g, step s) is on the path of a generation iff s is not beyond the last
-                               │                    step of g that the path still goes through: here (1, 3) is, (1, 4) is not
+    generation 1:  0 ─ 1 ─ 2 ─ 3 ─ 4 ─ 5✗          a slot (origin g, step s) is on the path if s is at most
+                               │                    the last step of g on it: (1, 3) is on the path, (1, 4) is not
     generation 2:              3 ─ 4 ─ 5 ─ 6
 
-Invariant: a base and all its sources lie on the path of the newest started generation; a slot is named by origin, step
-and digest, never by step alone. The rules: docs/design.md#restore. `tests/model/step_protocol.py` has them as
-`lineage`, `on_path` and `common`.
+Invariant: a base and all its sources are on the path of the newest started generation. A slot is identified by origin
+generation, step and digest, never by its step alone. The rules are in docs/design.md#restore. The model
+`tests/model/step_protocol.py` contains them as `lineage`, `on_path` and `common`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FARTHEST = ("local", "peer", "s3")
 UNBOUNDED = Step(2**62)
 
 Path = Mapping[Generation, Step]
-"""By origin generation: the last step of it that is still on the path."""
+"""The last step on the path, by origin generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What is left to restore from."""
+    """The available sources for a restore."""
 
     owners: Sequence[NodeId]
     """The node of each rank in the new generation, by rank."""
@@ -38,39 +38,41 @@ class Survey:
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
     committed: Step = NO_STEP
-    """The newest step known to be committed on the path (`newest_committed`); -1: none is."""
+    """The newest step known to be committed on the path (`newest_committed`), or -1."""
     slot_count: int = 2
     """Slots per shard on a holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """The base of a new generation."""
+    """The base of a new generation and its sources."""
 
     base_step: Step
     sources: tuple[tuple[ShardSource, ...], ...]
-    """By rank, best first; all empty when the base is 0."""
+    """Sources by rank, best first. All empty if the base is 0."""
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
-    """By node: what must not be overwritten before the base is committed."""
+    """By node: slots that the node must not overwrite before the base is committed."""
     forgotten: tuple[Rank, ...] = ()
-    """Ranks whose shard is in no node's memory any more."""
+    """Ranks whose shard no node holds in memory."""
 
     @property
     def farthest(self) -> str | None:
-        """The farthest kind of source that a rank has to use, or None when nothing is restored."""
+        """The farthest kind of source that a rank uses, or None if nothing is restored."""
         kinds = [sources[0].kind for sources in self.sources if sources]
         return max(kinds, key=FARTHEST.index) if kinds else None
 
 
 def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path:
-    """Return the path of a generation: its own steps without bound, its ancestors' up to where it branched off.
+    """Return the path of a generation.
+
+    It includes all steps of the generation itself, and the steps of each ancestor up to the branching point.
 
     Args:
         lineage: all generations that have a plan.
-        generation: whose path; 0 gives an empty one (nothing ever ran).
+        generation: the generation. 0 gives an empty path, because no rank ever ran.
 
     Returns:
-        By generation, the last step of it that the path still goes through.
+        By generation, its last step on the path.
     """
     known = {record.generation: record for record in lineage}
     path: dict[Generation, Step] = {}
@@ -83,44 +85,44 @@ def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path
 
 
 def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
-    """Return the newest generation whose ranks may have run, or 0: the parent of the next one."""
+    """Return the newest generation whose ranks may have run, or 0. It is the parent of the next generation."""
     return max((record.generation for record in lineage if record.was_started), default=NO_GENERATION)
 
 
 def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
-    """Say whether the state of `step` that generation `origin` made belongs to the path's history."""
+    """Return whether the state of `step` made by generation `origin` is on the path."""
     return step <= path.get(origin, NO_STEP)
 
 
 def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
-    """Return the newest committed step that the control plane or a node knows of.
+    """Return the newest committed step that the control plane or a node has recorded.
 
-    The control plane's own record lags: it hears of commits about once a second, and of none while it is down. The
-    promised nodes report the C on their pages. A base above C was captured by ranks whose agents had heard C, so every
-    survivor of that generation reports C.
+    The control plane's own record lags, because it learns of commits about once a second, and of none while it is down.
+    The promised nodes report the committed step C from their pages. Ranks capture a base above C only after their
+    agents have received C, so every survivor of that generation reports C.
 
     Args:
-        path: of the newest started generation.
+        path: the path of the newest started generation.
         recorded: the control plane's own record.
-        reported: generation and C of each report. A C off the path was committed on a branch that was given up, and
-            does not count.
+        reported: generation and C of each report. A C off the path belongs to an abandoned branch and does not count.
 
     Returns:
-        The step; -1: none is known.
+        The step, or -1.
     """
     return max([recorded, *(step for generation, step in reported if is_on_path(path, generation, step))])
 
 
 def choose(survey: Survey) -> Restore:
-    """Return the newest step that every rank can get from somewhere, with its sources; step 0, which needs none, if there is nothing else.
+    """Return the newest step that every rank can get, with its sources.
 
-    Called by the job's decide once all members have promised, and before that to ask whether a member is needed at all.
+    If no such step exists, the base is step 0, which needs no source. The job loop calls it once all members have
+    promised. Before that, the loop calls it to find out whether a missing member is needed at all.
 
     Args:
-        survey: what is left.
+        survey: the available sources.
 
     Returns:
-        The base, its sources and what every node has to keep.
+        The base, its sources, and the slots that every node has to keep.
     """
     ranks = [Rank(rank) for rank in range(len(survey.owners))]
     found = [_sources_by_step(survey, rank) for rank in ranks]
@@ -138,7 +140,7 @@ def choose(survey: Survey) -> Restore:
 
 
 def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource, ...]]:
-    """List where a rank's shard of each step on the path can come from: the owner's own node, peers, S3."""
+    """Return the sources of a rank's shard by step on the path: its own node first, then peers, then S3."""
     refused = {(item.is_object, item.origin_generation, item.step) for item in survey.refused if item.rank == rank}
     owner = survey.owners[rank]
     found: dict[Step, list[ShardSource]] = {}
@@ -178,14 +180,14 @@ def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource
 
 
 def stored_step(survey: Survey, base: Step) -> Step:
-    """Find the newest step on the way to the base that a complete checkpoint holds.
+    """Return the newest step on the path up to the base that a complete checkpoint holds.
 
     Args:
-        survey: of the plan to be made.
-        base: that was chosen.
+        survey: the survey of the plan.
+        base: the chosen base.
 
     Returns:
-        The step; 0: none does.
+        The step, or 0.
     """
     leading = (
         checkpoint.step
@@ -197,10 +199,10 @@ def stored_step(survey: Survey, base: Step) -> Step:
 
 
 def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]:
-    """Return the slots that a node must not overwrite before the base is committed: all on the path up to the base.
+    """Return the slots that a node must not overwrite before the base is committed.
 
-    The node may lack a shard's base, and then needs one slot to receive it. It keeps the newest committed step, then
-    the newest others.
+    These are the slots on the path up to the base. If the node lacks the base of a shard, it needs one slot to receive
+    it. It then keeps the newest committed step first, and after that the newest other steps.
     """
     kept: dict[Rank, list[SlotRecord]] = {}
     for slot in survey.inventories[node]:
@@ -220,6 +222,6 @@ def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]
 
 
 def farther(one: str | None, other: str | None) -> str | None:
-    """Return the farther of two kinds of sources."""
+    """Return the farther of two kinds of sources. None counts as nearest."""
     known = [kind for kind in (one, other) if kind is not None]
     return max(known, key=FARTHEST.index) if known else None

@@ -1,14 +1,15 @@
-"""What a fault of a node calls for: restart in place, reboot or replace; from the fault's kind and the node's history.
+"""The remedy for a node's fault: restart, reboot or replace, by the fault's kind and the node's history.
 
-    fault                          remedy           once more within a day
-    application's own (Xid 13 …)   restart ranks    restart ranks
-    a reset mends it (Xid 95 …)    reboot           replace
-    only other hardware does       replace
+    fault                                  remedy           same fault again within a day
+    application fault (Xid 13 …)           restart ranks    restart ranks
+    cleared by a reset (Xid 95 …)          reboot           replace
+    needs other hardware                   replace
 
-A GPU is never reset by itself: that takes root and every process off it, which is all that a reboot costs. A reboot
-leaves an instance on its host: what NVIDIA answers with a restart of the bare metal, EC2 answers with another instance.
+Everstep never resets a single GPU. A reset needs root and requires that all processes leave the GPU, so it costs as
+much as a reboot. A reboot keeps an instance on its host. Where NVIDIA recommends a restart of the bare metal, Everstep
+replaces the instance.
 
-Invariant: what is not in the tables restarts ranks and nothing else.
+Invariant: a fault that is not in the tables only restarts ranks.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from everstep.protocol.agent_messages import FaultCode, NodeFault
 
 LEMON_INCIDENTS = 3
 LEMON_WINDOW_SECONDS = 24 * 3600.0
-"""A node that had its part in so many incidents within so long is a lemon: whatever each of them was, it is not used again.
+"""A node with `LEMON_INCIDENTS` incidents within this window is a lemon and is not used again.
 
-Source: Kokolis et al., HPCA'25 (arXiv 2410.21680), section on lemon nodes: few nodes make most failures, and are found
-by their history.
+The causes of the incidents do not matter. Source: Kokolis et al., HPCA'25 (arXiv 2410.21680), section on lemon nodes: a
+few nodes cause most failures, and their history identifies them.
 """
 HISTORY_LIMIT = 20
-"""Lines of a node's history that are looked at, the newest."""
+"""Number of newest history entries that count."""
 
 _IGNORE = (14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 160, 161)
 _RESTART = (
@@ -64,8 +65,10 @@ _RESTART = (
 _RESTART_NEWER = (*range(96, 106), *range(126, 136), 139)
 _RESET = (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158)
 _RESET_OR_REBOOT = (48, 74, 151, 171, 172)
-"""Workflows of the catalog that end in `a GPU reset or node reboot is needed to clear this error`; 151 wants the virtual machine restarted, 171 and
-172 are details of a 48."""
+"""Xids whose catalog workflow ends with `a GPU reset or node reboot is needed to clear this error`.
+
+Xid 151 needs a restart of the virtual machine. Xids 171 and 172 are details of an Xid 48.
+"""
 _NEW_HARDWARE = (54, 79)
 """54 CHECK_MECHANICALS, 79 RESTART_BM."""
 XID: Mapping[int, Remedy] = {
@@ -74,9 +77,12 @@ XID: Mapping[int, Remedy] = {
     **dict.fromkeys((*_RESET, *_RESET_OR_REBOOT), Remedy.REBOOT),
     **dict.fromkeys(_NEW_HARDWARE, Remedy.REPLACE),
 }
-"""By Xid. Source: NVIDIA, Xid Catalog, column `Resolution Bucket (Immediate Action)`,
+"""Remedies by Xid. Source: NVIDIA, Xid Catalog, column `Resolution Bucket (Immediate Action)`.
+
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: IGNORE is NONE, RESTART_APP is RESTART, RESET_GPU
-and RESTART_VM are REBOOT, RESTART_BM and CHECK_MECHANICALS are REPLACE. 154 only repeats what another Xid calls for."""
+and RESTART_VM are REBOOT, RESTART_BM and CHECK_MECHANICALS are REPLACE. Xid 154 only repeats the recommendation of
+another Xid.
+"""
 FAULTS: Mapping[str, Remedy] = {
     FaultCode.RANKS_NOT_GONE: Remedy.REPLACE,
     FaultCode.GPU_ECC: Remedy.REBOOT,
@@ -91,28 +97,28 @@ FAULTS: Mapping[str, Remedy] = {
     FaultCode.MEMORY_LOW: Remedy.NONE,
     FaultCode.MEMORY_KILLED: Remedy.NONE,
 }
-"""By code; `gpu_xid` goes by its number. A GPU that is lost is an Xid 79 whose line was not seen.
+"""Remedies by fault code. `gpu_xid` uses `XID` instead.
 
-A disk that does not answer keeps in the kernel
-whoever touches it: nothing short of a reboot brings them back, and a node that does not return from that is replaced.
-Throttling, errors of a card, a full disk and little memory pass, or are the job's own doing: ranks that fail of them
-restart, and the breakers see to the rest."""
+GPU_LOST is an Xid 79 whose kernel message was missed. Processes that access an unresponsive disk block in the kernel
+until a reboot, and a node that does not return from the reboot is replaced. Throttling, network errors, a full disk and
+low memory are temporary or caused by the job. Ranks that fail from them restart, and the breakers limit the restarts.
+"""
 _XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A fault that a node must leave its job for."""
+    """A fault that forces a job to leave its node."""
 
     what: str
-    """The fault's code, with its number."""
+    """The fault code, with its number for an Xid."""
     remedy: Remedy
     words: str
-    """The fault in a sentence, and why that remedy."""
+    """The fault in a sentence, and the reason for the remedy."""
 
 
 def xid_of(fault: NodeFault) -> int | None:
-    """Return the Xid that a `gpu_xid` speaks of, by its number or, where there is none, as its message words it; None when neither has one."""
+    """Return the Xid number of a `gpu_xid` fault, from its field or its message. None if neither has one."""
     if fault.xid is not None:
         return fault.xid
     found = _XID_IN_WORDS.search(fault.message)
@@ -120,41 +126,41 @@ def xid_of(fault: NodeFault) -> int | None:
 
 
 def name_of(fault: NodeFault) -> str:
-    """Return a fault's code with its number: `gpu_xid 79`."""
+    """Return the fault code with its number: `gpu_xid 79`."""
     number = xid_of(fault) if fault.code == FaultCode.GPU_XID else None
     return fault.code if number is None else f"{fault.code} {number}"
 
 
 def recent(history: Iterable[Implication], now: float) -> tuple[Implication, ...]:
-    """Return the part of a node's history that still counts, oldest first."""
+    """Return the history entries within the lemon window, oldest first."""
     return tuple(line for line in history if now - line.at <= LEMON_WINDOW_SECONDS)
 
 
 def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Remedy:
-    """Return what a fault calls for on a node with this history.
+    """Return the remedy for a fault on a node with this history.
 
     Args:
-        fault: as the node's own agent reports it.
-        history: of the node.
+        fault: the fault, as the node's agent reports it.
+        history: the history of the node.
         now: Unix seconds.
 
     Returns:
-        The table's remedy; REPLACE instead of a second REBOOT for the same fault within the window.
+        The remedy from the tables. REPLACE instead of a second REBOOT for the same fault within the window.
     """
     remedy = _by_kind(fault)
     return Remedy.REPLACE if remedy is Remedy.REBOOT and _was_rebooted(fault, history, now) else remedy
 
 
 def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: float) -> Finding | None:
-    """Return the gravest fault that a node must leave its job for, or None while there is none.
+    """Return the most severe fault that forces a job to leave the node, or None.
 
     Args:
-        faults: of the node, as its live agent reports them.
-        history: of the node.
+        faults: the faults of the node, as its live agent reports them.
+        history: the history of the node.
         now: Unix seconds.
 
     Returns:
-        The first of the gravest; None when no fault calls for a reboot or a replacement.
+        The first of the most severe faults. None if no fault calls for a reboot or a replacement.
     """
     for grave in (Remedy.REPLACE, Remedy.REBOOT):
         for fault in faults:
@@ -175,14 +181,14 @@ def _was_rebooted(fault: NodeFault, history: Sequence[Implication], now: float) 
 
 
 def lemon(history: Iterable[Implication], now: float) -> str | None:
-    """Return why a node is not to be used again, with its history, or None.
+    """Return why a node must not be used again, or None.
 
     Args:
-        history: of the node.
+        history: the history of the node.
         now: Unix seconds.
 
     Returns:
-        A sentence that names every incident within the window, or None while there are fewer than `LEMON_INCIDENTS`.
+        A sentence with every incident within the window. None below `LEMON_INCIDENTS` incidents.
     """
     lines = recent(history, now)
     if len({line.incident_id for line in lines}) < LEMON_INCIDENTS:
@@ -192,5 +198,8 @@ def lemon(history: Iterable[Implication], now: float) -> str | None:
 
 
 def of_lemon(history: Iterable[Implication], now: float) -> Remedy:
-    """Return what is done about a lemon: ended only if its own live agent reported one of its faults, else kept for a person to decide."""
+    """Return the remedy for a lemon.
+
+    REPLACE if the node's own live agent reported one of its faults. Otherwise RETIRE, and a person decides.
+    """
     return Remedy.REPLACE if any(line.is_own_word for line in recent(history, now)) else Remedy.RETIRE

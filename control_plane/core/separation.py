@@ -1,9 +1,9 @@
-"""Rearranges the groups of a placement until no shard lies in a single failure domain, as far as the domains allow, with few changed shards.
+"""Rearranges placement groups until no shard is in a single failure domain, as far as possible, with few changes.
 
-A group of `copies` nodes keeps the shards of all its members; the last group may be a ring, where each member keeps its
-own shard and those of its `copies - 1` predecessors. A shard is exposed if all its holders share one domain: the loss
-of that domain loses the shard. The solver exchanges two nodes at a time. Every exchange lowers the number of exposed
-shards, and the exchange that changes the fewest shards comes first.
+A group of `copies` nodes holds the shards of all its members. The last group may be a ring, in which each member holds
+its own shard and those of its `copies - 1` predecessors. A shard is exposed if all its holders share one domain,
+because the loss of that domain loses the shard. The solver exchanges two nodes at a time. Every exchange lowers the
+number of exposed shards, and the exchange that changes the fewest shards comes first.
 
 Invariant: groups without exposed shards change only if they take part in an exchange that lowers the number of exposed
 shards.
@@ -19,13 +19,13 @@ from typing import TypeVar
 
 Member = TypeVar("Member")
 Group = tuple[int, ...]
-"""GROUP_RANKs of its members; in a ring each member's shard is kept by the member and its successors."""
+"""GROUP_RANKs of the members. In a ring, each member's shard is held by the member and its successors."""
 Option = dict[int, tuple[int, ...]]
-"""Some groups as they would be after an exchange, by index."""
+"""Some groups after a possible exchange, by index."""
 Rank = tuple[int, int]
-"""Exposed shards after an exchange, then shards whose holders differ from the original placement: the lowest is the best."""
+"""Exposed shards after an exchange, then shards with holders other than in the original placement. The lowest wins."""
 PARTNERS = 16
-"""Groups that are tried as partners of the ring; the best ones come first, so later ones would change as many shards."""
+"""Number of groups tried as partners of the ring. The best come first, so later ones would not save changes."""
 
 
 def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[Member, ...]:
@@ -34,13 +34,13 @@ def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[M
 
 
 def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tuple[Group, ...]:
-    """Return the groups with as few exposed shards as possible, changed as little as possible.
+    """Return the groups with as few exposed shards and as few changes as possible.
 
-    `placement.plan` calls it once per generation, for a fresh placement and for one that lost nodes. Deterministic.
+    `placement.plan` calls it once per generation, for fresh placements and after lost nodes. Deterministic.
 
     Args:
-        groups: every GROUP_RANK once; all have `copies` members, except that the last one may have up to twice as many
-            less one.
+        groups: every GROUP_RANK once. All groups have `copies` members, except that the last may have up to
+            `2 * copies - 1`.
         copies: m, at least 1.
         domains: the failure domain of each node, by GROUP_RANK.
 
@@ -65,7 +65,7 @@ class _Search:
     """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:
-        """Lower the number of exposed shards; False if no exchange does."""
+        """Lower the number of exposed shards, and return False if no exchange does."""
         before = self.exposed_count
         if before:
             self.original = self.original or {
@@ -82,7 +82,7 @@ class _Search:
         return sum(self.exposed(group) for group in self.groups)
 
     def exposed(self, group: Group) -> int:
-        """Count the members of a group whose shard has all holders in one domain."""
+        """Return the number of members of a group whose shard has all holders in one domain."""
         if len(group) == self.copies:
             return len(group) if self.domain_of_all(group) is not None else 0
         shards = (holders_in(group, position, self.copies) for position in range(len(group)))
@@ -94,25 +94,28 @@ class _Search:
         return first if all(self.domains[node] == first for node in nodes) else None
 
     def changed(self, group: Group) -> int:
-        """Count the members of a group whose shard has other holders than in the original placement."""
+        """Return the number of members of a group whose shard has other holders than originally."""
         return sum(
             frozenset(holders_in(group, position, self.copies)) != self.original[node]
             for position, node in enumerate(group)
         )
 
     def outside(self, index: int, domain: str) -> int:
-        """Count the members of a group that are outside of a domain."""
+        """Return the number of members of a group outside a domain."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
     # -- the ring
 
     @property
     def ring(self) -> int | None:
-        """The index of the ring, or None where all groups have `copies` members."""
+        """The index of the ring, or None if all groups have `copies` members."""
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
-        """Reorder the ring, or exchange its members with other groups, while that lowers the number of exposed shards."""
+        """Reorder the ring or exchange its members with other groups.
+
+        This repeats while the number of exposed shards decreases.
+        """
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):
             options = [*self.orders(ring), *self.exchanges_of(ring)]
@@ -131,7 +134,7 @@ class _Search:
                     yield {ring: _with(_with(group, i, group[j]), j, group[i])}
 
     def exchanges_of(self, ring: int) -> Iterator[Option]:
-        """Yield exchanges of one member of the ring with one of a promising group."""
+        """Yield exchanges of one ring member with a member of a promising group."""
         common = Counter(self.domains[node] for node in self.groups[ring]).most_common(1)[0][0]
 
         def promise(index: int) -> tuple[bool, bool, int, int]:
@@ -144,7 +147,10 @@ class _Search:
             yield from self.recuts(ring, index)
 
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
-        """Yield neighbours of the ring as a group of their own, and the other group in their place: one shard less changes than by an exchange."""
+        """Yield splits in which ring neighbours form a group and the other group joins the ring.
+
+        A split changes one shard less than an exchange.
+        """
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):
             turned = group[i:] + group[:i]
@@ -160,7 +166,10 @@ class _Search:
                     yield {one: _with(self.groups[one], i, theirs), other: _with(self.groups[other], j, mine)}
 
     def apply_best(self, options: Sequence[Option]) -> bool:
-        """Apply the option with the fewest exposed shards, then the fewest changed ones, if it lowers the number of exposed shards."""
+        """Apply the option with the fewest exposed shards, then the fewest changed shards.
+
+        Return False, without a change, if no option lowers the number of exposed shards.
+        """
 
         def rank(option: Option) -> Rank:
             exposed = sum(self.exposed(group) - self.exposed(self.groups[index]) for index, group in option.items())
@@ -175,7 +184,7 @@ class _Search:
         return True
 
     def apply(self, option: Option) -> None:
-        """Put the groups of an option in the place of the present ones."""
+        """Replace the present groups by the groups of an option."""
         for index, group in option.items():
             self.groups[index] = group
             self.touched.add(index)
@@ -183,7 +192,10 @@ class _Search:
     # -- groups of `copies` members
 
     def mend_whole_groups(self) -> None:
-        """Exchange members of groups that lie in one domain: first among each other, then with the groups that can give the most."""
+        """Exchange members of groups that have a single domain.
+
+        Such groups exchange with each other first, then with the groups that have the most members outside the domain.
+        """
         exposed = defaultdict[str, list[int]](list)
         for index, group in enumerate(self.groups):
             if len(group) == self.copies and (domain := self.domain_of_all(group)) is not None:
@@ -203,7 +215,10 @@ class _Search:
             self.borrow(exposed[domain], domain)
 
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
-        """Give each of these groups, which lie in one domain, a member of a group that has two members outside of that domain or more."""
+        """Give each of these groups a member from outside its domain.
+
+        All these groups are in the same domain. A lending group keeps at least one member outside that domain.
+        """
         spare = {
             index: self.outside(index, domain) - 1
             for index, group in enumerate(self.groups)
@@ -214,7 +229,7 @@ class _Search:
         for index in exposed:
             options = (
                 [next(self.exchanges(index, lenders[-1]))] if lenders else []
-            )  # all exchanges of the two are alike
+            )  # all exchanges of these two groups are equivalent
             if self.ring is not None and self.outside(self.ring, domain) > 1:
                 options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]
             self.apply_best(options)
