@@ -51,7 +51,10 @@ from everstep.training.errors import AgentUnreachable, StaleGeneration
 RECONNECT_SECONDS = 0.25
 """Pause between two attempts to reconnect to the agent."""
 MAX_OUTBOX_BYTES = 2 * MAX_LOGGED_BYTES
-"""Unsent bytes above which the agent counts as hung. The rank then closes the connection and opens a new one."""
+"""Unsent bytes above which the agent counts as hung.
+
+The rank then closes the connection and opens a new one.
+"""
 MAX_REASON_CHARACTERS = 4096
 """Longest error text that the rank sends.
 
@@ -62,7 +65,10 @@ Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | Ran
 
 
 class AgentLink(Protocol):
-    """Interface between a session and its agent: `NullLink` without an agent, `UnixAgentLink` with one."""
+    """Interface between a session and its agent.
+
+    `NullLink` works without an agent, `UnixAgentLink` with one.
+    """
 
     @property
     def generation(self) -> Generation:
@@ -74,11 +80,14 @@ class AgentLink(Protocol):
 
     @property
     def slots(self) -> SlotsGranted | SlotsRefused | None:
-        """The agent's answer to the newest request. None before the answer, and after a lost connection."""
+        """The agent's answer to the newest request.
+
+        None before the answer, and after a lost connection.
+        """
 
     @property
     def word(self) -> AgentHalf | None:
-        """The newest agent half of this generation that the rank could read, or None before the first.
+        """The newest agent half of this generation that the rank could read, or None.
 
         It stays available while the agent is away. A page that the script has overwritten is ignored.
         """
@@ -87,7 +96,10 @@ class AgentLink(Protocol):
         """Return the newest message about the base to restore. Waits for the agent."""
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Pass the result of `poll` to `is_enough` after every sign of the agent, until `is_enough` returns True."""
+        """Pass the result of `poll` to `is_enough` until it returns True.
+
+        The call waits for a sign of the agent between two attempts.
+        """
 
     def poll(self) -> AgentHalf | None:
         """Return the agent's half of the page, then process received messages.
@@ -99,13 +111,18 @@ class AgentLink(Protocol):
         """Write the rank's half of the page."""
 
     def send(self, message: Sent) -> None:
-        """Send a message that must arrive, now or as soon as the agent accepts it. Safe from any thread."""
+        """Send a message that must arrive, now or as soon as the agent accepts it.
+
+        Safe from any thread.
+        """
 
     def hint(self, message: Boundary | Capturing) -> None:
         """Send a message that may be lost. Safe from any thread."""
 
     def hold(self, message: Boundary | IdleSpans) -> None:
-        """Send a message together with the next `send`, or at `let_go`, so that the agent wakes up once.
+        """Send a message together with the next `send`, or at `let_go`.
+
+        The agent then wakes up only once.
 
         The order is kept. A `Boundary` may be lost. Safe from any thread.
         """
@@ -121,7 +138,10 @@ class AgentLink(Protocol):
 
 
 class NullLink:
-    """Link without an agent: the script runs under plain torchrun, or alone. All calls work; nothing is captured."""
+    """Link without an agent: the script runs under plain torchrun, or alone.
+
+    All calls work; nothing is captured.
+    """
 
     generation = Generation(0)
     has_agent = False
@@ -206,10 +226,10 @@ class UnixAgentLink:
         return self._read() or self._word
 
     def welcome(self) -> Arriving | Welcome:
-        """Return the newest message about the base, waiting for the first one. `init` and `restore` call this.
+        """Return the newest message about the base, waiting for the first one.
 
-        If all shards are in memory, the agent sends `Arriving` as soon as the base's index is there. Otherwise it sends
-        `Welcome` when every node has verified its shards.
+        `init` and `restore` call this. If all shards are in memory, the agent sends `Arriving` as soon as the base's
+        index is there. Otherwise it sends `Welcome` when every node has verified its shards.
 
         Returns:
             Where to restore from.
@@ -224,7 +244,9 @@ class UnixAgentLink:
         return self._welcome
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Pass the result of `poll` to `is_enough` after every sign of the agent. Used only before the first step.
+        """Pass the result of `poll` to `is_enough` until it returns True.
+
+        The call waits for a sign of the agent between two attempts. It is used only before the first step.
 
         Args:
             is_enough: returns True to end the wait.

@@ -33,11 +33,17 @@ class Arena:
             prefer_huge(self._address, len(self._map))
 
     def prefault(self) -> None:
-        """Allocate the mapping's pages, huge pages where the kernel has them. Runs in a background thread."""
+        """Allocate the mapping's pages, huge pages where the kernel has them.
+
+        Runs in a background thread.
+        """
         populate(self._address, len(self._map), is_written=True)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return memory for a tensor, initially zero. Return None for an empty tensor or if the arena is full."""
+        """Return memory for a tensor, initially zero.
+
+        Return None for an empty tensor or if the arena is full.
+        """
         size = shape.numel() * dtype.itemsize
         if size == 0 or self._offset + size > len(self._map):
             return None

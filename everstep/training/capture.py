@@ -35,7 +35,10 @@ class StateTensor:
     A tensor on the meta device does not exist yet.
     """
     is_deferred: bool
-    """True if only an optimizer step changes the tensor. It may then be copied during forward and backward."""
+    """True if only an optimizer step changes the tensor.
+
+    It may then be copied during forward and backward.
+    """
     wrapper: torch.Tensor | None = None
     """The tensor that the script uses (a DTensor), if `tensor` is the memory behind it.
 
@@ -52,7 +55,10 @@ class CapturePlan:
 
     entries: tuple[TensorEntry, ...]
     gaps: tuple[tuple[int, int], ...]
-    """Payload ranges between tensors. They are zeroed, because stale bytes would change the digest."""
+    """Payload ranges between tensors.
+
+    They are zeroed, because stale bytes would change the digest.
+    """
     index_offset: int
     index: IndexWriter
     """Writes the index of these entries, with the values of each boundary."""
@@ -150,7 +156,10 @@ class SlotMemory:
         return memoryview(self._map)[HEADER_BYTES + start : HEADER_BYTES + stop]
 
     def prefault(self) -> None:
-        """Allocate all pages of the mapping without changing the content. Runs in a background thread."""
+        """Allocate all pages of the mapping without changing the content.
+
+        Runs in a background thread.
+        """
         address, size = self.span
         populate(address, size, is_written=True)
 

@@ -44,7 +44,7 @@ class Copies:
 
 Done = Callable[[BaseException | None], None]
 Progress = Callable[[int, int], None]
-"""Callback with the number of complete targets, from the first on, and the copied bytes of the next target."""
+"""Progress callback: number of complete targets, and copied bytes of the next one."""
 
 
 class CopyTicket:
@@ -72,12 +72,18 @@ class CopyTicket:
 
     @property
     def hides_sources(self) -> bool:
-        """True while the calling thread captures a CUDA graph. Reading the sources would become part of the graph."""
+        """True while the calling thread captures a CUDA graph.
+
+        Reading the sources would then become part of the graph.
+        """
         return False
 
 
 class Copier(Protocol):
-    """Copies tensors into slots. `CpuCopier` copies host memory; `CudaCopier` copies on its own stream."""
+    """Copies tensors into slots.
+
+    `CpuCopier` copies host memory; `CudaCopier` copies on its own stream.
+    """
 
     is_prompt: bool
     """True if a copy starts at once. False if it starts after earlier work of a device."""
@@ -127,11 +133,12 @@ class CopierThread:
 
     The thread survives an error of any work item, because training waits for later items.
 
+    With few cores per rank, the kernel may wake the thread on the core of another rank that is still at its boundary.
+    That rank would wait until the next scheduler tick. The thread therefore wakes up on the caller's core, behind the
+    caller, and may move to other cores once it runs.
+
     Args:
-        is_crowded: True when the node has few cores per rank. The thread then wakes up on the core of the caller,
-            behind
-        the caller, and may move to other cores once it runs. Otherwise the kernel may wake it on the core of another
-            rank that is still at its boundary, and delay that rank until the next scheduler tick.
+        is_crowded: True when the node has few cores per rank.
     """
 
     def __init__(self, *, is_crowded: bool = False) -> None:
@@ -182,9 +189,10 @@ class CopierThread:
 
 
 class CpuCopier:
-    """Copies host memory in one background thread. Torch copies without the interpreter's lock, so training continues.
+    """Copies host memory in one background thread.
 
-    A second thread would be little faster and would take a core from training.
+    Torch copies without the interpreter's lock, so training continues. A second thread would be little faster and would
+    take a core from training.
 
     Args:
         is_crowded: True when the node has few cores per rank (see `CopierThread`).
@@ -252,7 +260,9 @@ def copy_now(copies: Copies) -> None:
 
 
 def parts(copies: Copies) -> Iterator[tuple[Copies, int, int]]:
-    """Yield copies in order, in parts of about `PIECE_BYTES`: many small tensors, or a piece of a large one.
+    """Yield copies in order, in parts of about `PIECE_BYTES`.
+
+    A part holds many small tensors, or a piece of a large one.
 
     Args:
         copies: copies to divide. A source that is not contiguous is not divided.

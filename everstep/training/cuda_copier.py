@@ -39,7 +39,10 @@ from everstep.training.copier import CopierThread, Copies, CopyTicket, Done, Pro
 from everstep.training.state_tree import tensor_bytes
 
 PIECE_BYTES = 32 * 1024 * 1024
-"""Size of one copy: long enough for the full rate, short enough that other transfers get the bus in between."""
+"""Size of one copy.
+
+It is long enough for the full rate, and short enough that other transfers get the bus in between.
+"""
 SMALL_BYTES = 256 * 1024
 """Largest tensor that is gathered.
 
@@ -49,14 +52,18 @@ GATHER_BYTES = 8 * 1024 * 1024
 """Device memory of each stream's gather buffer."""
 RING_BUFFERS = 2
 NODE_RING_BYTES = 64 * 1024 * 1024
-"""Pinned memory for the rings of all ranks of a node together. It is the node's only need beside its slots."""
+"""Pinned memory for the rings of all ranks of a node together.
+
+It is the node's only need beside its slots.
+"""
 MARKS = 64
 """Most events per copy that mark its progress."""
 REGISTERED_BYTES = 256 * 1024 * 1024
-"""Size of one registration. A larger one would hold the driver's locks for longer, and launches need these locks too.
+"""Size of one registration.
 
-No copy may cross the end of a registered piece. The driver refuses a copy of which it knows only a part, and does not
-document that it joins two registered neighbours.
+A larger one would hold the driver's locks for longer, and launches need these locks too. No copy may cross the end of a
+registered piece. The driver refuses a copy of which it knows only a part, and does not document that it joins two
+registered neighbours.
 """
 
 
@@ -80,8 +87,9 @@ class Device(Protocol):
         """Return whether the tensor is on this device."""
 
     def enter_thread(self) -> None:
-        """Prepare the calling thread: select the device, and a capture mode that does not break the script's graph
-        captures.
+        """Prepare the calling thread for device calls.
+
+        Select the device, and a capture mode in which the thread's calls do not break the script's graph captures.
         """
 
     def new_stream(self) -> Any:
@@ -196,7 +204,10 @@ class CudaDevice:
 
 @functools.cache
 def _runtime() -> ctypes.CDLL:
-    """Return the CUDA runtime that torch has loaded. The loader finds it by its soname, independent of its path."""
+    """Return the CUDA runtime that torch has loaded.
+
+    The loader finds it by its soname, independent of its path.
+    """
     return ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').split('.')[0]}")
 
 
@@ -241,7 +252,10 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Run:
-    """Neighbouring bytes of a slot that are copied together: those of one tensor, or of several small ones."""
+    """Neighbouring bytes of a slot that are copied together.
+
+    They belong to one tensor or to several small ones.
+    """
 
     targets: list[torch.Tensor]
     sources: list[torch.Tensor]
@@ -275,7 +289,10 @@ class _Run:
         return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
 
     def take(self, other: _Run, limit: int) -> bool:
-        """Append `other` if it follows this run directly and both are small. Return whether it was appended."""
+        """Append `other` if it follows this run directly and both are small.
+
+        Return whether it was appended.
+        """
         if not (
             other.begin == align(self.end) and other.is_small and self.is_small and other.end - self.begin <= limit
         ):
@@ -289,7 +306,10 @@ class _Run:
 
     @property
     def is_small(self) -> bool:
-        """True if all its tensors are small enough to be gathered with others. False for a part of a tensor."""
+        """True if all its tensors are small enough to be gathered with others.
+
+        False for a part of a tensor.
+        """
         return self.complete_count > self.number and not self.before_bytes and self.targets[-1].nbytes <= SMALL_BYTES
 
 
@@ -402,7 +422,10 @@ class CudaCopier:
         self._thread.put(device.enter_thread)
 
     def copy(self, copies: Copies) -> None:
-        """Copy on the training stream itself. Later work of the stream and the next `start` follow the copy."""
+        """Copy on the training stream itself.
+
+        Later work of the stream and the next `start` follow the copy.
+        """
         copy_now(self._of_host(copies))
         stream = self._device.current_stream()
         for run, source in self._gather_now.runs(copies, stream):
@@ -479,7 +502,9 @@ class CudaCopier:
             self._end.synchronize()
 
     def _enqueue_all(self, copies: Copies, *, is_marked: bool) -> list[_Mark]:
-        """Enqueue the copies of the device's tensors, with a mark after every few pieces if requested.
+        """Enqueue the copies of the device's tensors.
+
+        If `is_marked`, an event after every few pieces marks the progress.
 
         Host tensors are copied before any mark is reported.
         """
@@ -561,7 +586,10 @@ class CudaCopier:
         return slot is not None and piece.data_ptr() + piece.numel() <= slot.end
 
     def _cut(self, target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield target and source in matching parts, none of which crosses the end of a registered piece."""
+        """Yield target and source in matching parts.
+
+        No part crosses the end of a registered piece.
+        """
         begin, done = target.data_ptr(), 0
         slot = self._slot_at(begin)
         while done < target.numel():
@@ -603,7 +631,10 @@ def _parts(copies: Copies, device: Device, limit: int) -> Iterator[_Run]:
 
 
 def _rows(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield parts of at most `limit` bytes, in the target's order, each with a contiguous target."""
+    """Yield parts of at most `limit` bytes, in the target's order.
+
+    The target of each part is contiguous.
+    """
     if target.nbytes <= limit:
         yield target, source
     elif (row := target.nbytes // len(target)) > limit:

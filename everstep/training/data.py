@@ -1,4 +1,4 @@
-"""Data position: record where training is in its data, and return to that position after a restart.
+"""Data position: where training is in its data, and how a restart returns there.
 
 A position holds the epoch, the number of batches handed out, and the `Place` of the walk through the sampler (or
 through an iterable without a position). The method of resuming depends on the loader:
@@ -244,7 +244,10 @@ class PlacedSampler:
         self._seeding = seeding
         self._held: rng.States | None = None
         self._skip_count: int | None = None
-        """Batches that the next walk skips because they were handed out before. None if it starts an epoch."""
+        """Batches that the next walk skips because they were handed out before.
+
+        None if it starts an epoch.
+        """
         self.epoch = 0
         self.place: Place | None = None
         """Place of the walk through this epoch. None between two epochs."""
@@ -262,7 +265,10 @@ class PlacedSampler:
         self.place, self._skip_count = place, None if place is None else skip_count
 
     def hold(self) -> None:
-        """Start the next walk with the generators' current states, even if the loader draws before it."""
+        """Start the next walk with the current states of the generators.
+
+        Draws of the loader before the walk then have no effect on it.
+        """
         self._held = rng.states(self._generators)
 
     def __iter__(self) -> Iterator[object]:
@@ -321,12 +327,12 @@ class Fork:
 
 
 class Walk:
-    """One walk through a sampler or an iterable that can be repeated even if other code draws from its generators.
+    """One walk through a sampler or an iterable that can be repeated exactly.
 
-    The walk draws from the generators themselves as long as no other code does. If other code has drawn from a
-    generator since the walk's last draw, the walk records the state that it found (`Fork`). From the next item on it
-    draws from a stream of its own, derived from the state after that draw. It does not touch the shared generator any
-    more.
+    Other code may draw from the same generators. The walk draws from the generators themselves as long as no other code
+    does. If other code has drawn from a generator since the walk's last draw, the walk records the state that it found
+    (`Fork`). From the next item on it draws from a stream of its own, derived from the state after that draw. It does
+    not touch the shared generator any more.
 
     Args:
         items: walked from their beginning.
@@ -404,7 +410,10 @@ class Walk:
 
 
 def _draws_once(items: object) -> bool:
-    """Return whether only the draws at the first item affect the items, as in torch's samplers and in lists."""
+    """Return whether only the draws at the first item affect the items.
+
+    This is true for torch's samplers and for lists.
+    """
     sampler = items.sampler if type(items) is BatchSampler else items
     if type(sampler) is RandomSampler and sampler.generator is not None:
         return not sampler.replacement and sampler.num_samples <= len(
@@ -426,14 +435,19 @@ _DRAW_ONCE = (
 
 @dataclass(frozen=True, slots=True)
 class SeededItem:
-    """An item that a sampler yields to a worker: the user's index or indices, and the seed of their batch."""
+    """An item that a sampler yields to a worker.
+
+    It holds the user's index or indices, and the seed of their batch.
+    """
 
     item: object
     seed: int
 
 
 class SeededDataset(Dataset[object]):
-    """Wraps the user's dataset in a worker: seeds the generators for the batch before every fetch.
+    """Wraps the user's dataset in a worker.
+
+    Before every fetch it seeds the generators for the batch.
 
     Args:
         inner: the user's dataset.
@@ -562,7 +576,7 @@ class _Replayed:
 
 
 def check_apart(streams: Iterable[DataStream]) -> None:
-    """Reject a loader that restores generators itself and shares one of them with another loader.
+    """Reject loaders that share a generator if one of them restores it itself.
 
     Args:
         streams: all registered streams.

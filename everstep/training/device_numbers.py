@@ -65,7 +65,9 @@ class _Record:
 
 
 class DeviceNumbers:
-    """Delays records until their values have arrived, then adds them to the ring. Used only by the training thread.
+    """Delays records until their values have arrived, then adds them to the ring.
+
+    Used only by the training thread.
 
     Args:
         ring: receives records in order.

@@ -24,7 +24,9 @@ class TrainingError(Exception):
 
 
 class CannotResume(TrainingError):
-    """A registered object has state that cannot be restored; `init` rejects the object before the first step.
+    """A registered object has state that cannot be restored.
+
+    `init` rejects such objects before the first step. A change during training may cause the error later.
 
     Args:
         name: path under which the script registered the object, for example `extra/ema/callback`.

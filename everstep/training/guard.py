@@ -1,10 +1,11 @@
-"""Guard: delays an optimizer step until the running copy has ended, and rejects copies of tensors that changed.
+"""Guard: delays an optimizer step while the copy of the last step still runs.
 
-The session assumes that only an optimizer step changes the deferred tensors. The guard checks this assumption on every
-snapshot by version and address. The check runs at the first pause of the training thread after the copy
-(`everstep.training.pauses`), at the latest in `reach`. Audited snapshots are copied completely at the boundary and
-compared byte by byte before the next step. A tensor that fails is reported once, and from then on copied at the
-boundary.
+It also rejects copies of tensors that changed. The session assumes that only an optimizer step changes the deferred
+tensors. The guard checks this assumption on every snapshot by version and address. The check runs at the first pause of
+the training thread after the copy (`everstep.training.pauses`), at the latest in `reach`.
+
+Audited snapshots are copied completely at the boundary and compared byte by byte before the next step. A tensor that
+fails is reported once, and from then on copied at the boundary.
 
 Invariant: at most one snapshot is in flight. When `reach` returns, no copy reads the deferred tensors any more.
 """
@@ -37,7 +38,10 @@ class Flight:
     sources: Sources
     """Tensors that must not change before the copy has ended."""
     moved: Callable[[], Sequence[str]]
-    """Returns the names of tensors that changed since the boundary, as far as torch counts. Called after the copy."""
+    """Returns the names of tensors that changed since the boundary, as far as torch counts.
+
+    Called after the copy.
+    """
     copies: Sequence[torch.Tensor] | None
     """For an audited snapshot: the copies in the slot, for the comparison. Otherwise None."""
     ticket: CopyTicket
@@ -51,7 +55,7 @@ class Flight:
 
 
 class Guard:
-    """Makes the training thread wait for a snapshot in flight before the next change of its tensors.
+    """Makes the training thread wait until the copy of a snapshot has ended.
 
     Args:
         clock: monotonic clock, in seconds.
@@ -62,7 +66,7 @@ class Guard:
         self._flight: Flight | None = None
         self._flight_count = 0
         self.blocked_seconds: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
-        """Seconds for which each recent snapshot blocked the training thread, its part at the boundary included."""
+        """Seconds for which each recent snapshot blocked training, boundary included."""
         self.total_blocked_seconds = 0.0
         """Sum over all snapshots."""
         self.unstable: set[str] = set()

@@ -1,4 +1,4 @@
-"""Host copy: copies saved tensors into live ones, in the piece size at which the C library is fastest.
+"""Host copy: copies saved tensors into live ones in pieces of the fastest size.
 
 Up to the size of a core's second-level cache, glibc copies with `rep movsb`, which does not read the target first.
 Above that size, on AMD processors, glibc uses a loop that reads the target. Torch uses such a loop at any size.

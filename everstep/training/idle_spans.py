@@ -1,4 +1,6 @@
-"""Idle spans: compute when training leaves the network idle, from the times of network use. Pure.
+"""Idle spans: compute when training leaves the network idle, from the times of network use.
+
+Pure.
 
 Invariant: a span is reported only if most iterations have one; differences between iterations are not a pattern.
 """
@@ -57,7 +59,10 @@ def _usual(gaps: Sequence[Interval]) -> IdleSpan:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return an estimate of the standard deviation of normal values. A few outliers hardly change it."""
+    """Return an estimate of the standard deviation of normal values.
+
+    A few outliers hardly change it.
+    """
     middle = statistics.median(values)
     return _NORMAL * statistics.median(abs(value - middle) for value in values)
 

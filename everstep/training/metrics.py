@@ -22,13 +22,18 @@ RING_RECORDS = 4096
 SEND_SECONDS = 1.0
 MAX_NAME_LENGTH = 255
 MESSAGE_BYTES = MAX_RANK_MESSAGE_BYTES // 4
-"""Most bytes of records in one message. The rank's other messages wait behind at most one such message."""
+"""Most bytes of records in one message.
+
+The rank's other messages wait behind at most one such message.
+"""
 
 
 def numbers(
     values: Mapping[str, float | torch.Tensor], *, is_later: Callable[[torch.Tensor], bool] = lambda _: False
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Return logged values as plain numbers, and separately those that their device is still computing.
+    """Return logged values as plain numbers.
+
+    Values that their device is still computing are returned separately.
 
     A tensor's graph is not changed.
 

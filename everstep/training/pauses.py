@@ -57,7 +57,9 @@ _run_next = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_oldest)
 
 
 def _is_inside_operation() -> bool:
-    """Return whether the current Python code implements an operation (a tensor subclass, a dispatch mode).
+    """Return whether the current Python code implements a torch operation.
+
+    Examples are tensor subclasses and dispatch modes.
 
     Torch counts such an operation only when this code returns.
     """

@@ -31,11 +31,14 @@ from everstep.protocol.rank_messages import IdleSpan
 from everstep.training.idle_spans import Interval, idle_spans
 
 WARM_UP_ITERATIONS = 8
-"""Iterations before the first profile. The first iterations compile, allocate, rebuild buckets and are audited."""
+"""Iterations before the first profile.
+
+The first iterations compile, allocate, rebuild buckets and are audited.
+"""
 PROFILED_ITERATIONS = 20
 """Iterations per profile, as in GEMINI."""
 WATCHED_ITERATIONS = 64
-"""Iterations between two checks whether the duration of iterations still matches the profile."""
+"""Iterations between two checks whether iterations still take the profiled time."""
 DRIFT_RATIO = 0.1
 BOUNDARY = "everstep:boundary"
 
@@ -76,10 +79,10 @@ class NetworkProfiler:
         self._unread: Read | None = None
 
     def boundary(self, at_seconds: float) -> None:
-        """Process a boundary: start, mark, end or read the recording when it is due. Called once per iteration.
+        """Process a boundary: start, mark, end or read the recording when it is due.
 
-        Ending a recording and reading it each take milliseconds, and the script waits for them. They therefore happen
-        at different boundaries.
+        Called once per iteration. Ending a recording and reading it each take milliseconds, and the script waits for
+        them. They therefore happen at different boundaries.
 
         Args:
             at_seconds: time of the boundary on the monotonic clock.
@@ -135,7 +138,10 @@ class NetworkProfiler:
 
 
 class TorchTrace:
-    """Torch's profiler, recording ranges only: gloo's collectives on their threads, NCCL's kernels on the device."""
+    """Records ranges with torch's profiler.
+
+    The ranges are gloo's collectives on their threads, and NCCL's kernels on the device.
+    """
 
     def begin(self) -> bool:
         """Start, unless a profiler runs (see `Trace`)."""
@@ -195,5 +201,8 @@ def is_network(name: str, *, is_device: bool) -> bool:
 
 
 def _is_somebody_profiling() -> bool:
-    """Return whether the script runs its own profiler. Torch's profiler sets this flag; the trace here does not."""
+    """Return whether the script runs its own profiler.
+
+    Torch's profiler sets this flag; the trace here does not.
+    """
     return bool(torch.autograd.profiler._is_profiler_enabled)

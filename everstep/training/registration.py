@@ -171,7 +171,10 @@ def _adapters(
 
 
 def _is_own(optimizer: object, engine: Any) -> bool:
-    """Return whether the optimizer belongs to the engine: returned by `deepspeed.initialize`, or passed to it."""
+    """Return whether the optimizer belongs to the engine.
+
+    `deepspeed.initialize` either returned it or received it as an argument.
+    """
     return optimizer is engine.optimizer or optimizer is engine.optimizer.optimizer
 
 

@@ -1,4 +1,4 @@
-"""Restore: read a slot, agree with the other ranks, and write the state into the live objects.
+"""Restore: read a slot, agree with the other ranks, and write the live objects.
 
 Invariant: no rank writes before every rank has reported that its snapshot is of the same step and fits what the script
 built. If one rank refuses, all refuse. If the payload still arrives, a tensor is copied as soon as its bytes are
@@ -39,7 +39,10 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, decode
 
 VALUE_PREFIX = "value"
-"""Prefix of the names of large tensors from the value tree: `value/objects/extra/average/weights`."""
+"""Prefix of the names of large tensors from the value tree.
+
+Example: `value/objects/extra/average/weights`.
+"""
 SHOWN_DIFFERENCES = 8
 
 
@@ -101,7 +104,10 @@ class Snapshot:
 
 
 class LoadBegunAnew(Exception):
-    """The agent loads the base again, from another source or after its restart. Copied bytes are void."""
+    """The agent loads the base again, from another source or after its restart.
+
+    Copied bytes are void.
+    """
 
 
 class Arrival:
@@ -118,7 +124,10 @@ class Arrival:
         self._verified = 0
 
     def has(self, end: int) -> bool:
-        """Return whether the first `end` bytes of the payload are already reported as verified. Does not wait."""
+        """Return whether the first `end` bytes of the payload are already reported as verified.
+
+        Does not wait.
+        """
         return self._load is None or end <= self._verified
 
     def wait(self, end: int) -> None:
@@ -145,7 +154,9 @@ class Arrival:
             self._look(lambda _: True)
 
     def finish(self) -> None:
-        """Wait until every node has verified its ranks' shards, and check that no load started again.
+        """Wait until every node has verified its ranks' shards.
+
+        Then check that no load started again.
 
         Raises:
             LoadBegunAnew: the agent loads the base again.
@@ -222,7 +233,9 @@ def encode_facts(facts: Mapping[str, str]) -> tuple[bytes, bytes]:
 
 
 def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
-    """Map a slot file, and prefault its pages and the arenas in the background while the script continues.
+    """Map a slot file, and prefault memory in the background.
+
+    The script continues while the pages of the slot and of the arenas are prefaulted.
 
     Args:
         path: the slot that the agent named.

@@ -1,4 +1,4 @@
-"""Random number generators: read, set and seed those of the process and those that objects hold.
+"""Random number generators: observe, restore and seed them.
 
 The process's generators are torch's on CPU and every CUDA device, numpy's global one, and Python's.
 
@@ -24,7 +24,10 @@ RandomState: TypeAlias = dict[str, Tree]
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 States: TypeAlias = list[Tree]
-"""States of several generators: first the process's generators as one state, then those of objects."""
+"""States of several generators.
+
+The first item holds all generators of the process; the others belong to objects.
+"""
 
 SEARCH_DEPTH = 4
 MAX_PARTS = 64
@@ -187,7 +190,9 @@ def is_same(one: Tree, other: Tree) -> bool:
 
 
 def branch(generators: Sequence[Generator], index: int) -> Tree:
-    """Return the state of a new stream, derived from a generator's present state but independent of its numbers.
+    """Return the state of a new stream, derived from a generator's present state.
+
+    The stream shares no numbers with the generator.
 
     Args:
         generators: the generators that `states` was called with. They keep their states.

@@ -15,7 +15,10 @@ from everstep.training.copier import Copies
 from everstep.training.host_copy import copy_into_live
 
 GATHERED_BYTES = 256 * 1024 * 1024
-"""Bytes that are copied at once. Signal handlers of the script are delayed for the duration of such a copy."""
+"""Bytes that are copied at once.
+
+Signal handlers of the script are delayed for the duration of such a copy.
+"""
 
 
 class SavedTensors(Mapping[str, torch.Tensor]):

@@ -19,11 +19,14 @@ from everstep.protocol.plan import channel_variable
 from everstep.training.errors import SessionMisuse
 
 FINAL_ROUND_SECONDS = 30.0
-"""Seconds that `close()` waits for the last step to be committed, if the environment sets no other value."""
+"""Default limit of the wait in `close()` for the commit of the last step."""
 UNCROWDED_CORES = 4
-"""Cores that each rank needs: for the rank, its copier, the agent's digests and its transfers."""
+"""Cores that each rank needs.
+
+The rank, its copier, the agent's digests and its transfers each need a core.
+"""
 WELCOME_SECONDS = 30.0
-"""Seconds that `init` tries to reach its agent, if the environment sets no other value."""
+"""Default limit of the time in which `init` tries to reach its agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,10 @@ def hyperparameters(
     arguments: Sequence[str] | None = None,
     **defaults: bool | int | float | str,
 ) -> SimpleNamespace:
-    """Return the job's hyperparameters merged over the script's defaults, each with the type of its default.
+    """Return the job's hyperparameters merged over the script's defaults.
 
-    Under Everstep they come from EVERSTEP_HYPERPARAMETERS, elsewhere from `--key value` arguments. Keys without a
-    default are ignored.
+    Each has the type of its default. Under Everstep they come from EVERSTEP_HYPERPARAMETERS, elsewhere from `--key
+    value` arguments. Keys without a default are ignored.
 
     Args:
         variables: environment variables.
@@ -108,7 +111,9 @@ def output_dir(variables: Mapping[str, str] = os.environ) -> Path:
 
 
 def input_dir(channel: str, variables: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory of one input channel (`InputDataConfig`). The path is the same on every node.
+    """Return the directory of one input channel (`InputDataConfig`).
+
+    The path is the same on every node.
 
     Args:
         channel: name of the channel.

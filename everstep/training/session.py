@@ -183,7 +183,10 @@ class TrainingSession:
         self._progress = state.progress()
         """Value of `RankState.progress` at the last boundary."""
         self._departure = ""
-        """Why the state in `close` may differ from the last boundary. Empty if it does not; set by `close`."""
+        """Why the state in `close` may differ from the last boundary.
+
+        Empty if it does not; set by `close`.
+        """
         self._handled = sys.exc_info()[1]
         """The exception that the script was already handling when the session started.
 
@@ -200,7 +203,10 @@ class TrainingSession:
         self.fence_hook = torch.compiler.disable(  # type: ignore[no-untyped-call]
             lambda *_: self.fence(), reason=NOT_COMPILED
         )
-        """`fence` as a hook for torch. Compiled code leaves its graph to call it; a traced hook would not wait."""
+        """`fence` as a hook for torch.
+
+        Compiled code leaves its graph to call it; a traced hook would not wait.
+        """
         for optimizer in state.optimizers():
             optimizer.register_step_pre_hook(self.fence_hook)
         self._step_watch = StepWatch(state.optimizers(), state.parameters(), state.companions(), self._report_fault)
@@ -236,7 +242,10 @@ class TrainingSession:
 
     @property
     def blocked_seconds(self) -> Sequence[float]:
-        """Seconds that each recent snapshot blocked the training thread, at the boundary and at the guard together."""
+        """Seconds for which each recent snapshot blocked the training thread.
+
+        The time at the boundary and at the guard is added up.
+        """
         return tuple(self._guard.blocked_seconds)
 
     def restore(self) -> int:
@@ -245,15 +254,16 @@ class TrainingSession:
         Every rank calls this once, after the script has built everything and before the first forward pass. Either all
         ranks restore or none does. `batches` calls it if the script has not. Further calls change nothing.
 
+        After some errors the model is partly overwritten, and the process must end. This happens only if the base still
+        arrives during the restore.
+
         Returns:
             Number of finished steps, where the script's loop continues. 0 when there is nothing to restore.
 
         Raises:
-            RestoreMismatch: a rank's snapshot does not fit, or the ranks received different steps. Nothing was written.
-                In one
-            case the model is partly overwritten and the process must end: the base still arrived during the restore,
-                and
-                its end turned out to be invalid.
+            RestoreMismatch: a rank's snapshot does not fit, or the ranks received different steps; nothing was written.
+                The end
+                of a base that arrived late was invalid; the model is partly overwritten.
             AgentUnreachable: the connection to the agent was lost during the restore and did not return in time. The
                 model may
                 be partly overwritten.
@@ -354,7 +364,9 @@ class TrainingSession:
     def phase(
         self, name: Literal["train", "eval", "checkpoint", "wait"], *, limit_seconds: float | None = None
     ) -> Iterator[None]:
-        """Report what the script is doing while the context lasts. Each phase has its own time limit.
+        """Report what the script is doing while the context lasts.
+
+        Each phase has its own time limit.
 
         Args:
             name: the phase. `wait` means that this rank waits on purpose for something outside the job.
@@ -380,10 +392,10 @@ class TrainingSession:
             self._publish(phase=before, limit=limit_before)
 
     def log(self, **values: float | torch.Tensor) -> None:
-        """Log numbers for the current step. The call never blocks; values beyond the ring's capacity are dropped and
-        counted.
+        """Log numbers for the current step.
 
-        Validation is the same with an agent, without an agent and after `close`. Only an agent stores the values.
+        The call never blocks. Values beyond the ring's capacity are dropped and counted. Validation is the same with an
+        agent, without an agent and after `close`. Only an agent stores the values.
 
         Args:
             **values: numbers or tensors of one element, which may require grad. A value on a GPU is read at a later
@@ -400,16 +412,19 @@ class TrainingSession:
             check_values(values)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return this rank's live model and optimizer tensors by name, for a script that saves them as its result."""
+        """Return this rank's live model and optimizer tensors by name.
+
+        A script may save them as its result.
+        """
         return {
             item.name: item.tensor.detach() for adapter in self._state.adapters for item in adapter.observe().tensors
         }
 
     def close(self) -> None:
-        """End the session: wait for the last step to be captured and committed, then report the end to the agent.
+        """End the session after the last step is captured and committed.
 
-        The wait is limited. Further calls change nothing. A script that exits with code 0 without this call gets it at
-        exit.
+        The wait for the commit is limited; then the rank reports its end to the agent. Further calls change nothing. A
+        script that exits with code 0 without this call gets it at exit.
 
         Call this right after the loop, before writing results: the snapshot taken here must still be the state of the
         last boundary. Nothing is captured, and a warning says why, in two cases:
@@ -477,7 +492,10 @@ class TrainingSession:
         logger.warning("step %d is not captured at the end: %s", self._boundary, self._departure)
 
     def _final_round(self) -> None:
-        """Wait at the last boundary until the step is committed, no commit can follow, or the time limit passes."""
+        """Wait at the last boundary until the step is committed.
+
+        The wait also ends when no commit can follow, or when the time limit passes.
+        """
         deadline = self._clock() + self._environment.final_round_seconds
         while (left := deadline - self._clock()) > 0:
             half = self._link.poll()
@@ -615,7 +633,10 @@ class TrainingSession:
         )
 
     def _word(self, passed_at: float) -> Boundary:
-        """Return the report of the boundary just passed, with the seconds that saving blocked since the last report."""
+        """Return the report of the boundary that was just passed.
+
+        It includes the seconds for which saving blocked training since the last report.
+        """
         blocked = self._guard.total_blocked_seconds - self._told_blocked_seconds
         self._told_blocked_seconds += blocked
         return Boundary(
@@ -629,7 +650,10 @@ class TrainingSession:
         self._link.hold(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))
 
     def _publish(self, **changes: Unpack[_Half]) -> None:
-        """Write the rank's half of the page. Fields that are not given keep their values. Safe from any thread."""
+        """Write the rank's half of the page.
+
+        Fields that are not given keep their values. Safe from any thread.
+        """
         with self._half_lock:
             self._said.update(changes)  # One call, so that an interrupting signal handler loses no field.
             said = None

@@ -1,4 +1,6 @@
-"""Snapshots of a rank's state: capture a proposed step into a slot and report `Captured` or `Abandoned`.
+"""Snapshots: capture a proposed step into a slot, then report the outcome.
+
+The outcome is `Captured`, or `Abandoned` with a reason.
 
     boundary                      forward and backward              before the next optimizer step
     observe; copy tensors ───────▶ the copier copies the rest, ────▶ the guard waits for the copy and checks it
@@ -46,7 +48,10 @@ from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
 LOOK_SECONDS = 0.25
-"""Longest pause between two checks whether the first slots are still wanted. A grant is noticed at once."""
+"""Longest pause between two checks whether the first slots are still wanted.
+
+A grant is noticed at once.
+"""
 STREAMED_BYTES = 32 * 1024 * 1024
 """Smallest size of the deferred tensors for which the rank reports the progress of its copy.
 
@@ -54,7 +59,10 @@ The agent then digests and sends chunks early. For smaller states each report co
 cores reports no progress: digests and transfers would take the copier's core, delay the commit and block training.
 """
 ASK_AGAIN_BOUNDARIES = 100
-"""Boundaries between two checks of a refused state: it may have become small enough for the node's memory."""
+"""Boundaries between two checks of a state that the agent refused.
+
+The state may have become small enough for the node's memory.
+"""
 COLD_BYTES = 8 * 1024 * 1024
 """Largest size of boundary copies that the copier digests even if it copies little itself.
 
@@ -97,18 +105,21 @@ class _Capture:
         self._is_answered = False
 
     def claim_answer(self) -> bool:
-        """Return True to the first thread that calls this. Only that thread reports the outcome to the agent."""
+        """Return True to the first thread that calls this.
+
+        Only that thread reports the outcome to the agent.
+        """
         with self._lock:
             is_first, self._is_answered = not self._is_answered, True
             return is_first
 
 
 class _Verdict:
-    """Decides once whether an unaudited snapshot is consistent, and reports it when its copy has ended. Safe from any
-    thread.
+    """Decides once whether an unaudited snapshot is consistent.
 
-    Torch raises a tensor's version only when an operation ends. The deciding check therefore needs a moment when the
-    training thread is inside no operation: a pause after the copy, or the guard, whichever happens first.
+    Safe from any thread. Torch raises a tensor's version only when an operation ends. The deciding check therefore
+    needs a moment when the training thread is inside no operation: a pause after the copy, or the guard, whichever
+    happens first.
 
     Args:
         moved: returns the names of tensors whose version or address changed since the boundary.
@@ -128,7 +139,10 @@ class _Verdict:
         self._is_settled = False
 
     def look(self) -> Sequence[str]:
-        """Decide, if no earlier call has decided. Return the names of tensors that changed too early."""
+        """Decide, if no earlier call has decided.
+
+        Return the names of tensors that changed too early.
+        """
         with self._lock:
             if self._changed is None and not self._is_settled:
                 changed = self._moved()
@@ -158,7 +172,9 @@ class _Verdict:
 
 
 class _Tensors:
-    """The tensors of a plan that are the same objects at every boundary, divided by the time of their copy.
+    """The tensors of a plan that are the same objects at every boundary.
+
+    They are divided into tensors that are copied at the boundary and tensors that are copied later.
 
     Args:
         lists: the observed lists of tensors.
@@ -188,7 +204,9 @@ class _Tensors:
 
 
 class _WarmDigests:
-    """Digests a slot's chunks right after the copy, while they are in the cache. The copier's thread uses it.
+    """Digests a slot's chunks right after the copy, while they are in the cache.
+
+    The copier's thread uses it.
 
     Args:
         memory: the slot that is being written.
@@ -288,9 +306,9 @@ class Snapshotter:
         return answer.reason if isinstance(answer, SlotsRefused) else self._unresumable if self._plan is None else ""
 
     def foresee(self) -> None:
-        """Request slots before the first boundary, if the state after each optimizer's first step is predictable.
+        """Request slots before the first boundary, if their size is predictable.
 
-        `init` calls this once.
+        The size follows from the state after each optimizer's first step. `init` calls this once.
         """
         self._ahead = threading.Thread(target=self._map_granted, name="everstep-slots", daemon=True)
         self._ahead.start()
@@ -299,7 +317,7 @@ class Snapshotter:
                 self._request(foreseen)
 
     def begin(self, tell: Callable[[], None]) -> None:
-        """Map the first slots in the background as soon as they are granted, and prefault their pages.
+        """Map and prefault the first slots in the background when they are granted.
 
         Mapping at a boundary would block training. `restore` calls this once and does not wait for the thread.
 
@@ -346,7 +364,9 @@ class Snapshotter:
         self.settled = NONE
 
     def capture(self, step: int, slot: int) -> None:
-        """Capture the current boundary into a granted slot. Return when the script may continue to train.
+        """Capture the current boundary into a granted slot.
+
+        Return when the script may continue to train.
 
         Args:
             step: number of finished steps.

@@ -29,10 +29,10 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Versions and addresses of some tensors. They change when torch changes a tensor in place or replaces its memory.
+    """Versions and addresses of some tensors.
 
-    A write through `.data`, a numpy view or a kernel of the script changes neither. An in-place operation counts when
-    it ends.
+    They change when torch changes a tensor in place or replaces its memory. A write through `.data`, a numpy view or a
+    kernel of the script changes neither. An in-place operation counts when it ends.
     """
 
     versions: list[int]
@@ -61,8 +61,9 @@ class Sources:
         self.has_wrappers = any(state.wrapper is not None for _, state in tensors)
 
     def renew(self) -> bool:
-        """Update the aliases to the tensors' current memory. Return False if a tensor's shape or dtype differs from the
-        plan.
+        """Update the aliases to the tensors' current memory.
+
+        Return False if a tensor's shape or dtype differs from the plan.
         """
         if all(map(torch.Tensor.is_set_to, self.live, self.aliases)):
             return True

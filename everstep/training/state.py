@@ -1,4 +1,6 @@
-"""The complete state of one rank: models, optimizers, registered objects, data positions and random generators.
+"""Rank state: everything that a snapshot of one rank contains.
+
+It covers models, optimizers, other registered objects, data positions and random generators.
 
 Invariant: `load` and `complete` of an observed state restore the same state, random draws included. The first `observe`
 runs before the first step and rejects state that cannot be restored.
@@ -45,9 +47,15 @@ class Observed:
     """The state at one moment."""
 
     lists: Sequence[list[StateTensor]]
-    """Live tensors in canonical order. A list object is reused as long as it holds the same tensors."""
+    """Live tensors in canonical order.
+
+    A list object is reused as long as it holds the same tensors.
+    """
     fresh: list[StateTensor]
-    """Tensors that may be new objects at each boundary: replaced buffers, generator states. Stored behind `lists`."""
+    """Tensors that may be new objects at each boundary, stored behind `lists`.
+
+    Examples are buffers that a module replaces, and generator states.
+    """
     values: bytes
     """Encoded values. Later changes of the state do not affect them."""
 
@@ -82,8 +90,9 @@ class RankState:
         self.streams = streams
         self._modules = [list(root.modules()) for adapter in adapters for root in adapter.modules()]
         self._kept: dict[str, Tree] | None = None
-        """Training modes, data positions and generator states at the call of `keep_passing`. None: observe the current
-        ones.
+        """State of an evaluation's start: modes, data positions and generators.
+
+        `keep_passing` sets it. None: `observe` reads the current ones.
         """
         self.facts = {
             "format": str(FORMAT),
@@ -107,7 +116,10 @@ class RankState:
         return {name: parameter for adapter in self.adapters for name, parameter in adapter.parameters().items()}
 
     def companions(self) -> Sequence[object]:
-        """Return all objects with their own `state_dict`: the script's objects and the frameworks' schedulers."""
+        """Return all objects with their own `state_dict`.
+
+        These are the script's objects and the frameworks' schedulers.
+        """
         return [*self.objects.values(), *chain.from_iterable(adapter.schedulers() for adapter in self.adapters)]
 
     def devices(self) -> set[int]:
@@ -140,9 +152,9 @@ class RankState:
         return self._observed([_checked(adapter) for adapter in self.adapters])
 
     def foresee(self) -> Observed | None:
-        """Return the predicted state after the first optimizer step, or None if it cannot be predicted.
+        """Return the predicted state after the first optimizer step, or None.
 
-        Tensors that do not exist yet are on the meta device.
+        None means that the state cannot be predicted. Tensors that do not exist yet are on the meta device.
 
         Returns:
             The same tensors and values that `observe` will return then, or nearly the same.
@@ -220,14 +232,20 @@ class RankState:
             adapter.end_step()
 
     def progress(self) -> tuple[int | None, ...]:
-        """Return counters that grow as soon as a step starts: framework steps and batches taken from loaders."""
+        """Return counters that grow as soon as a step starts.
+
+        They count framework steps, and batches taken from loaders.
+        """
         return (
             *(adapter.steps_made() for adapter in self.adapters),
             *(stream.handed_count for stream in self.streams.values()),
         )
 
     def steps_made(self) -> int | None:
-        """Return the framework's count of optimizer steps, or None if only the script can count them."""
+        """Return the framework's count of optimizer steps.
+
+        None means that only the script can count them.
+        """
         return self.adapters[0].steps_made() if len(self.adapters) == 1 else None
 
     def _passing(self) -> dict[str, Tree]:

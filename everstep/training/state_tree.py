@@ -75,7 +75,10 @@ class EncodedTree:
 
     data: bytes
     tensors: tuple[tuple[str, torch.Tensor], ...]
-    """Path and tensor of each tensor that is too large for `data`. The tensors are live, not copied."""
+    """Path and tensor of each tensor that is too large for `data`.
+
+    The tensors are live, not copied.
+    """
 
 
 def encode(tree: Tree, path: str) -> EncodedTree:

@@ -1,6 +1,6 @@
-"""Step rules: what a rank does at a boundary after reading the agent's half of the page. Pure.
+"""Step rules: what a rank does at a boundary after reading the agent's half of the page.
 
-This is the rank's part of the step protocol (docs/design.md#rounds).
+Pure. This is the rank's part of the step protocol (docs/design.md#rounds).
 
 Invariant: a rank settles a proposed step at most once, by a capture or an abandon. It stops only at the exact step of
 the announced stop.

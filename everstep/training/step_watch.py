@@ -1,4 +1,6 @@
-"""Step watch: rejects updates by an optimizer, scheduler or gradient scaler that is not registered.
+"""Step watch: rejects updates by objects that are not registered.
+
+These objects are optimizers, schedulers and gradient scalers.
 
 No snapshot contains the state of such an object. Training looks healthy, and a resumed run silently continues with
 fresh moments, a fresh schedule or a fresh scale. The first update therefore raises `CannotResume`. The error names the
@@ -55,7 +57,10 @@ class StepWatch:
         self._report = report
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        """Optimizers that update no parameter of this session, with their parameter count at the last check."""
+        """Optimizers that update no parameter of this session.
+
+        The value is the optimizer's parameter count at the last check.
+        """
         _open(self)
 
     def close(self) -> None:
@@ -84,7 +89,9 @@ class StepWatch:
             )
 
     def check_scheduler(self, scheduler: LRScheduler) -> None:
-        """Check one scheduler. Wrapped schedulers call this before each step, except the step in their constructor.
+        """Check one scheduler.
+
+        Wrapped schedulers call this before each step, except the step in their constructor.
 
         Args:
             scheduler: the scheduler that is about to step.
@@ -169,7 +176,10 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
 
 
 def _unfolded(companions: Collection[object]) -> Iterator[object]:
-    """Yield objects and the schedulers inside them: parts of a `SequentialLR`, or schedulers that Accelerate wraps."""
+    """Yield objects and the schedulers inside them.
+
+    Inner schedulers are the parts of a `SequentialLR`, and schedulers that Accelerate wraps.
+    """
     for companion in companions:
         yield companion
         parts = [*getattr(companion, "_schedulers", ()), getattr(companion, "scheduler", None)]
@@ -182,7 +192,10 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 _watches: tuple[StepWatch, ...] = ()
-"""The open watches. The tuple is replaced, never changed, because a hook may iterate over it."""
+"""The open watches.
+
+The tuple is replaced, never changed, because a hook may iterate over it.
+"""
 _handle: RemovableHandle | None = None
 _wrapped: list[tuple[type, Callable[..., Any]]] = []
 """Wrapped classes, each with its original `step`."""

@@ -1,4 +1,4 @@
-"""The `Adapter` interface, and the parts that all adapters share: names, optimizers and checks.
+"""The `Adapter` interface, and what all adapters share: names, optimizers, checks.
 
 Invariant: each tensor gets its name once, at `init`, and every later list has the same order. Classes that are not
 known to restore bit for bit are rejected by name.
@@ -61,15 +61,24 @@ class AdapterState:
 
 
 class Adapter(Protocol):
-    """Captures and restores the models and optimizers of one way to train: plain, DDP, FSDP2 or DeepSpeed."""
+    """Captures and restores models and optimizers.
+
+    There is one adapter per way to train: plain, DDP, FSDP2 and DeepSpeed.
+    """
 
     kind: str
 
     def prepare(self) -> None:
-        """Make the first step of every launch run like all later steps. Collective; `init` calls it once per launch."""
+        """Make the first step of every launch run like all later steps.
+
+        Collective; `init` calls it once per launch.
+        """
 
     def facts(self) -> dict[str, str]:
-        """Return the facts that two launches must share to exchange snapshots. Constant after `init`."""
+        """Return the facts that two launches must share to exchange snapshots.
+
+        Constant after `init`.
+        """
 
     def check(self) -> None:
         """Reject changes since `init` that a restarted script could not restore.
@@ -84,7 +93,9 @@ class Adapter(Protocol):
         """Return the current state without copying. Called at every captured boundary."""
 
     def foresee(self) -> AdapterState | None:
-        """Return the predicted state after each optimizer's first step, or None if it cannot be predicted.
+        """Return the predicted state after each optimizer's first step.
+
+        None means that the state cannot be predicted.
 
         Tensors that do not exist yet are on the meta device.
         """
@@ -114,7 +125,10 @@ class Adapter(Protocol):
         """Return the optimizers by name. Only their steps change the deferred tensors."""
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Return the parameters by their names in a slot. Only registered optimizers may update them."""
+        """Return the parameters by their names in a slot.
+
+        Only registered optimizers may update them.
+        """
 
     def schedulers(self) -> Sequence[object]:
         """Return the schedulers that the framework owns. A snapshot contains their state."""
@@ -123,7 +137,10 @@ class Adapter(Protocol):
         """Return the root modules."""
 
     def steps_made(self) -> int | None:
-        """Return the framework's count of optimizer steps, or None if only the script can count them."""
+        """Return the framework's count of optimizer steps.
+
+        None means that only the script can count them.
+        """
 
     def end_step(self) -> None:
         """Start a new step: observations so far belong to the finished step.
@@ -176,7 +193,10 @@ FORESEEN: Mapping[type[Optimizer], Callable[[Mapping[str, Any]], tuple[str, ...]
     torch.optim.RAdam: lambda _group: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: lambda group: ("momentum_buffer",) if group["momentum"] else (),
 }
-"""State entries that an optimizer's first step adds to each parameter, by the options of its group."""
+"""State entries that an optimizer's first step adds to each parameter.
+
+The function takes the options of the parameter's group.
+"""
 SCALARS = ("step", "mu_product")
 
 
@@ -242,7 +262,10 @@ class NamedOptimizer:
         return found
 
     def expect_restore(self) -> Arena | None:
-        """Reserve memory for state that does not exist yet. Return None if nothing is missing or predictable."""
+        """Reserve memory for state that does not exist yet.
+
+        Return None if nothing is missing or predictable.
+        """
         missing = [state.tensor for state in self.foresee() or () if state.tensor.is_meta]
         if not missing or any(parameter.device.type != "cpu" for _, parameter in self.members):
             return None
@@ -266,7 +289,10 @@ class NamedOptimizer:
         ]
 
     def _options(self) -> dict[str, Mapping[str, Any]]:
-        """Return the options of each parameter's group, or the defaults if ZeRO-3 has removed it from its group."""
+        """Return the options of each parameter's group.
+
+        ZeRO-3 removes parameters from their groups; the result then has the optimizer's defaults.
+        """
         group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
         return {name: group_of.get(id(parameter), self.optimizer.defaults) for name, parameter in self.members}
 
@@ -290,7 +316,9 @@ class NamedOptimizer:
 
     @torch.no_grad()
     def load(self, tensors: SavedTensors, values: Tree) -> None:
-        """Write state and groups into the live optimizer. State entries that the snapshot lacks are removed.
+        """Write state and groups into the live optimizer.
+
+        State entries that the snapshot lacks are removed.
 
         Args:
             tensors: the tensors of the whole snapshot, by name.
@@ -422,7 +450,10 @@ class Layout:
         )
 
     def add_optimizer(self, named: NamedOptimizer) -> None:
-        """Record an optimizer's class, the parameters of its groups, and the options that select its algorithm."""
+        """Record an optimizer's class, its groups and the options of its algorithm.
+
+        A group is recorded by the names of its parameters. Options are recorded if they are bool, str or None.
+        """
         optimizer = named.optimizer
         names = {id(parameter): name for name, parameter in named.members}
         self.entries[f"optimizer {named.name}"] = qualified_name(type(optimizer))
@@ -577,5 +608,8 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Return whether elements share memory, as after `expand`. Torch refuses to write to such a tensor."""
+    """Return whether elements share memory, as after `expand`.
+
+    Torch refuses to write to such a tensor.
+    """
     return bool(torch._debug_has_internal_overlap(tensor) == 1)

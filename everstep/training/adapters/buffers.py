@@ -25,9 +25,10 @@ from everstep.training.state_tree import Tree
 Place = tuple[str, torch.nn.Module, str]
 """Name, owner and key of a buffer."""
 _Late = tuple[str, int, str, bool]
-"""A buffer registered after `init`: path of its owner, index among the modules at that path, key, and persistence.
+"""A buffer that was registered after `init`.
 
-The index counts from the innermost module outwards.
+It holds the owner's path, the owner's index among the modules at that path, the key, and whether the buffer is
+persistent. The index counts from the innermost module outwards.
 """
 
 
@@ -50,8 +51,9 @@ class Buffers:
     def __init__(self, local: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._local = local
         self._modules: dict[str, list[torch.nn.Module]] = {}
-        """Modules by path, innermost first. A wrapper has the path of the module inside it, and launches may wrap
-        differently.
+        """Modules by path, innermost first.
+
+        A wrapper has the path of the module inside it, and launches may wrap differently.
         """
         self._places: list[Place] = []
         self._late: list[_Late] = []

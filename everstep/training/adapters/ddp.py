@@ -74,7 +74,9 @@ def _check(name: str, model: DistributedDataParallel) -> None:
 
 
 def fix_buckets(model: DistributedDataParallel) -> None:
-    """Make DDP rebuild its buckets now, as if gradients had arrived in reverse order of registration.
+    """Make DDP rebuild its buckets now.
+
+    The new order is the one of gradients that arrive in reverse order of registration.
 
     Collective. Call it before the first forward pass.
 
@@ -105,7 +107,10 @@ def _put_back(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torc
 
 
 class _Arrive(torch.autograd.Function):
-    """Passes a number through and gives its parameter a zero gradient. A chain of these fixes the order of arrival."""
+    """Passes a number through and gives its parameter a zero gradient.
+
+    A chain of these fixes the order of arrival.
+    """
 
     @staticmethod
     def forward(

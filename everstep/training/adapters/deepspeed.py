@@ -117,8 +117,9 @@ class DeepSpeedAdapter:
         return self._facts
 
     def check(self) -> None:
-        """Reject late buffers that cannot be copied, half-accumulated gradients, and changed betas of CPU Adam.
+        """Reject changes that a restart could not restore.
 
+        These are late buffers that cannot be copied, half-accumulated gradients, and changed betas of CPU Adam.
         `deepspeed.initialize` fixes the parameters that ZeRO optimizes, so they need no check.
         """
         self._buffers.check()
@@ -302,7 +303,9 @@ def check_accumulation(name: str, engine: Any) -> None:
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
-    """Reject a CPU Adam whose powers of the betas do not follow from steps and betas (see `replay_powers`).
+    """Reject a CPU Adam whose state does not determine the powers of its betas.
+
+    `replay_powers` explains these powers.
 
     Args:
         name: name of the engine.

@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`) and tensor parallelism (`parallelize_module`): capture the local part of each DTensor.
+"""FSDP2 (`fully_shard`) and tensor parallelism: capture local parts of DTensors.
 
 Invariant: the adapter reads tensors through `param_groups` and the parameters listed before the first forward pass.
 After an evaluation, `named_parameters()` would return gathered tensors instead.
@@ -28,7 +28,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_unreduced(group: FSDPParamGroup) -> bool:
-    """Return whether a parameter group holds gradients that fully_shard has not yet summed over ranks.
+    """Return whether a parameter group holds gradients that are not yet summed over ranks.
 
     Args:
         group: parameter group of torch. Its fields are private; only this function reads them.

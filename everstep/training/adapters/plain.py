@@ -38,16 +38,19 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
 GRADIENT_BOUNDARIES = 8
-"""Boundaries for which an optimizer's gradients stay in the plan after it carried gradients across a boundary.
+"""Boundaries for which accumulated gradients of an optimizer stay in the plan.
 
-Continued accumulation renews the count. A single step that a gradient scaler skipped does not keep them for ever.
+Each further boundary with accumulated gradients renews the count. A single step that a gradient scaler skipped does not
+keep them for ever.
 """
 
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
 
 
 class PlainAdapter:
-    """Adapter for plain torch on one rank, or any parallelism that gives each rank plain tensors.
+    """Adapter for plain torch.
+
+    It serves one rank, or any parallelism that gives each rank plain tensors.
 
     Args:
         models: root modules by name. A single module has the empty name.
@@ -291,7 +294,7 @@ class PlainAdapter:
         return id(parameter) in self._owner or not parameter.requires_grad
 
     def _watch_gradients(self, named: NamedOptimizer) -> None:
-        """Record which gradients each step of an optimizer used, and which gradients were cleared after the step."""
+        """Record which gradients an optimizer's step used, and which were cleared after it."""
         clear = named.optimizer.zero_grad
 
         def mark(*_: object) -> None:
@@ -306,10 +309,11 @@ class PlainAdapter:
         named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
 
     def _gradients(self, tensors: list[StateTensor]) -> bytes:
-        """Return per parameter whether it has a gradient, and append the gradients that are state to `tensors`.
+        """Return a flag per parameter for its gradient, and collect gradients that are state.
 
-        A gradient that its optimizer's step has used is not state; only its existence matters. AdamW moves a parameter
-        with a zero gradient, and skips a parameter without a gradient. All other gradients are state:
+        The gradients are appended to `tensors`. A gradient that its optimizer's step has used is not state; only its
+        existence matters. AdamW moves a parameter with a zero gradient, and skips a parameter without a gradient. All
+        other gradients are state:
 
         - gradients of an optimizer that did not step
         - gradients that were created or changed after the step
@@ -347,7 +351,10 @@ class PlainAdapter:
 
 
 _GradientMark = tuple[weakref.ref[torch.Tensor], int] | None
-"""A gradient and its version. The reference is weak: an optimizer that steps inside backward frees gradients early."""
+"""A gradient and its version.
+
+The reference is weak: an optimizer that steps inside backward frees gradients early.
+"""
 
 
 def _mark(gradient: torch.Tensor | None) -> _GradientMark:
