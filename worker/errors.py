@@ -1,50 +1,53 @@
 """Errors of the agent.
 
     WorkerError
-    ├── NoRoom                   memory for slots is used up (with the figures)
-    ├── PeerError                a line to another agent failed
-    │   ├── PeerLost             closed, timed out, or nobody answers: retryable
-    │   └── PeerRefused          the other side does not know us, our key or our generation: retryable
-    │       └── OtherGeneration  of the run that this node works for, but not what it is a member of now
-    ├── AttestationFailed        the instance could not show who it is: retryable
-    ├── SourceRefused            the user's source archive is not what the plan says, or not safe to unpack
-    ├── InputRefused             an input channel of the job is not to be had on this node; `is_passing` says whether it may be later
-    ├── LoadFailed               what a generation needs on this node is not to be had; carries a code and whether trying again may help
-    ├── RequirementsRefused      what a job's requirements.txt asks for cannot be installed here
-    ├── StubRefused              made-up GPUs outside of a local cluster
+    ├── NoRoom                   memory for slots is exhausted (with the figures)
+    ├── PeerError                a connection to another agent failed
+    │   ├── PeerLost             closed, timed out, or no answer: retryable
+    │   └── PeerRefused          the other side rejects this node, its key or its generation: retryable
+    │       └── OtherGeneration  of this node's run, but of a generation in which the node is not a member now
+    ├── AttestationFailed        the instance could not prove its identity: retryable
+    ├── SourceRefused            the user's source archive contradicts the plan, or is not safe to unpack
+    ├── InputRefused             an input channel of the job cannot be provided on this node; see `is_passing`
+    ├── LoadFailed               this node cannot load the generation; with a code and `is_permanent`
+    ├── RequirementsRefused      the job's requirements.txt cannot be installed on this node
+    ├── StubRefused              simulated GPUs were requested outside a local cluster
     ├── SupervisorError
     │   ├── ShimUnavailable      the node's shim cannot be started or reached
-    │   └── RanksNotGone         processes of an older generation still live after the deadline
-    ├── UserRefused              ranks cannot run as the user that was named
-    └── StorageError             what an object store answered; `retryable` says whether the same call may be tried again
+    │   └── RanksNotGone         processes of an older generation still run after the deadline
+    ├── UserRefused              ranks cannot run as the configured user
+    └── StorageError             a call to an object store failed; `retryable`: the same call may succeed later
         ├── StoreUnavailable     no answer, a time-out, throttling or a 5xx: retryable
-        ├── ObjectMissing        no such bucket or key
-        ├── StoreDenied          the credentials do not allow it
+        ├── ObjectMissing        the bucket or key does not exist
+        ├── StoreDenied          the credentials do not allow the call
         ├── StoreRefused         the request itself is wrong
-        ├── ForbiddenEndpoint    local mode and an endpoint that is not loopback: nothing was sent
-        ├── ObjectChanged        it is no longer the one that was listed: retryable, after another look
-        └── CorruptCheckpoint    the object does not hold what the plan says
+        ├── ForbiddenEndpoint    local mode and an endpoint that is not loopback; nothing was sent
+        ├── ObjectChanged        the object was replaced since it was listed: retryable after listing again
+        └── CorruptCheckpoint    the object contradicts the plan
 
-Retry policy is a property of the type, not of the place that catches it.
+The retry policy is a property of the type, not of the code that catches it.
 """
 
 from __future__ import annotations
 
 
 class WorkerError(Exception):
-    """Base of what the agent's parts raise."""
+    """Base of all errors that the agent's modules raise."""
 
     retryable: bool = False
 
 
 class AttestationFailed(WorkerError):
-    """The instance could not show the control plane who it is."""
+    """The instance could not prove its identity to the control plane."""
 
     retryable = True
 
 
 class NoRoom(WorkerError):
-    """The node's memory for slots does not suffice; `is_passing` where something else has taken it, which may give it back."""
+    """The node's memory for slots does not suffice.
+
+    `is_passing` is True if something else uses the memory and may free it.
+    """
 
     def __init__(self, *, needed_bytes: int, available_bytes: int, is_passing: bool = False) -> None:
         whose = " free on the node's tmpfs: something else takes them up" if is_passing else " there"
@@ -55,33 +58,36 @@ class NoRoom(WorkerError):
 
 
 class PeerError(WorkerError):
-    """A line to another agent failed."""
+    """A connection to another agent failed."""
 
     retryable = True
 
 
 class PeerLost(PeerError):
-    """Closed, timed out, or nobody answers."""
+    """The connection was closed, timed out, or was never answered."""
 
 
 class PeerRefused(PeerError):
-    """The other side does not know us, our key or our generation."""
+    """The other side rejects this node, its key or its generation."""
 
 
 class OtherGeneration(PeerRefused):
-    """A session of the run that this node works for, but of a generation that it left or has not loaded yet; seen around every restart."""
+    """A session of this node's run, but of a generation that it has left or not loaded yet.
+
+    Such sessions are normal around every restart.
+    """
 
 
 class StubRefused(WorkerError):
-    """Made-up GPUs were asked for outside of a local cluster."""
+    """Simulated GPUs were requested outside a local cluster."""
 
 
 class SourceRefused(WorkerError):
-    """The source archive is not what the plan says, or is not safe to unpack."""
+    """The source archive contradicts the plan, or is not safe to unpack."""
 
 
 class LoadFailed(WorkerError):
-    """What a generation needs on this node is not to be had."""
+    """This node cannot load the generation."""
 
     def __init__(self, code: str, message: str, *, is_permanent: bool) -> None:
         super().__init__(message)
@@ -90,13 +96,16 @@ class LoadFailed(WorkerError):
 
     @classmethod
     def lacking(cls, parent: int, code: str, message: str, *, is_passing: bool) -> LoadFailed:
-        """Return the error of a job that lacks something: at its first launch it is wrong; one that has trained may have it again on another node.
+        """Return the error of a job that lacks something on this node.
+
+        At a job's first launch, the job itself is wrong, so the error is permanent. A job that has trained before may
+        find the missing part on another node.
 
         Args:
-            parent: of the generation.
-            code: of the fault.
+            parent: parent of the generation; 0 at the first launch.
+            code: code of the fault.
             message: a sentence for the user.
-            is_passing: the same attempt may help.
+            is_passing: True if the same attempt may succeed later.
 
         Returns:
             The error.
@@ -105,7 +114,10 @@ class LoadFailed(WorkerError):
 
 
 class InputRefused(WorkerError):
-    """An input channel of the job is not to be had on this node."""
+    """An input channel of the job cannot be provided on this node.
+
+    `is_passing` is True if a later attempt may succeed.
+    """
 
     def __init__(self, message: str, *, is_passing: bool = False) -> None:
         super().__init__(message)
@@ -113,11 +125,11 @@ class InputRefused(WorkerError):
 
 
 class RequirementsRefused(WorkerError):
-    """What a job's requirements.txt asks for cannot be installed here; with pip's last lines."""
+    """The job's requirements.txt cannot be installed on this node. The text contains pip's last lines."""
 
 
 class SupervisorError(WorkerError):
-    """Something about the processes of this node."""
+    """A failure of this node's processes."""
 
 
 class ShimUnavailable(SupervisorError):
@@ -127,11 +139,14 @@ class ShimUnavailable(SupervisorError):
 
 
 class RanksNotGone(SupervisorError):
-    """Processes of an older generation still live after the deadline; the node must not join a newer one."""
+    """Processes of an older generation still run after the deadline.
+
+    The node must not join a newer generation.
+    """
 
 
 class UserRefused(WorkerError):
-    """Ranks cannot run as the user that was named; says why."""
+    """Ranks cannot run as the configured user; the text gives the reason."""
 
 
 class StorageError(WorkerError):
@@ -139,13 +154,13 @@ class StorageError(WorkerError):
 
 
 class StoreUnavailable(StorageError):
-    """No answer, a time-out, throttling or a server's error."""
+    """No answer, a time-out, throttling or a server error."""
 
     retryable = True
 
 
 class ObjectMissing(StorageError):
-    """There is no such bucket or key."""
+    """The bucket or key does not exist."""
 
 
 class StoreDenied(StorageError):
@@ -153,18 +168,18 @@ class StoreDenied(StorageError):
 
 
 class StoreRefused(StorageError):
-    """The store says that the request itself is wrong."""
+    """The store rejected the request as invalid."""
 
 
 class ForbiddenEndpoint(StorageError):
-    """Local mode talks to loopback addresses only."""
+    """Local mode allows loopback addresses only."""
 
 
 class ObjectChanged(StorageError):
-    """An object is no longer the one that was asked for by its ETag."""
+    """The object no longer has the requested ETag."""
 
     retryable = True
 
 
 class CorruptCheckpoint(StorageError):
-    """An object of a checkpoint is truncated, altered, or not the one that the plan names."""
+    """A checkpoint object is truncated, altered, or not the object that the plan names."""

@@ -1,6 +1,6 @@
-"""Structured waiting: tasks that begin and end together, and something that wakes whoever waits for a change.
+"""Structured concurrency: tasks that start and end together, and a signal for changes.
 
-Invariant: nobody returns from here while a task that was begun here still runs.
+Invariant: a function of this module returns only after every task that it started has ended.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 
 class Signal:
-    """Wakes everybody who waits for something to change; a change between two waits is not missed."""
+    """Wakes all tasks that wait for a change. A change between two waits is not missed."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.version = 0
 
     def notify(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiting tasks."""
         self.version += 1
         self._event.set()
         self._event = asyncio.Event()
 
     async def wait(self, seen: int, timeout_seconds: float | None = None) -> int:
-        """Return the version as soon as it is not `seen`, or as it is when the time is up."""
+        """Return the version as soon as it differs from `seen`, or the present version after the timeout."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while self.version == seen:
@@ -35,7 +35,7 @@ class Signal:
 
 
 async def first_of(*work: Coroutine[object, object, object]) -> None:
-    """Run all of `work` until the first ends; end the others, then raise what the first raised."""
+    """Run all of `work` until the first ends. Cancel the others, then raise the error of the first, if any."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -46,7 +46,10 @@ async def first_of(*work: Coroutine[object, object, object]) -> None:
 
 
 async def together(*work: Coroutine[object, object, None]) -> None:
-    """Run all of `work` at once until all have ended; when one fails, end the others and raise what it raised, of several the first in order."""
+    """Run all of `work` concurrently until all have ended.
+
+    If one fails, cancel the others and raise its error. Of several errors, the first in order is raised.
+    """
     if not work:
         return
     tasks = [asyncio.create_task(each) for each in work]
@@ -60,14 +63,13 @@ async def together(*work: Coroutine[object, object, None]) -> None:
 
 
 async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
-    """Cancel tasks, each once, and wait until they have ended; what they raise is dropped.
+    """Cancel tasks and wait until they have ended. Their errors are dropped.
 
     Args:
-        *tasks: None is passed over.
+        *tasks: tasks; None is ignored.
 
     Raises:
-        asyncio.CancelledError: the caller was cancelled; the tasks have ended, and what they do at their end was not
-            cut short.
+        asyncio.CancelledError: the caller was cancelled. The tasks have ended, and their cleanup was not interrupted.
     """
     begun = [task for task in tasks if task is not None]
     for task in begun:
@@ -77,14 +79,14 @@ async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
     finally:
         for task in begun:
             if task.done() and not task.cancelled():
-                task.exception()  # it is told
+                task.exception()  # mark the error as retrieved
 
 
 async def finish(work: Coroutine[object, object, object]) -> None:
-    """Run `work` to its end, also when the caller is cancelled meanwhile; the cancellation is raised afterwards.
+    """Run `work` to its end even if the caller is cancelled; the cancellation is raised afterwards.
 
     Args:
-        work: an ending, which ends soon by itself.
+        work: cleanup that ends soon by itself.
 
     Raises:
         asyncio.CancelledError: the caller was cancelled; `work` has ended.
@@ -95,15 +97,15 @@ async def finish(work: Coroutine[object, object, object]) -> None:
 
 
 async def ended(*work: asyncio.Future[Any]) -> None:
-    """Wait until work has ended, whatever came of it, also when the caller is cancelled meanwhile.
+    """Wait until all of `work` has ended, with any result, even if the caller is cancelled.
 
-    What has ended before takes no turn of the loop.
+    If all has ended before, this returns without a turn of the loop.
 
     Args:
-        *work: goes on if the caller is cancelled.
+        *work: futures; they continue if the caller is cancelled.
 
     Raises:
-        asyncio.CancelledError: the caller was cancelled; all has ended.
+        asyncio.CancelledError: the caller was cancelled; all of `work` has ended.
     """
     cancelled: asyncio.CancelledError | None = None
     while left := [each for each in work if not each.done()]:

@@ -1,1 +1,1 @@
-"""One generation on one node: loading, ranks, rounds, and the end of all of it."""
+"""One generation on one node: load shards, serve ranks, take part in rounds, and clean up at the end."""

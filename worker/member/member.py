@@ -1,9 +1,10 @@
-"""This node's part in one generation: load what the plan names, start the ranks, take part in the rounds, and end all of it together.
+"""This node's part in one generation: it loads shards, starts ranks, takes part in the rounds, and ends all of this.
 
-    Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ Member.load ─▶ Member.begin_rounds ─▶ replicas, uploads ─▶ Member.close
+    Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ Member.load ─▶ Member.begin_rounds ─▶ replicas, uploads
+            ─▶ Member.close
 
-Invariant: everything that a generation begins on this node (sessions, senders, uploads, rank lines) is owned here and
-has ended when `close` returns; slots alone outlive it.
+Invariant: the `Member` owns everything that a generation starts on this node: sessions, senders, uploads and rank
+connections. All of it has ended when `close` returns. Only slots outlive it.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ from worker.tasks import end, together
 log = logging.getLogger(__name__)
 NO_RANK = Rank(-1)
 REGAIN_SECONDS = 1.0
-"""Between two attempts to fetch a base that was lost."""
+"""Wait between two attempts to fetch a lost base."""
 AGAIN_SECONDS = 1.0
-"""Before what a bug has ended begins again."""
+"""Wait before a part that ended with a bug is started again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a member needs of its node; all of it outlives the member."""
+    """The parts of a node that a member uses. All of them outlive the member."""
 
     node_id: NodeId
     address: str
@@ -87,20 +88,20 @@ class Node:
     listener: PeerListener
     objects: ObjectStore
     now: Callable[[], float]
-    """Unix time, for what is shown to people."""
+    """Returns Unix time, for times that users see."""
     outbox: MetricOutbox
-    """Takes what rank 0 logs."""
+    """Receives the values that rank 0 logs."""
     archives: SourceArchives
     user: RankUser | None = None
-    """That ranks run as; None: the agent's."""
+    """The user that ranks run as; None: the agent's user."""
     usage: Callable[[], NodeUsage] = NodeUsage
-    """Of its devices."""
+    """Returns the present use of the node's devices."""
     gpu_nodes: tuple[int, ...] = ()
-    """The NUMA node of each GPU; empty where there is nothing to choose."""
+    """The NUMA node of each GPU; empty if the machine has no choice of NUMA nodes."""
     on_snapshot: Callable[[float], None] = lambda _: None
-    """Told of every snapshot, and how long it took."""
+    """Called with the duration of every snapshot in seconds."""
     printed: Printed | None = None
-    """Returns what the ranks of the generation that runs here have printed. None: nobody reads that."""
+    """Returns lines that the ranks of the running generation have printed. None: lines are not replicated."""
 
 
 class _PeerDialler:
@@ -122,7 +123,10 @@ class _PeerDialler:
 
 
 class Member:
-    """One owner: the agent. `open` and `load` first, or `adopt` after the agent's own restart."""
+    """This node's part in one generation.
+
+    One owner: the agent. It calls `open` and `load` first, or `adopt` after its own restart.
+    """
 
     def __init__(self, node: Node, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
         self.plan = plan
@@ -193,7 +197,7 @@ class Member:
         self._tasks: set[asyncio.Task[None]] = set()
         self._upload_tasks: set[asyncio.Task[None]] = set()
         self._uploading: dict[Rank, asyncio.Task[None]] = {}
-        """The newest upload of each local rank; it may have ended."""
+        """The newest upload task of each local rank; it may have ended."""
 
     # -- what must survive
 
@@ -206,7 +210,11 @@ class Member:
         return base if base is not None and base.step == step else Content(self.plan.generation, step)
 
     def _keep(self, rank: Rank, told: Step) -> frozenset[Content]:
-        """What may not be overwritten of a shard: C, or what the plan says until the base is committed."""
+        """Return the contents of a shard that must not be overwritten.
+
+        This is C, or the plan's contents until the base is committed. `told` is the C that the caller knows from
+        elsewhere.
+        """
         step = max(self._committed, told)
         committed = self._content(rank, step) if step != NONE else None
         return kept(committed, self._keep_list.get(rank, set()), self._base(rank))
@@ -214,36 +222,36 @@ class Member:
     # -- load
 
     async def open(self, *, has_ranks: bool = False) -> Path:
-        """Make room for the generation, and put its source tree on disk: from now on its ranks can be started, and wait.
+        """Prepare slots and pages for the generation, and write its source tree. Then its ranks can be started.
 
         Args:
-            has_ranks: some of them live already, and import from their tree: it stays as it is.
+            has_ranks: True if ranks are running already. They import from their source tree, so it stays unchanged.
 
         Returns:
-            The entry point on disk.
+            The path of the entry point.
 
         Raises:
-            LoadFailed: with a code and a sentence for the user.
+            LoadFailed: with a code and a message for the user.
         """
         await self._node.store.empty_all_but({rank.rank: self._keep(rank.rank, NONE) for rank in self.plan.ranks})
         self._node.listener.admit(self._credentials, self._serve)
         entry = (self._tree / self.plan.script.entry_point).resolve() if has_ranks else await self._load_source()
         try:
             self._open_shards()
-        except OSError as error:  # tmpfs is full to the last page; another attempt, or another node, may find room
+        except OSError as error:  # tmpfs is completely full; a retry or another node may succeed
             raise LoadFailed(
                 FaultCode.MEMORY_FULL, f"the ranks' pages cannot be made on tmpfs: {error.strerror}", is_permanent=False
             ) from error
         return entry
 
     async def load(self) -> None:
-        """Fetch and verify the base of every local rank, side by side.
+        """Fetch and verify the base of every local rank concurrently.
 
-        A shard that is not what the plan says ends it at once: all ranks will need an older one. What is merely out of
-        reach does not: what the others fetch meanwhile is here for the next attempt.
+        A shard that contradicts the plan ends the load at once, because all ranks will need an older step. If a source
+        is only unreachable, the other ranks finish: their shards are then available for the next attempt.
 
         Raises:
-            LoadFailed: with a code and a sentence for the user.
+            LoadFailed: with a code and a message for the user.
         """
         failed: dict[Rank, LoadFailed] = {}
 
@@ -255,20 +263,20 @@ class Member:
                     raise
                 failed[rank] = error
 
-        with before_other_sessions():  # ranks are starting, and wait for what is loaded
+        with before_other_sessions():  # starting ranks wait for the load
             await together(*(load(rank) for rank in self.here.ranks))
         if failed:
             raise failed[min(failed)]
 
     @property
     def restored_from(self) -> tuple[Literal["local", "peer", "s3"], ...]:
-        """Where the base of each local rank came from, in the ranks' order; of those that have one here."""
+        """Source of the base of each local rank that has one, in the ranks' order."""
         return tuple(self._restored_from[rank] for rank in self.here.ranks if rank in self._restored_from)
 
     def adopt(self) -> None:
-        """Take the running generation over from an earlier agent on this node: slots, pages and all."""
+        """Take over the running generation from an earlier agent process on this node, with its slots and pages."""
         for rank in self._node.store.shards:
-            if rank not in self.here.ranks:  # what it was receiving ended with the earlier agent
+            if rank not in self.here.ranks:  # its incoming transfers ended with the earlier process
                 self._node.store.settle_copiers(rank)
         self._node.listener.admit(self._credentials, self._serve)
         self._open_shards()
@@ -307,7 +315,10 @@ class Member:
             )
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
-        """Put the base of one rank into an own slot, verified: own node, then peers, then S3; or only from some sources."""
+        """Load the base of one rank into an own slot and verify it: from this node, then peers, then S3.
+
+        `sources` replaces the plan's list of sources.
+        """
         refusals, is_mismatch, has_room = [], True, True
         shard = self.shards[rank.rank]
         for source in rank.sources if sources is None else sources:
@@ -352,14 +363,16 @@ class Member:
             )
 
     async def _regain_base(self, shard: OwnedShard) -> None:
-        """Fetch a base again that this node's restarted agent no longer finds: nothing is voted on before the base is committed.
+        """Fetch a base that this node has lost during a restart of its agent. No vote is possible before the base is
+        committed.
 
-        Returns when it is here, or no longer needed; until then it is tried again and again, as a line to a holder is.
+        Return when the base is here or is no longer needed. Failed attempts are repeated until then.
         """
         rank = self.plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
         held = [
-            structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)  # it may have the base from us
+            # the holder may have received the base from this node
+            structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)
             for peer in rank.holders[1:]
             if peer not in asked
         ]
@@ -399,7 +412,7 @@ class Member:
         )
 
     def _share(self, count: int) -> int:
-        """Return what one of the ranks here gets of so many threads: all of them load at once."""
+        """Return one rank's share of `count` threads, because all local ranks load at the same time."""
         return max(1, count // len(self.here.ranks))
 
     async def _load_s3(self, rank: Rank, source: ShardSource) -> None:
@@ -434,11 +447,11 @@ class Member:
     # -- rounds
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
-        """Take part from now on; on the coordinator's node coordinate, too.
+        """Start to take part in the rounds; on the coordinator's node, start the coordinator, too.
 
         Args:
-            is_restarted: the agent took a running generation over: a coordinator asks everybody before it proposes
-                anything.
+            is_restarted: True if the agent adopted a running generation. The coordinator then waits for a report of
+                every rank before it proposes a step.
         """
         plan = self.plan
         self._node.store.strays = self._node.store.strays.loaded()
@@ -481,7 +494,10 @@ class Member:
             self._begin(sender.run, f"replicas of rank {shard.rank} to {peer}")
 
     async def _supply_regained(self, shard: OwnedShard) -> None:
-        """Open lines to the holders once the base is here: of what they list at the beginning of one, only what the owner has too counts."""
+        """Start the senders after the base is regained.
+
+        A holder lists its steps when a session begins, and only steps that the owner has count.
+        """
         await self._regain_base(shard)
         self._supply(shard)
 
@@ -528,12 +544,15 @@ class Member:
                 await self._rounds.serve(session)
 
     def _keep_distance(self, distance: int) -> None:
-        """Iterations are common to all ranks: what the coordinator's own node sees of them stands for all."""
+        """Pass the distance between proposals to the coordinator if it runs on this node.
+
+        All ranks have the same iterations, so the measurements of the coordinator's node suffice.
+        """
         if self.server is not None:
             self.server.keep_distance(distance)
 
     def _keep_pacing(self, pacing: Pacing) -> None:
-        """So are they as far as pacing goes: whether it pays is one question, and everybody's."""
+        """Pass the pacing to the coordinator if it runs on this node. Its verdict applies to all nodes."""
         if self.server is not None:
             self.server.keep_pacing(pacing)
 
@@ -564,7 +583,7 @@ class Member:
         self._tell()
 
     def _tell(self) -> None:
-        """Let the control plane hear at once of what matters at once; progress alone waits for the next regular report."""
+        """Report important changes to the control plane at once. Mere progress waits for the next regular report."""
         finished = self.server is not None and (self.server.core.is_finished, self.server.core.stop_state)
         visible = (
             finished,
@@ -588,7 +607,10 @@ class Member:
     # -- the durable tier
 
     def _upload_if_due(self, shard: OwnedShard) -> None:
-        """Pin the slot that is to be uploaded now, before anything can be granted, and upload it in the background; one after another."""
+        """Upload the slot that the coordinator marked, in the background.
+
+        The slot is pinned at once, before it can be granted again. Uploads of one shard run one after another.
+        """
         step, is_kept = self._persist, self._persist in (self._committed, self.plan.base_step)
         slot = shard.slot(step) if step > shard.uploaded and is_kept and shard.pinned == NONE else None
         if slot is None:
@@ -618,7 +640,7 @@ class Member:
         self._uploading[shard.rank] = self._keep_upload_task(work(), f"upload rank {shard.rank} step {step}")
 
     async def _end_upload(self, shard: OwnedShard) -> None:
-        """Cancel the upload of a shard. Once its slot is free, grant the slot to the final step."""
+        """Cancel the upload of a shard. Then grant its slot to the final step."""
         await end(self._uploading[shard.rank])
         self.lines.grant_if_due(shard)
 
@@ -629,14 +651,14 @@ class Member:
         return task
 
     async def uploads_done(self) -> None:
-        """Wait until no upload is under way."""
+        """Wait until no upload is running."""
         while self._upload_tasks:
             await asyncio.wait(list(self._upload_tasks))
 
     # -- for the control plane
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
-        """Return where each local rank stands and for how long it has; each call is a look at the clock."""
+        """Return the position of each local rank and how long it has been there. Each call updates the clocks."""
         now, statuses = time.monotonic(), []
         for shard in self.shards.values():
             half = shard.page.rank()
@@ -656,15 +678,15 @@ class Member:
         return tuple(statuses)
 
     def target(self) -> Step:
-        """Return how many steps will be finished when the script is done, as its ranks say; 0: they have not."""
+        """Return the last step of the training as announced by its ranks; 0 if they have not announced it."""
         return Step(max((shard.page.rank().target for shard in self.shards.values()), default=0))
 
     def begin_clocks(self) -> None:
-        """Ranks are started now: how long they had been waited for is no time that they stood still."""
+        """Reset the clocks when ranks are started, because the time before does not count."""
         self._clocks = {rank: PhaseClock(self.plan.base_step) for rank in self.here.ranks}
 
     def longest(self) -> dict[str, float]:
-        """Return by phase how long a local rank stood still at the most before it moved on, seconds."""
+        """Return the longest finished duration of each phase on this node's ranks, in seconds."""
         longest: dict[str, float] = {}
         for clock in self._clocks.values():
             for phase, seconds in clock.longest.items():
@@ -672,7 +694,7 @@ class Member:
         return longest
 
     def protection(self) -> tuple[ShardProtection, ...]:
-        """Return who holds this node's shards."""
+        """Return the protection status of this node's shards."""
         return tuple(self._protection(shard) for shard in self.shards.values())
 
     def _protection(self, shard: OwnedShard) -> ShardProtection:
@@ -700,11 +722,11 @@ class Member:
         )
 
     def silent_peers(self) -> tuple[NodeId, ...]:
-        """Return the nodes that this one speaks with in the rounds and that have fallen silent."""
+        """Return the neighbours in the tree of agents that have fallen silent."""
         return tuple(sorted(self._rounds.silent))
 
     def faults(self) -> tuple[NodeFault, ...]:
-        """Return what ranks and this node have to complain of; what is over is no longer told."""
+        """Return the present faults of the ranks and of this node's part in the generation."""
         since, deadline = self._rounds.silent_since, self.plan.timeouts.coordinator_deadline_seconds
         faults = tuple(self.lines.faults.values())
         if since is None or asyncio.get_running_loop().time() - since <= deadline:
@@ -713,7 +735,7 @@ class Member:
         return (*faults, NodeFault(code=FaultCode.COORDINATOR_UNREACHABLE, message=message, is_permanent=False))
 
     def round_status(self) -> RoundStatus | None:
-        """Return what the coordinator knows; None on every other node."""
+        """Return the coordinator's state; None on every other node."""
         if self.server is None:
             return None
         core = self.server.core
@@ -729,9 +751,10 @@ class Member:
     # -- the end
 
     def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
-        """Do a part of what a generation does here for as long as it lasts: a bug that ends it is told, and it begins again.
+        """Run a part of the generation in the background until `detach`.
 
-        Else no step would be committed any more, and nobody would know why.
+        If the part ends with an unexpected exception, report the fault and start the part again. Without the restart,
+        commits would stop without a visible cause.
         """
 
         async def run() -> None:
@@ -748,7 +771,10 @@ class Member:
         task.add_done_callback(self._tasks.discard)
 
     async def detach(self) -> None:
-        """End every session, sender, upload and rank line of this generation; ranks train on, and the next agent adopts what is there."""
+        """End every session, sender, upload and rank connection of this generation.
+
+        The ranks continue to train, and the next agent process adopts the slots and pages.
+        """
         await self._node.listener.revoke()
         await end(*self._tasks, *self._upload_tasks)
         if self.server is not None:
@@ -758,7 +784,10 @@ class Member:
             shard.page.close()
 
     async def close(self) -> None:
-        """End the generation here, its ranks being gone: what was half written is empty, what is sealed stays."""
+        """End the generation on this node after its ranks have exited.
+
+        Unsealed slots are emptied, sealed slots stay.
+        """
         await self.detach()
         for slots in self._node.store.shards.values():
             for slot in slots:
@@ -768,7 +797,7 @@ class Member:
 
 
 def _why_out(shard: OwnedShard, peer: NodeId) -> str:
-    """Return what is told of a holder that is out of a shard's view."""
+    """Return the reason to report for a holder that is out of a shard's view."""
     if peer in shard.core.returning:
         return "it answers again and is sent what it lacks"
     return shard.holder_troubles.get(peer, "it does not answer")

@@ -1,8 +1,8 @@
-"""What ranks and their shards say to each other through the agent, in one generation on one node.
+"""Messages between the ranks of one generation and their shards on this node.
 
-A rank asks for slots, says what it captured or gave up; the coordinator's announcements come down to its page.
-Invariant: a rank is granted a slot for the proposed step only, and nothing that it reports of any other step has an
-effect.
+A rank requests slots and reports captured or abandoned steps. The coordinator's announcements are written to its page.
+
+Invariant: a rank is granted a slot only for the proposed step. Its reports about any other step have no effect.
 """
 
 from __future__ import annotations
@@ -52,12 +52,15 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 FIRST_STEPS = 2
-"""So many boundaries of a launch are told to the control plane at once; later ones when it hears of this node anyway."""
+"""Number of first boundaries after a launch that are reported to the control plane at once.
+
+Later boundaries wait for the next regular report.
+"""
 NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 class RankLines:
-    """`RankEvents` of one generation. One owner: the node's `Member`."""
+    """Implements `RankEvents` for one generation. One owner: the node's `Member`."""
 
     def __init__(
         self,
@@ -76,26 +79,26 @@ class RankLines:
         sent_bytes: Callable[[], int],
         on_snapshot: Callable[[float], None],
     ) -> None:
-        """Begin.
+        """Create the object before any rank has connected.
 
         Args:
-            plan: the generation's.
-            shards: of this node's ranks.
+            plan: plan of the generation.
+            shards: shards of this node's ranks.
             store: this node's slots.
-            keep: what must survive of a shard now.
-            on_change: something that the control plane should hear has changed.
-            on_round_change: something that the coordinator should hear has changed.
-            traffic: is told of boundaries, snapshots and idle spans.
-            outbox: takes what rank 0 logs, and what is measured on its node.
+            keep: returns the contents of a shard that must survive now.
+            on_change: called after a change that the control plane should learn at once.
+            on_round_change: called after a change that the coordinator should learn.
+            traffic: receives boundaries, snapshots and idle spans.
+            outbox: receives the values that rank 0 logs, and the measurements of its node.
             slot_count: slots per shard.
-            now: Unix time.
-            usage: of the node's devices.
-            sent_bytes: to holders of this node's shards so far.
-            on_snapshot: told of every snapshot, and how many seconds after its boundary it was captured.
+            now: returns Unix time.
+            usage: returns the use of the node's devices.
+            sent_bytes: returns the bytes sent to holders of this node's shards so far.
+            on_snapshot: called for every snapshot with the seconds from its boundary to the end of its capture.
         """
         self.faults: dict[str, NodeFault] = {}
         self.measured: dict[str, float] = {}
-        """What was measured last of iterations on this node, by name (`worker.core.own_metrics`)."""
+        """The newest measurements of iterations on this node, by name (`worker.core.own_metrics`)."""
         self._plan = plan
         self._shards = shards
         self._store = store
@@ -111,46 +114,55 @@ class RankLines:
         self._on_snapshot = on_snapshot
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest boundary of this node's first rank that is captured, and when it was passed."""
+        """The newest captured boundary of this node's first rank, and when the rank passed it."""
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
-        """Ranks that have come before every node had verified its shards; they hear of what arrives, and of nothing else yet."""
+        """Ranks that connected before every node had verified its shards.
+
+        They receive progress of their base, and no other message yet.
+        """
         self._early: dict[Rank, SlotsRequest] = {}
-        """What those have asked for: slots are made when what is being loaded has its own."""
+        """Slot requests of those ranks. Their slots are created after the load, which needs its own slots first."""
         self._is_loaded = False
-        # A rank that comes from `init` long before the others meets them in a collective, which has a time limit:
-        # memory takes seconds, S3 minutes.
+        # A rank that leaves `init` early waits for the others in a collective with a time limit. Loads from memory take
+        # seconds, loads from S3 minutes.
         self._is_followed = bool(plan.base_step) and all(
             rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
         )
-        """Ranks may copy what has arrived before all of it has."""
+        """True if ranks may copy the verified prefix before all of the base has arrived."""
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
-        """Layout hash and capacity that each rank asked for."""
+        """Layout hash and capacity that each rank requested."""
         self._asked: dict[Rank, int] = {}
-        """Capacity that each rank has asked for, or has slots of where it was refused more; shards need not be of one size."""
+        """Slot capacity of each rank: as requested, or as granted before if a larger request was refused.
+
+        Shards may differ in size.
+        """
         self._refused: dict[Rank, str] = {}
-        """Why a rank has no slots of what it asked for last, and will have none."""
+        """Why a rank's last slot request was refused for good."""
         self._unmet: dict[Rank, SlotsRequest] = {}
-        """What ranks asked for that this node has no room for just now."""
+        """Slot requests for which this node has no room at the moment."""
         self._sealing: dict[Rank, Step] = {}
-        """Steps whose slots are being digested."""
+        """Captured steps whose slots are being digested."""
         self._unprepared: dict[Rank, Step] = {}
-        """The last step that was proposed before the rank's slots were there: the first ones of every launch."""
+        """The last step proposed before the rank's slots were ready.
+
+        The first steps of every launch are such steps.
+        """
         self._tasks: set[asyncio.Task[None]] = set()
         self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def run(self) -> RunId:
-        """The run whose ranks these are."""
+        """The run of these ranks."""
         return self._plan.run
 
     @property
     def generation(self) -> Generation:
-        """The generation whose ranks these are."""
+        """The generation of these ranks."""
         return self._plan.generation
 
     async def close(self) -> None:
-        """End everything that was begun for a rank."""
+        """End every task and connection of the ranks."""
         await end(*self._tasks)
         for line in (*self._lines.values(), *self._waiting.values()):
             line.close()
@@ -158,7 +170,7 @@ class RankLines:
     # -- from the ranks
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """Welcome a rank of this generation (see `RankEvents`)."""
+        """Accept a rank of this generation (see `RankEvents`)."""
         shard = self._shards.get(hello.rank)
         if shard is None or (hello.run, hello.generation) != (self.run, self.generation):
             return False
@@ -171,7 +183,7 @@ class RankLines:
         return True
 
     def arrived(self, rank: Rank, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """More of a rank's base is there, its index among it (see `OwnedShard.arrive`): tell the rank."""
+        """Record progress of a rank's base (see `OwnedShard.arrive`), and inform the rank."""
         shard = self._shards[rank]
         was_told = shard.arriving is not None
         shard.arrive(file, header, verified_bytes)
@@ -180,9 +192,9 @@ class RankLines:
             line.send(WordChanged() if was_told else shard.arriving)
 
     def welcome_all(self) -> None:
-        """Let ranks train: every node has verified what the plan names.
+        """Let the ranks train, because every node has verified its shards.
 
-        Those that have come so far wait for this word.
+        Ranks that connected earlier are waiting for this message.
         """
         self._is_loaded = True
         for rank, line in self._waiting.items():
@@ -205,13 +217,13 @@ class RankLines:
         )
 
     def lost(self, rank: Rank, line: RankLine) -> None:
-        """A rank's line has ended (see `RankEvents`)."""
+        """Record that a rank's connection has ended (see `RankEvents`)."""
         for lines in (self._lines, self._waiting):
             if lines.get(rank) is line:
                 del lines[rank]
 
     def message(self, rank: Rank, message: Message) -> None:
-        """Take what a rank says (see `RankEvents`)."""
+        """Handle a rank's message (see `RankEvents`)."""
         shard = self._shards[rank]
         if getattr(message, "generation", self.generation) != self.generation:
             return
@@ -229,19 +241,20 @@ class RankLines:
                 self._store.settle_copiers(rank)
                 self._store.give_up(rank, shard.content(message.step))
                 refusal = shard.refusal or (NO_LAYOUT if self._unprepared.get(rank) == message.step else "")
-                late = message.reason.startswith(LATE_REASON) and not refusal  # more notice would not have helped
+                # an earlier proposal would not have helped
+                late = message.reason.startswith(LATE_REASON) and not refusal
                 shard.apply(shard.core.abandon(message.step, refusal or message.reason, late=late))
             case Boundary():
                 if message.at_seconds:
                     shard.note_passed(message.boundary, message.at_seconds)
                 self._on_round_change()
                 half = shard.page.rank()
-                if half.standing is not Standing.MOVING:  # it did when the step was proposed at which it stands now
+                if half.standing is not Standing.MOVING:  # It was still moving when its present step was proposed.
                     self.grant_if_due(shard)
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
-                    self._on_change()  # that is what everybody waits for after a launch
+                    self._on_change()  # users wait for the first steps of a launch
                 seconds = self._traffic.boundary(rank, message, half, is_sending=shard.core.is_under_way)
-                if rank == min(self._shards):  # it speaks for the node
+                if rank == min(self._shards):  # the first rank reports for the node
                     self._measure(shard, message, seconds)
             case IdleSpans():
                 self._traffic.spans(rank, message)
@@ -254,7 +267,7 @@ class RankLines:
                 ]
                 self._outbox.add(self.run, points, message.dropped_count)
             case Logged():
-                pass  # rank 0 speaks for all
+                pass  # only rank 0's values are stored
             case RankFault():
                 self.fault(
                     message.code, f"rank {rank}: {message.message}", is_permanent=message.code == "cannot_resume"
@@ -263,7 +276,7 @@ class RankLines:
                 log.warning("rank %d sends %s", rank, type(message).__name__)
 
     def _measure(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:
-        """Note what an iteration tells of saving; `seconds`: how long it took, None where that is not known."""
+        """Record the measurements of an iteration. `seconds` is its duration, None if unknown."""
         (step, acked_at), (passed, passed_at) = shard.acked, self._passed
         if step == passed != NONE:
             self._own_metrics = self._own_metrics.replicated(acked_at - passed_at)
@@ -277,23 +290,21 @@ class RankLines:
         if not values:
             return
         self.measured = values
-        if (
-            shard.rank == 0
-        ):  # whose values are kept until they are stored: those of the others are worth something beside them alone
+        if shard.rank == 0:  # Only these values are queued until stored. Other nodes' values complement them.
             point = MetricPoint(
                 generation=self.generation, step=message.boundary, values=values, at_seconds=self._now()
             )
             self._outbox.add(self.run, [point])
 
     def fault(self, code: str, message: str, *, is_permanent: bool, subject: str | None = None) -> None:
-        """Tell the control plane of a typed fault.
+        """Report a typed fault to the control plane.
 
         Args:
-            code: its type.
+            code: type of the fault.
             message: a sentence for the user.
-            is_permanent: trying again gives the same.
-            subject: what has it; the newest of a code and a subject is told alone, until it is `mended`. None: it is
-                told for good.
+            is_permanent: True if a retry gives the same result.
+            subject: the object with the fault. Only the newest fault per code and subject is reported, until `mended`.
+                None: the fault stays reported.
         """
         self.faults[f"{code} {message if subject is None else subject}"] = NodeFault(
             code=code, message=message, is_permanent=is_permanent
@@ -301,7 +312,7 @@ class RankLines:
         self._on_change()
 
     def mended(self, code: str, subject: str) -> None:
-        """A subject has this fault no more; nothing where it had none."""
+        """Withdraw the fault with this code and subject, if there is one."""
         if self.faults.pop(f"{code} {subject}", None) is not None:
             self._on_change()
 
@@ -313,7 +324,7 @@ class RankLines:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]  # a bug: the loop's exception hook reports it
+            raise task.exception()  # type: ignore[misc]  # a bug; the loop's exception hook reports it
 
     # -- slots
 
@@ -337,7 +348,7 @@ class RankLines:
                 slot_count=self._slot_count,
             )
         except NoRoom as error:
-            if error.is_passing:  # asked for again with every step that is proposed; training goes on
+            if error.is_passing:  # Repeated with every proposed step. Training continues.
                 shard.refusal = f"Protection waits for memory on its node: {error}"
                 self._unmet[shard.rank] = request
                 return
@@ -348,9 +359,7 @@ class RankLines:
             figures = self._figures(copies, shards, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            if (
-                shard.core.foundation == NONE
-            ):  # what is kept already of a state that has grown since is worth more than an end of the job
+            if shard.core.foundation == NONE:  # A job that already has a protected state continues with it.
                 self.fault("protection_does_not_fit", figures, is_permanent=True)
             return
         shard.refusal = ""
@@ -362,13 +371,16 @@ class RankLines:
             ),
         )
         if not await shard.holders_ready():
-            return  # a later request waits for its own
+            return  # a later request replaced this one
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         if shard.granted_slot < 0:
             await self._grant(shard)
 
     def _figures(self, copies: int, shards: Sequence[int], request: SlotsRequest, error: NoRoom) -> str:
-        """Say what there is too little of; ranks that have not asked yet count as the one that is refused."""
+        """Return the message with the figures of the missing memory.
+
+        Ranks without a request yet count with the size of the refused request.
+        """
         every = sum(shards) + (len(self._shards) - len(shards)) * (request.capacity_bytes + HEADER_BYTES)
         needed = slot_bytes_per_node(copies=copies, shard_bytes=[every], slot_count=self._slot_count)
         besides = ", with what else it holds," if needed < error.needed_bytes else ""
@@ -381,7 +393,7 @@ class RankLines:
         )
 
     async def _grant(self, shard: OwnedShard) -> None:
-        """Make a slot ready for the proposed step, unless the rank has passed it or its layout is not known yet."""
+        """Prepare a slot for the proposed step, unless the rank has passed the step or its slots are not ready."""
         async with self._granting[shard.rank]:
             step = shard.core.proposed
             layout = self._layouts.get(shard.rank)
@@ -399,7 +411,7 @@ class RankLines:
             ):
                 return
             if self._sealing.get(shard.rank) == step:
-                return  # it was captured when it was proposed before
+                return  # already captured for its first proposal
             self._settle(shard)
             before = self._files(shard)
             try:
@@ -422,7 +434,7 @@ class RankLines:
                 shard.apply(shard.core.forget(lost))
             if index is None or shard.core.proposed != step:
                 return
-            if self._files(shard) != before:  # made anew under the same name: the rank must map it again
+            if self._files(shard) != before:  # The file was replaced, so the rank must map it again.
                 self._send(
                     shard, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard))
                 )
@@ -431,7 +443,7 @@ class RankLines:
             self._wake(shard, shard.page.agent.stop_state)
 
     def _settle(self, shard: OwnedShard) -> None:
-        """Let slots go that a restarted agent found being written, once nobody writes them any more."""
+        """Free slots that were being written when the agent restarted, once the rank's copier is idle."""
         if shard.page.rank().copying == NONE:
             self._store.settle_copiers(shard.rank)
 
@@ -447,17 +459,20 @@ class RankLines:
         return half.boundary < step or (half.boundary == step and half.standing is not Standing.MOVING)
 
     def _capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
-        """Digest what is final already, and let the holders have it."""
+        """Digest the final prefix of a capture, and offer it to the holders."""
         slot = self._slot_of(shard, capturing)
         if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
             self._follow(shard, slot, capturing).grow(capturing.final_bytes)
             shard.apply(shard.core.capture(capturing.step))
 
     def _captured(self, shard: OwnedShard, captured: Captured) -> None:
-        """Seal what was captured, also when the step is not proposed just now: it may be proposed again, and its rank captures it once."""
+        """Seal a captured step, even if it is not proposed at the moment.
+
+        The step may be proposed again, and its rank captures it only once.
+        """
         slot = self._slot_of(shard, captured)
         if slot is None:
-            self._store.settle_copiers(shard.rank)  # the slot was granted anew
+            self._store.settle_copiers(shard.rank)  # The slot was granted again.
             return
         slot.is_busy = False
         if _is_of_another_file(captured, slot):
@@ -471,7 +486,7 @@ class RankLines:
             shard.apply(shard.core.abandon(captured.step, "the rank wrote into a slot that was made anew since"))
             return
         digests = self._follow(shard, slot, captured)
-        if not digests.is_sealed:  # else it was said twice
+        if not digests.is_sealed:  # otherwise a duplicate message
             self._sealing[shard.rank] = captured.step
             if _may_stand(captured.chunk_digests, digests):
                 digests.add(captured.chunk_digests)
@@ -479,12 +494,12 @@ class RankLines:
             self._on_snapshot(captured.seconds)
 
     def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
-        """Return the slot that the rank speaks of, if it is the one that it should write."""
+        """Return the slot that the rank's message names, if the rank is allowed to write it."""
         slots = self._store.shards.get(shard.rank, [])
         is_granted = (said.step, said.slot) == (
             shard.core.proposed,
             shard.granted_slot,
-        )  # also where a restarted agent took it for void
+        )  # also if a restarted agent considered the slot void
         is_written = said.slot == being_written([slot.view for slot in slots], shard.content(said.step))
         if said.slot < 0 or not (is_granted or is_written):
             return None
@@ -528,7 +543,7 @@ class RankLines:
     # -- from the coordinator
 
     def hear(self, announcement: Announcement) -> None:
-        """Bring an announcement down to the shards and their ranks."""
+        """Apply an announcement to the shards and their ranks' pages."""
         self._traffic.hear(announcement.pacing)
         for shard in self._shards.values():
             stop_before = shard.page.agent.stop_state
@@ -547,13 +562,16 @@ class RankLines:
         """
         if shard.core.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
-        if shard.rank not in self._layouts:  # also while they are being made: the grant waits for that
+        if shard.rank not in self._layouts:  # Slots are missing or being created; the grant waits.
             self._unprepared[shard.rank] = shard.core.proposed
         unmet = self._unmet.pop(shard.rank, None)
         self._begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
 
     def _wake(self, shard: OwnedShard, stop_before: StopState) -> None:
-        """Have a rank look at its page that may be waiting for it; one that moves looks at every boundary, and a word takes time from its step."""
+        """Make a rank that may be waiting read its page.
+
+        A moving rank reads the page at every boundary anyway, and a message would take time from its step.
+        """
         may_wait = StopState.ANNOUNCED in (stop_before, shard.page.agent.stop_state)
         if may_wait or shard.page.rank().standing is not Standing.MOVING:
             self._send(shard, WordChanged())
@@ -565,7 +583,10 @@ class RankLines:
 
 
 def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
-    """Say whether a rank's digests show that it wrote into another file than lies here: the last chunk, where the index lies, has another one."""
+    """Return whether a rank's digests show that it wrote into another file than the slot's present file.
+
+    The check compares the last chunk, which contains the index.
+    """
     count = chunk_count(captured.payload_bytes)
     if not captured.chunk_digests or len(captured.chunk_digests) != DIGEST_BYTES * count:
         return False
@@ -574,9 +595,9 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
 
 
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
-    """Say whether a rank's digests may stand for the agent's own: of all chunks, none of which is being digested here.
+    """Return whether the rank's chunk digests can replace the agent's own digests.
 
-    Whether all of them hold is seen by every holder, chunk by chunk as they come, and by the own node before it
-    restores.
+    They must cover all chunks, and the agent must not have begun to digest. Every holder verifies each chunk on
+    arrival, and the own node verifies all of them before it restores.
     """
     return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

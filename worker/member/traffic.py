@@ -1,12 +1,13 @@
-"""What the iterations of a node's ranks say about snapshots: when they may use the network, and how often they are worth it.
+"""Derives from the iterations of a node's ranks when snapshots may use the network, and how often a step is proposed.
 
     Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node
     IdleSpans ──▶ SpanPacer ──pacing──▶ senders
 
-One local rank speaks for all: collectives make their iterations one. So the coordinator's node alone is asked how far
-apart steps are proposed and whether replicas wait; the others hear of it. Invariant: what is not known changes nothing:
-without a profile chunks go at once, without measurements every step is proposed. What makes kept steps take longer than
-no pacing does is not kept up.
+One local rank represents all ranks, because collectives synchronize their iterations. Only the measurements on the
+coordinator's node decide the distance between proposals and the pacing. The other nodes receive the decision.
+
+Invariant: without a profile, chunks are sent at once. Without measurements, every step is proposed. Pacing that makes
+kept steps slower than unpaced sending is not continued.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ log = logging.getLogger(__name__)
 ALPHA_SECONDS = 0.0002
 """Start-up time of a chunk: a wake-up and a system call."""
 WORTH_RATIO = 0.02
-"""Below this part of an iteration, transfers are too short to be in anybody's way, or idle spans to hold anything: chunks go at once."""
+"""Share of an iteration that transfers and idle spans must reach for pacing.
+
+Shorter transfers disturb nothing, and shorter idle spans have no room. Chunks are then sent at once.
+"""
 UNPACED = Unpaced()
 SAID = {
     Pacing.AT_ONCE: "go at once",
@@ -35,11 +39,14 @@ SAID = {
     Pacing.IN_IDLE_SPANS: "wait for idle spans",
 }
 STALE_RATIO = 1.5
-"""Iterations that take so much longer or shorter are another training: whether pacing pays is tried anew."""
+"""Factor by which the iteration time must change for a new pacing trial."""
 
 
 class Traffic:
-    """One owner: the node's `Member`; every method on the agent's loop."""
+    """Measurements and decisions of one node.
+
+    One owner: the node's `Member`; all methods run on the agent's loop.
+    """
 
     def __init__(
         self,
@@ -51,15 +58,16 @@ class Traffic:
         on_distance: Callable[[int], None],
         on_pacing: Callable[[Pacing], None],
     ) -> None:
-        """Begin with everything unknown.
+        """Create the object without measurements.
 
         Args:
-            ranks: of this node; the first one speaks for all.
-            pacer: the node's.
-            replica_count: shards of this node times their holders on other nodes: what every snapshot sends.
-            max_slowdown: the job's.
-            on_distance: told how far apart steps are to be proposed, when that changes.
-            on_pacing: told how replicas are to leave, when that changes.
+            ranks: ranks of this node; the first represents all.
+            pacer: pacer of the node.
+            replica_count: number of shard transfers per snapshot: the holders on other nodes, summed over this node's
+                shards.
+            max_slowdown: the job's limit.
+            on_distance: called with the new distance between proposals when it changes.
+            on_pacing: called with the wanted pacing when it changes.
         """
         self.budget = Budget(max_slowdown)
         self._speaker = min(ranks)
@@ -68,51 +76,51 @@ class Traffic:
         self._on_distance = on_distance
         self._on_pacing = on_pacing
         self._pacing = Pacing.AT_ONCE
-        """As the coordinator has announced it."""
+        """Pacing in the coordinator's last announcement."""
         self._asked = Pacing.AT_ONCE
-        """What it was told last."""
+        """Pacing that this node last requested."""
         self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
-        """For the profile; None until the link is known, and where there is nothing to gain."""
+        """Pacer for the profile; None until the link's rate is known, or if pacing has no benefit."""
         self._is_every_step = True
-        """The budget has had no steps further apart than one in this training."""
+        """True while the budget has never increased the interval above one in this training."""
         self._tried_seconds: float | None = None
-        """What an iteration took when the trial began."""
+        """Duration of an iteration when the trial began."""
         self._is_paced: bool | None = None
-        """Whether what is sent in this iteration waits for idle spans; None: there are none to wait for."""
+        """Whether this iteration's chunks wait for idle spans; None without a plan."""
         self._was_paced: bool | None = None
-        """In the iteration before."""
+        """The same for the previous iteration."""
         self._trying: _Try | None = None
-        """Behind whose iteration nothing has been captured yet."""
+        """The last measured iteration until the next capture."""
         self._passed_at: float | None = None
         self._has_captured = False
         self._was_sending = False
-        """At the last boundary."""
+        """Whether data was being sent at the last boundary."""
 
     @property
     def trial(self) -> PacingTrial:
-        """What is known of pacing for steps that are proposed as they are now.
+        """The pacing trial that applies to the present interval between proposals.
 
-        A snapshot that is on its way for two iterations costs a step where every step is proposed, and none where they
-        are further apart. All else that is found where every step is proposed holds there, too. Where the budget has
-        been exceeded by every step once, steps that are lost are none that it could pay for: else pacing would bring
-        every step back, which would go at once, and exceed it again.
+        A snapshot that takes two iterations costs a step if every step is proposed, and none if proposals are further
+        apart. All other findings with every step proposed apply to both cases. Once the budget has forbidden proposing
+        every step, lost steps no longer count. Otherwise pacing would bring every step back, unpaced snapshots would
+        follow, and the budget would be exceeded again.
         """
         return self._trials[self._is_every_step]
 
     def hear(self, pacing: Pacing) -> None:
-        """Take how replicas leave from the next boundary on, as the coordinator announces it."""
+        """Apply the announced pacing from the next boundary on."""
         if pacing is not self._pacing:
             log.info("replicas %s", SAID[pacing])
             self._pacing = pacing
 
     def captured(self, rank: Rank) -> None:
-        """A snapshot of a rank is complete on this node."""
+        """Record that a rank's snapshot is complete on this node."""
         self._has_captured |= rank == self._speaker
 
     def spans(self, rank: Rank, message: IdleSpans) -> None:
-        """Take what a rank's profiler found; a later profile replaces it."""
+        """Use the idle spans that a rank's profiler found. A later profile replaces an earlier one."""
         if rank == self._speaker:
             self._profile, self._planned, self._trying = message, None, None
             self._pacer.unpace()
@@ -121,17 +129,17 @@ class Traffic:
                 self._trials, self._tried_seconds, self._is_every_step = _untried(), None, True
 
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
-        """Take a boundary into account, or that a rank no longer passes any.
+        """Process a boundary, or the fact that a rank no longer passes boundaries.
 
         Args:
-            rank: whose.
-            message: as it came.
+            rank: the rank that sent the message.
+            message: the boundary.
             half: the rank's half of its page.
-            is_sending: a holder of some shard of the job is owed something, or may be.
+            is_sending: True if data is or may be due to a holder of some shard of the job.
 
         Returns:
-            How long the iteration took that ends here, seconds; None where none does, and of a rank that does not speak
-            for the node.
+            Duration in seconds of the iteration that ended. None if no iteration ended, or if the rank does not
+                represent the node.
         """
         if rank != self._speaker:
             return None
@@ -176,14 +184,14 @@ class Traffic:
         return seconds
 
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
-        """Count the steps that are lost to a snapshot until the next one is captured."""
+        """Count the steps that are lost to a snapshot until the next capture."""
         if has_captured or not self._is_every_step:
             self._trying = None
             self._tried(trying)
         elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
         else:
-            self._trying = None  # the next step was put off by something else: the budget, an upload
+            self._trying = None  # the budget or an upload delayed the next step
 
     def _tried(self, done: _Try) -> None:
         before = self.trial
@@ -204,10 +212,10 @@ class Traffic:
             )
 
     def _plan(self) -> None:
-        """Put the profile to use as soon as the link is known, if there is anything to gain.
+        """Create the pacer for the profile as soon as the link's rate is known, if pacing has a benefit.
 
-        A snapshot that the idle spans of one iteration cannot hold would be late: it goes at once as long as the budget
-        pays for that.
+        A snapshot that does not fit into the idle spans of one iteration would be late. So it is sent at once, as long
+        as the budget allows every step to be proposed.
         """
         profile, rate = self._profile, self._pacer.bytes_per_second
         if profile is None or rate is None or self._planned is not None:
@@ -228,7 +236,7 @@ class Traffic:
 
     @property
     def _wanted(self) -> Pacing:
-        """How replicas are to leave, as far as this node can tell."""
+        """The pacing that this node's measurements suggest."""
         if self._planned is None:
             return Pacing.AT_ONCE
         return {None: Pacing.TRIED, True: Pacing.IN_IDLE_SPANS, False: Pacing.AT_ONCE}[self.trial.verdict]
@@ -239,7 +247,7 @@ class Traffic:
             self._on_pacing(wanted)
 
     def _pace(self, step: Step) -> None:
-        """Say how what is captured at a boundary is sent."""
+        """Select the pacer for the chunks of the snapshot captured at boundary `step`."""
         self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self._waits(step)
         if self._planned is not None:
             self._pacer.hold(self._planned if self._is_paced else UNPACED)
@@ -250,14 +258,14 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """An iteration in which a snapshot was captured, and all that was sent went one way."""
+    """An iteration that captured a snapshot, with all data sent in one mode."""
 
     seconds: float
     is_paced: bool
     lost_count: int = 0
-    """Iterations behind it in which nothing was captured."""
+    """Following iterations without a capture."""
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return trials of which nothing is known, by whether every step is proposed."""
+    """Return empty trials, keyed by whether every step is proposed."""
     return {True: PacingTrial(), False: PacingTrial()}

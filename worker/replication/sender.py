@@ -1,8 +1,10 @@
-"""Sends one owned shard to one of its holders, for as long as the generation lasts.
+"""Sends one owned shard to one of its holders, for the lifetime of the generation.
 
-It asks the pure `Shard` what this holder wants next and sends that; what the holder has sealed comes back as
-acknowledgements. Invariant: the holder's silence is measured from the moment that it is owed something
-(`worker.core.silence`), so an idle line is never a silent one.
+The sender asks the pure `Shard` which step this holder needs next, and sends that step. When the holder has sealed the
+step, its answer becomes an acknowledgement.
+
+Invariant: the holder's silence is measured only while data is due to the holder (`worker.core.silence`). So an idle
+connection never counts as silent.
 """
 
 from __future__ import annotations
@@ -42,28 +44,31 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Waits before dialling again; the last one repeats."""
+"""Waits before each new dial; the last one repeats."""
 REFUSED_SECONDS = 0.2
-"""A holder that refused, for want of a slot, say, is asked again after this long."""
+"""Wait after a holder rejected a shard, for example because it had no free slot."""
 FLOW_BYTES_PER_SECOND = 625e6
-"""What AWS gives a single flow outside of a placement group, 5 Gbit/s: the least that a sound link carries."""
+"""Minimum rate of a sound link: the limit of AWS for one flow outside a placement group, 5 Gbit/s."""
 SLOW_RATIO = 0.1
-"""A link that carries less than this part of what it should, or has, is slow."""
+"""Share of the expected rate below which a link is slow. The expected rate is the best measured one."""
 SUSPECT_RATIO = 1 / 6
-"""Of the holder deadline: after so much sending a link that seems slow is treated as one, and after all of it called so."""
+"""Share of the holder deadline, in seconds of sending, after which a slow transfer makes the link suspected.
+
+After the whole deadline the link is reported as slow.
+"""
 TELLING_BYTES = 64 * 1024 * 1024
-"""A transfer tells something of the network's rate from this size on."""
+"""Minimum size of a transfer from which the rate of the network is measured."""
 LOOKS_PER_DEADLINE = 10
-"""How often it is looked at a holder's silence."""
+"""Silence checks per holder deadline."""
 
 
 Answer = ShardWanted | ShardSealed | ShardRefused
 Printed = Callable[[int], Awaitable[Tail]]
-"""Returns the newest lines of this node, from a number on, up to what its ranks have printed by now."""
+"""Returns this node's printed lines from the given number on, up to everything its ranks have printed by now."""
 
 
 class ReplicaSender:
-    """One shard, one holder. One owner: the node's `Member`, which cancels `run`."""
+    """Sends one shard to one holder. One owner: the node's `Member`, which cancels `run`."""
 
     def __init__(
         self,
@@ -76,21 +81,21 @@ class ReplicaSender:
         holder_deadline_seconds: float,
         printed: Printed | None = None,
     ) -> None:
-        """Begin nothing yet.
+        """Create the sender; `run` starts it.
 
         Args:
-            shard: what is sent.
-            peer: its holder.
-            dialler: opens lines to the holder.
+            shard: the owned shard to send.
+            peer: the holder.
+            dialler: opens connections to the holder.
             store: this node's slots.
-            pacer: the node's.
-            holder_deadline_seconds: how long a holder that is owed something may make no progress.
-            printed: returns what this node's ranks have printed; the holder has it before it acknowledges a shard.
-                None: nothing.
+            pacer: the node's pacer.
+            holder_deadline_seconds: maximum time without progress of a holder to which data is due.
+            printed: returns lines that this node's ranks have printed; the holder receives them before the end of a
+                shard. None: no lines are sent.
         """
         self._printed = printed
         self._held_lines = 0
-        """Number of the next line that this session's holder lacks."""
+        """Number of the first line that this session's holder lacks."""
         self.stream_count = StreamCount(limit=OWN_STREAMS)
         self._shard = shard
         self._store = store
@@ -100,26 +105,32 @@ class ReplicaSender:
         self._deadline = holder_deadline_seconds
         self._silence = Silence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
         self._paused_count = 0
-        """Streams that wait for the pacer, or are opened beside others: the holder is not silent, it is not being asked."""
+        """Number of streams that wait for the pacer or are being opened.
+
+        The holder's silence is not counted meanwhile.
+        """
         self._is_verifying = False
-        """The own slot is digested before its holder hears of it."""
+        """True while the own slot is digested before or after a transfer."""
         self._transfer = 0
         self._queue: ChunkQueue | None = None
-        """Of the transfer under way; None between two."""
+        """Chunks of the running transfer; None between transfers."""
         self._best_rate = FLOW_BYTES_PER_SECOND
         self._link = SlowLink()
         self._line = BrokenLine()
         self._filled: tuple[int, float] | None = None
-        """Bytes and part seconds of the transfer under way when it has had a look's time: the kernel's buffers are full, it takes what leaves."""
+        """(bytes, part seconds) of the running transfer after one check period.
+
+        From then on the kernel's send buffers are full, so it accepts bytes only as fast as they leave.
+        """
         self._streams = Streams()
-        """Of the session that is open, or was last."""
+        """Streams of the present session, or of the last one."""
         self._most_streams = self.stream_count.limit
-        """That can be opened in this session."""
+        """Maximum number of streams that could be opened in this session."""
 
     async def run(self) -> None:
-        """Keep the holder supplied until cancelled; a broken line is dialled again, without end and without hurry.
+        """Supply the holder until cancelled. A broken connection is dialled again, without limit, after a wait.
 
-        So is one that a bug has ended: to the holder's place in the view that is one more attempt that failed.
+        An unexpected exception also leads to a new dial, and counts as one more failed attempt of the holder.
         """
         await first_of(self._supply(), self._watch())
 
@@ -142,7 +153,7 @@ class ReplicaSender:
             except (PeerError, ProtocolError) as error:
                 self._failed(str(error))
                 log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
-            except Exception as error:  # commits must not end with it
+            except Exception as error:  # A bug in one sender must not stop commits.
                 self._failed(f"sending to it fails here: {error!r}")
                 failures = len(RETRY_SECONDS)
                 log.exception("replica session of rank %d to %s", self._shard.rank, self._peer)
@@ -173,7 +184,7 @@ class ReplicaSender:
                     raise MalformedMessage(f"{type(message).__name__} from a holder")
 
     async def _feed(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
-        """Send what is wanted, one shard after the other."""
+        """Send the wanted steps, one shard after another."""
         shard = self._shard
         reserved: tuple[int, bytes] | None = None
         while True:
@@ -182,8 +193,7 @@ class ReplicaSender:
                 reserved = shard.reserved
                 await session.send(ReserveShard(capacity_bytes=reserved[0], layout_hash=reserved[1]))
             await self._fit(session)
-            # Nothing is waited for between this look at the slot and its reading: it might be granted for another step
-            # meanwhile.
+            # No await between choosing the slot and reading it: the slot could be granted for another step.
             step = shard.core.wanted(self._peer)
             slot = shard.source(step) if step != NONE else None
             if slot is None:
@@ -220,7 +230,10 @@ class ReplicaSender:
     async def _send(
         self, session: Session, answers: asyncio.Queue[Answer], step: Step, slot: Slot, transfer: int
     ) -> ShardSealed | ShardRefused | bool:
-        """Send one slot, as far as it is there; False: it is no longer what it was, or nobody awaits what is captured into it any more."""
+        """Send one slot, while it is captured or after it was sealed.
+
+        Return False if the slot was granted again, or if the step that is being captured is no longer expected.
+        """
         self._is_verifying = True
         try:
             digests = await self._store.digests(slot)
@@ -230,7 +243,7 @@ class ReplicaSender:
             return False
 
         async def answer() -> Answer:
-            while (found := await answers.get()).transfer != transfer:  # to a shard that was given up
+            while (found := await answers.get()).transfer != transfer:  # an answer to an earlier, cancelled transfer
                 continue
             return found
 
@@ -243,7 +256,7 @@ class ReplicaSender:
         held_lines = self._held_lines
 
         async def before_end() -> list[PrintedLines]:
-            # All that ranks have printed before this step's boundary is in their streams: the slot is sealed.
+            # The slot is sealed, so all lines printed before this step's boundary are available.
             nonlocal held_lines
             lines = await self._printed(self._held_lines) if self._printed is not None else Tail()
             held_lines = max(self._held_lines, lines.end)
@@ -273,22 +286,22 @@ class ReplicaSender:
                     await first_of(send(), self._dropped(step, digests))
                 if pacer is None and isinstance(
                     outcome, ShardSealed
-                ):  # one that was paced says nothing of what the link carries at its best
+                ):  # A paced transfer does not measure the link's full rate.
                     self._measured(queue)
             finally:
                 self._queue = None
-                queue.cancel()  # whether or not it came to sending
+                queue.cancel()
         if isinstance(outcome, ShardSealed):
             self._held_lines = held_lines
         if isinstance(outcome, ShardSealed) and not self._is_slow(queue):
             self._shard.told_slow(self._peer, "")
             if self._link.carries and not self._crawls(queue, SUSPECT_RATIO * self._deadline):
                 self._held_to(SlowLink())
-                self._streams.shrink(0)  # a connection that was limited once is timed by the kernel for good
+                self._streams.shrink(0)  # the kernel keeps pacing a connection that once had a limit
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
-        """Digest the own slot again whose copy came damaged; one that is damaged itself becomes empty."""
+        """Digest the own slot again after its copy arrived damaged. If the slot itself is damaged, it is emptied."""
         self._is_verifying = True
         try:
             return await self._store.verify(slot) is False
@@ -296,32 +309,35 @@ class ReplicaSender:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
-        """Return when a step that is still being captured is no longer awaited: nobody knows whether its end will ever come."""
+        """Return when a step that is still being captured is no longer expected: its capture may never finish."""
         while self._shard.core.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
 
     def _is_slow(self, queue: ChunkQueue) -> bool:
-        """Say whether a link is slow beyond doubt."""
+        """Return whether the link was slow for the whole holder deadline."""
         return self._crawls(queue, self._deadline)
 
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
-        """Say whether what has been sent is much less than what a link carries in the time in which it might, if that is longer than so many seconds.
+        """Return whether the transfer has had far less than the expected rate for more than `seconds` of sending.
 
-        What other transfers of the node take of the link is not missing from it. What it has carried at its best is
-        counted without them, though: each may have had a way of its own.
+        The time is divided among the transfers that share the node's link. The best rate is measured without this
+        division, because each transfer may have used its own path.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:
-        """Send no more than is right now: its part of that, where other transfers of the node share the link."""
+        """Apply the link's limit to the streams, divided by the number of transfers that share the node's link."""
         self._link = link
         self._streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
 
     async def _fit(self, session: Session) -> None:
-        """Have as many streams as carry the most, or as can be opened: the first has the session's own way, the others may go over other cards."""
+        """Open or close streams to reach the best number, or as many as can be opened.
+
+        The first stream uses the session's own path, the others may use other network cards.
+        """
         streams = self._streams
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            beside = int(count > 0)  # the first is what the holder is asked over
+            beside = int(count > 0)  # without any stream, the holder's silence counts
             self._paused(beside)
             try:
                 streams.add(await self._dialler.stream(session, count))
@@ -343,12 +359,12 @@ class ReplicaSender:
         streams.shrink(self.stream_count.count)
 
     def _measured(self, queue: ChunkQueue) -> None:
-        """Learn from a transfer how fast the link is."""
+        """Update the known rates from a finished, unpaced transfer."""
         size, seconds = queue.taken_bytes, queue.busy_seconds
         self._pacer.measured(queue)
         if size >= TELLING_BYTES and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
-            if self.stream_count.count <= self._most_streams:  # else it went over fewer
+            if self.stream_count.count <= self._most_streams:  # otherwise fewer streams were used
                 self.stream_count = self.stream_count.measured(size / seconds)
 
     def _progress(self, _taken_bytes: int = 0) -> None:
@@ -363,7 +379,7 @@ class ReplicaSender:
         self._silence = self._silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
-        """The line has broken: one on which nothing was to be sent takes nothing from anybody."""
+        """Record a broken connection. It counts only if a step was due to the holder."""
         if (step := self._shard.core.wanted(self._peer)) != NONE:
             self._tell_of(self._line.cut_short(step, words))
 
@@ -375,7 +391,7 @@ class ReplicaSender:
         self._paused_count += count
 
     def _look(self, queue: ChunkQueue) -> None:
-        """See how the transfer under way gets on over its link, and leave training its part of one that is slow."""
+        """Check the rate of the running transfer. On a slow link, limit it to leave room for training."""
         sent, seconds = queue.taken_bytes, queue.part_seconds
         link, filled = self._link, self._filled
         if filled is None and queue.busy_seconds >= self._silence.period_seconds:
@@ -391,13 +407,13 @@ class ReplicaSender:
         self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
 
     async def _watch(self) -> None:
-        """Look now and then at how the holder gets on."""
+        """Check the holder periodically."""
         while True:
             await asyncio.sleep(self._silence.period_seconds)
             self._look_at_holder(asyncio.get_running_loop().time())
 
     def _look_at_holder(self, now: float) -> None:
-        """Drop the holder from the view when it has been owed something for the holder deadline without any progress."""
+        """Drop the holder from the view if data was due to it for the holder deadline without progress."""
         is_owed = self._shard.core.wanted(self._peer) != NONE or self._peer in self._shard.unready
         self._silence = self._silence.looked(
             now, is_owed=is_owed, is_asked=not self._paused_count, is_occupied=self._is_verifying

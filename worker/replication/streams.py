@@ -1,11 +1,13 @@
-"""The data connections of a session: chunks go straight between a slot's memory and a socket, in threads of their own.
+"""The data connections of a session. Threads move chunks directly between a slot's memory and a socket.
 
     session   ── messages ──▶ the agent's loop
     stream 1  ── chunks ────▶ a thread, blocked in the kernel
-    stream 2  ── chunks ────▶ another one
+    stream 2  ── chunks ────▶ another thread
 
-A stream's thread holds no lock while bytes move: sending, receiving and digesting all let go of the interpreter.
-Invariant: when `close`, `cut` or a cancelled `run` has returned, no thread reads or writes anybody's memory any more.
+A stream's thread sends, receives and digests without the interpreter lock.
+
+Invariant: when `close`, `cut` or a cancelled `run` has returned, no thread reads or writes the caller's memory any
+more.
 """
 
 from __future__ import annotations
@@ -34,51 +36,60 @@ from worker.replication.pacing import Pacer, SharedLink
 from worker.tasks import ended
 
 OWN_STREAMS = min(32, os.cpu_count() or 1)
-"""Of a session that this side opens."""
+"""Maximum streams of a session that this side opens."""
 BUFFER_BYTES = 512 * 1024
-"""Asked for, of a stream, in the kernel, each way; Linux allows twice as much, and counts its own bookkeeping in.
+"""Requested size of the kernel's send and receive buffers of a stream.
 
-Grown to megabytes, as the kernel
-would, what lies in it leaves the processor's cache between two copies: moving and verifying a GiB both ways took 441 ms
-then and 361 ms with this (loopback). 1 Gbyte/s over 0.4 ms there and back fits; a longer way has more streams."""
+Linux doubles the size and includes its own bookkeeping. If the kernel grew the buffers to megabytes, data would leave
+the processor's cache between two copies. Moving and verifying 1 GiB in both directions over loopback took 441 ms that
+way, and 361 ms with this size. The size suffices for 1 GB/s at a round trip of 0.4 ms. Longer paths use more streams.
+"""
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
-"""Many kernels allow everybody 208 KiB, and cut what is asked for to that without a word."""
+"""Socket options that exceed the system's buffer limits.
+
+Many kernels limit unprivileged processes to 208 KiB and silently reduce larger requests.
+"""
 CANCELLED_SECONDS = 0.05
-"""How long chunks under way may take to leave after a cancellation before their lines are cut instead."""
+"""Time that chunks in flight have to finish after a cancellation. Then their connections are cut."""
 DRAIN_BYTES = 1024 * 1024
 PROGRESS_SECONDS = 0.05
-"""A transfer that goes on says so about so often: every word wakes the loop."""
+"""Interval of progress reports of a transfer. Each report wakes the loop."""
 UNSENT_BYTES = 128 * 1024
-"""What the kernel keeps unsent of a paced stream: a chunk that was admitted into an idle span leaves in it, or holds up the next one's asking."""
+"""Maximum unsent bytes that the kernel buffers for a paced stream.
+
+A chunk admitted into an idle span thus leaves within that span, or delays the request for the next chunk.
+"""
 _TCP_NOTSENT_LOWAT = 25
 _SO_MAX_PACING_RATE = 47
 _LEAST_RATE = 64 * 1024
-"""Bytes per second of a stream that is limited.
+"""Minimum limit of a stream, in bytes per second.
 
-The kernel sends that many at once, and the next ones when these have had their time: a connection
-that was limited to 1000 was silent for longer than ten seconds, also after the limit was gone (Linux 6.18)."""
+The kernel sends that many bytes at once and then pauses. With a limit of 1000, a connection was silent for more than
+ten seconds, even after the limit was lifted (Linux 6.18).
+"""
 _UNLIMITED = 2 ** (8 * struct.calcsize("L")) - 1
 
 
 class Payload(Protocol):
-    """A slot's payload, as the threads see it."""
+    """Access of the threads to a slot's payload."""
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes `start` to `end` of the payload."""
 
 
 class Streams:
-    """The streams of one session's side.
+    """The streams of one side of a session.
 
-    One owner: that side, which closes it; every method is called on the loop, what `begin` is given is not.
+    One owner: that side, which closes it. Every method is called on the loop. The work passed to `begin` runs in a
+    thread.
     """
 
     def __init__(self, *, receive_seconds: float | None = None) -> None:
-        """Begin with none.
+        """Create the object without streams.
 
         Args:
-            receive_seconds: how long a thread waits for more before it takes note of what has come of a chunk; None:
-                until all of it is there, which wakes nobody in between.
+            receive_seconds: interval at which a receiving thread reports the received part of a chunk. None: it reports
+                only whole chunks, which avoids wake-ups.
         """
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
@@ -86,16 +97,16 @@ class Streams:
         self._receive_seconds = receive_seconds
         self._limit: float | None = None
         self._working: dict[socket.socket, asyncio.Future[None]] = {}
-        """The end of what runs on a stream."""
+        """Completion of the work that runs on a stream."""
         self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
-        """What the thread of each stream that has one does next."""
+        """Work queue of each stream's thread, for streams that have a thread."""
 
     def add(self, line: socket.socket) -> None:
-        """Take a connected, blocking socket; `close` ends it."""
+        """Add a connected, blocking socket. `close` closes it."""
         for forced, asked in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
             try:
                 line.setsockopt(socket.SOL_SOCKET, forced, BUFFER_BYTES)
-            except PermissionError:  # who is not root gets what `net.core.wmem_max` and `rmem_max` allow
+            except PermissionError:  # only root may exceed net.core.wmem_max and rmem_max
                 line.setsockopt(socket.SOL_SOCKET, asked, BUFFER_BYTES)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(PROGRESS_SECONDS))
         if self._receive_seconds is not None:
@@ -104,15 +115,17 @@ class Streams:
         self.attached.set()
 
     async def run(self, line: socket.socket, work: Callable[[socket.socket], None]) -> None:
-        """Run `work` on one stream (see `begin`) to its end; cancelled, its line is cut, and its thread has done with it when this returns.
+        """Run `work` on one stream to its end (see `begin`).
+
+        If cancelled, the connection is cut, and the thread has left `work` when this returns.
 
         Args:
             line: as in `begin`.
             work: as in `begin`.
 
         Raises:
-            PeerLost: the line broke, or this node has no thread for it.
-            MalformedMessage: what came on it is no chunk that may come.
+            PeerLost: the connection broke, or this node cannot start another thread.
+            MalformedMessage: the peer sent an invalid chunk.
         """
         done = self.begin(line, work)
         try:
@@ -122,17 +135,19 @@ class Streams:
         done.result()
 
     def begin(self, line: socket.socket, work: Callable[[socket.socket], None]) -> asyncio.Future[None]:
-        """Begin `work` on one stream in its own thread, which is kept for the next: to start one costs a small transfer more than its bytes do.
+        """Start `work` on one stream in the stream's thread.
+
+        The thread is kept for later work: starting a thread costs more than a small transfer.
 
         Args:
-            line: one of `lines`, on which nothing runs.
-            work: blocks as it likes; returns or raises soon when the line is cut.
+            line: one of `lines` that runs no work.
+            work: may block; returns or raises soon after the connection is cut.
 
         Returns:
-            Its end, which raises what `run` does; whoever no longer waits for it says `cut`.
+            A future that raises the same errors as `run`. A caller that stops waiting for it must call `cut`.
 
         Raises:
-            PeerLost: this node has no thread for it.
+            PeerLost: this node cannot start another thread.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -143,7 +158,7 @@ class Streams:
                 work(line)
             except OSError as caught:
                 error = PeerLost(f"a stream is lost: {caught}")
-            except BaseException as caught:  # whatever it is belongs to who waits
+            except BaseException as caught:  # the error belongs to the waiting caller
                 error = caught
             loop.call_soon_threadsafe(self._settle, line, error)
 
@@ -164,10 +179,10 @@ class Streams:
             done.set_result(None)
         else:
             done.set_exception(error)
-            done.exception()  # who was cancelled does not ask for it
+            done.exception()  # mark as retrieved: a cancelled caller does not read it
 
     async def cut(self, *lines: socket.socket) -> None:
-        """Cut those of these streams on which something runs, and wait until their threads have done with them."""
+        """Cut those of the streams that run work, and wait until their threads have left it."""
         working = [line for line in lines if line in self._working]
         ends = [self._working[line] for line in working]
         for line in working:
@@ -175,7 +190,10 @@ class Streams:
         await ended(*ends)
 
     def limit(self, bytes_per_second: float | None) -> None:
-        """Have the kernel send no more than so much over all that there are, together, or `_LEAST_RATE` over each; None: whatever there is."""
+        """Limit the total rate of all streams in the kernel, but not below `_LEAST_RATE` per stream.
+
+        None: no limit.
+        """
         if bytes_per_second == self._limit:
             return
         self._limit = bytes_per_second
@@ -185,18 +203,18 @@ class Streams:
             else max(_LEAST_RATE, int(bytes_per_second / max(1, len(self.lines))))
         )
         for line in self.lines:
-            with contextlib.suppress(OSError):  # it is gone, as who uses it will notice
+            with contextlib.suppress(OSError):  # the connection is lost; its user will notice
                 line.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("L", rate))
 
     def shrink(self, count: int) -> None:
-        """Close streams beyond `count`; nothing runs on them."""
+        """Close the streams beyond `count`. They must run no work."""
         for line in self.lines[count:]:
             self.drop(line)
 
     def drop(self, line: socket.socket) -> None:
-        """Close a stream, which then makes room for another; nothing runs on it.
+        """Close a stream, which makes room for another. It must run no work.
 
-        One that is closed already is passed over.
+        A stream that is already closed is ignored.
         """
         if line not in self.lines:
             return
@@ -207,7 +225,7 @@ class Streams:
         line.close()
 
     async def close(self) -> None:
-        """Cut every stream and wait until its thread is done with it."""
+        """Cut every stream and wait until its thread has left its work."""
         for line in self.lines:
             _cut(line)
         await ended(*self._working.values())
@@ -225,44 +243,44 @@ def _timeval(seconds: float) -> bytes:
 
 
 def _cut(line: socket.socket) -> None:
-    """Wake whoever is blocked on the line, for good."""
+    """Wake a thread that is blocked on the connection; all later operations fail."""
     try:
         line.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it is down already
+        return  # already disconnected
 
 
 # -- sending
 
 
 class ChunkQueue:
-    """The chunks of one transfer that are wanted, shared by the threads of all streams: who is free takes the next.
+    """The wanted chunks of one transfer, shared by the threads of all streams. A free thread takes the next chunk.
 
-    Any thread.
+    Thread-safe.
 
     Args:
-        clock: seconds, monotonic.
-        link: what it shares with other transfers, of the same clock; None: nothing.
+        clock: monotonic seconds.
+        link: the link that this transfer shares with others, with the same clock; None: a link of its own.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, link: SharedLink | None = None) -> None:
         self.cancelled = threading.Event()
         self.taken_bytes = 0
-        """What the kernel has taken."""
+        """Bytes that the kernel has accepted."""
         self.taken_at = 0.0
-        """When it took the last."""
+        """When the kernel last accepted bytes."""
         self._clock = clock
         self._link = link or SharedLink(clock)
         self._told_at = clock()
         self._left: deque[int] = deque()
         self._open_count = 0
-        """Chunks that are wanted and that the kernel has not taken."""
+        """Wanted chunks that the kernel has not completely accepted."""
         self._working_count = 0
-        """Streams that have one of them."""
+        """Streams that are sending one of them."""
         self._held_count = 0
-        """Those of these streams that may not send it yet."""
+        """Those of these streams that the pacer holds back."""
         self._busy_since: LinkUse | None = None
-        """What the link had been used when it began to have something to send; None while it has nothing."""
+        """Count of the link when this transfer last began to have data to send; None while it has none."""
         self._busy_seconds = 0.0
         self._part_seconds = 0.0
         self._is_complete = False
@@ -270,14 +288,15 @@ class ChunkQueue:
 
     @property
     def busy_seconds(self) -> float:
-        """For how long there has been something to send that might go: the time between, in which nothing was there yet or a pacer held all of it
-        back, says nothing of the link.
+        """Seconds in which this transfer had data that it was allowed to send.
+
+        Times without data, or with all streams held back by the pacer, do not count: they prove nothing about the link.
         """
         return self._spent()[0]
 
     @property
     def part_seconds(self) -> float:
-        """The same, but of a second in which others sent as well over the same link only its part."""
+        """Like `busy_seconds`, but only this transfer's share of time in which others used the link as well."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:
@@ -291,7 +310,7 @@ class ChunkQueue:
             )
 
     def _turn(self) -> None:
-        """Begin or end to count time, as it has something to send or not."""
+        """Start or stop counting time when the transfer begins or ceases to have data to send."""
         is_held = 0 < self._held_count == self._working_count
         is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
         if is_busy and self._busy_since is None:
@@ -303,7 +322,7 @@ class ChunkQueue:
             self._busy_since = None
 
     def add(self, chunks: Sequence[tuple[int, int]]) -> None:
-        """Have (first, count) ranges sent."""
+        """Queue (first, count) ranges of chunks."""
         with self._changed:
             for first, count in chunks:
                 self._left.extend(range(first, first + count))
@@ -312,20 +331,23 @@ class ChunkQueue:
             self._changed.notify_all()
 
     def complete(self) -> None:
-        """No more will be wanted."""
+        """Record that no more chunks will be wanted."""
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Nobody wants them any more: what is under way may still leave, but it is not counted how fast."""
+        """Stop the transfer: no further chunk is taken.
+
+        Chunks in flight may still be sent, but their time does not count.
+        """
         with self._changed:
             self.cancelled.set()
             self._turn()
         self.complete()
 
     def next(self) -> int | None:
-        """Return a chunk to send, waiting for one; None: there will be no more."""
+        """Return the next chunk to send, waiting for one if necessary. None: there will be no more."""
         with self._changed:
             while not self._left and not self._is_complete:
                 self._changed.wait()
@@ -337,7 +359,7 @@ class ChunkQueue:
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
-        """One stream has a chunk that it may not send, for as long as the context lasts."""
+        """Mark one stream as held back by the pacer while the context is open."""
         self._hold(1)
         try:
             yield
@@ -350,7 +372,10 @@ class ChunkQueue:
             self._turn()
 
     def taken(self, size: int) -> bool:
-        """The kernel has taken so many bytes of a chunk, or none for a while; return whether that is worth telling: some are, every now and then."""
+        """Record bytes that the kernel accepted, or 0 if it accepted none for a while.
+
+        Return whether a report is due.
+        """
         with self._changed:
             self._link.count()
             if not size:
@@ -363,7 +388,7 @@ class ChunkQueue:
             return is_due
 
     def finish(self) -> None:
-        """The kernel has taken all of a chunk."""
+        """Record that the kernel has accepted a whole chunk."""
         with self._changed:
             self._open_count -= 1
             self._working_count -= 1
@@ -381,19 +406,20 @@ async def send_chunks(
     progress: Callable[[int], None],
     paused: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Send chunks of a payload over all streams; returns when the queue is complete and the kernel has taken them.
+    """Send chunks of a payload over all streams.
 
-    Cancelled, it returns when no thread reads `source` any more: chunks under way end soon, or their lines are cut.
+    Return when the queue is complete and the kernel has accepted its chunks. If cancelled, this returns when no thread
+    reads `source` any more. Chunks in flight end soon, or their connections are cut.
 
     Args:
-        streams: at least one.
-        source: whose payload it is; stays mapped.
-        transfer: of the `BeginShard`.
-        queue: what the receiver wants; grows meanwhile.
-        payload_bytes: of the whole payload.
-        pacer: asked before each piece; None: every chunk goes at once and whole.
-        progress: told on the loop, every now and then, that the kernel has taken something; how many bytes of a chunk.
-        paused: told on the loop +1 when a stream begins to wait for the pacer, -1 when it no longer does.
+        streams: at least one stream.
+        source: the payload; must stay mapped.
+        transfer: number of the transfer in `BeginShard`.
+        queue: the chunks that the receiver wants; it may grow meanwhile.
+        payload_bytes: size of the whole payload.
+        pacer: asked before each piece. None: every chunk is sent at once and in one piece.
+        progress: called on the loop now and then with a number of bytes that the kernel accepted.
+        paused: called on the loop with +1 when a stream begins to wait for the pacer, and with -1 when the wait ends.
 
     Raises:
         PeerLost: a stream broke.
@@ -403,9 +429,9 @@ async def send_chunks(
     waiting: set[concurrent.futures.Future[None]] = set()
 
     def admit(size: int) -> None:
-        """Wait in the stream's thread for the loop's word.
+        """Wait in the stream's thread until the pacer admits the piece.
 
-        A cancellation ends the line: its chunk would never be whole.
+        A cancellation breaks the connection, because the chunk on it stays incomplete.
         """
         if pacer is None:
             return
@@ -442,7 +468,7 @@ async def send_chunks(
                     _send_all(line, header if begin == start else b"", piece, taken)
             queue.finish()
 
-    lines = streams.lines[: chunk_count(payload_bytes)]  # each will have something to send
+    lines = streams.lines[: chunk_count(payload_bytes)]  # no more streams than chunks
     sending: list[asyncio.Future[None]] = []
     try:
         sending += [streams.begin(line, work) for line in lines]
@@ -462,15 +488,16 @@ async def send_chunks(
 
 
 def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
-    """Send both, from where they are; what the kernel takes of the data is told, be it nothing for `PROGRESS_SECONDS`."""
+    """Send the header and the data without copying.
+
+    Report accepted data bytes, and 0 after `PROGRESS_SECONDS` without any.
+    """
     sent = -len(header)
     while sent < data.nbytes:
         try:
             with data[max(0, sent) :] as rest:
                 count = line.sendmsg([header[sent:], rest]) if sent < 0 else line.send(rest)
-        except (
-            BlockingIOError
-        ):  # nothing has left meanwhile: whether that is too long somebody else says, who cuts the line
+        except BlockingIOError:  # Timed out. The watcher of the holder decides when to cut the connection.
             taken(0)
             continue
         before, sent = max(0, sent), sent + count
@@ -482,30 +509,30 @@ def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Calla
 
 
 class IncomingShard:
-    """The receiving side of one transfer: what is missing of it, and who writes it.
+    """The receiving side of one transfer: the missing chunks, and the threads that write them.
 
-    Its threads claim chunks; its owner awaits and closes it.
+    Threads claim chunks. The owner waits for the chunks and closes the object.
     """
 
     def __init__(self, target: Payload, *, transfer: int, payload_bytes: int) -> None:
-        """Begin.
+        """Create the object for one transfer.
 
         Args:
-            target: the slot, granted for this content.
-            transfer: of the `BeginShard`.
-            payload_bytes: of the payload.
+            target: the slot that was granted for this content.
+            transfer: number of the transfer in `BeginShard`.
+            payload_bytes: size of the payload.
         """
         self.transfer = transfer
         self.payload_bytes = payload_bytes
         self.chunk_digests = b""
-        """What the chunks that were named must hash to, from the first on."""
+        """Expected digests of the announced chunks, from the first chunk on."""
         self.missing: set[int] = set()
-        """Wanted, and not verified yet."""
+        """Wanted chunks that are not verified yet."""
         self.damaged: set[int] = set()
-        """Came, and did not hash to what they should."""
+        """Chunks that arrived but did not match their digest."""
         self.landed_count = 0
         self.come_bytes = 0
-        """Of chunks that were claimed, whole or not, verified or not."""
+        """Received bytes of claimed chunks, whole or partial, verified or not."""
         self._target = target
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
@@ -513,24 +540,24 @@ class IncomingShard:
         self._index: range | None = None
         self._tell: Callable[[int], None] = lambda _: None
         self._told_count = 0
-        """So many first chunks were said to be there."""
+        """Length of the verified prefix, in chunks, that was last reported."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
     def name(self, chunk_digests: bytes, missing: Iterable[int]) -> None:
-        """Take the next chunks' digests, and which of these chunks are wanted. On the loop."""
+        """Add the digests of the next chunks, and which of these chunks are wanted. Called on the loop."""
         with self._lock:
             self.chunk_digests += chunk_digests
             self.missing.update(missing)
 
     def follow(self, index: range, tell: Callable[[int], None]) -> None:
-        """Have somebody told what is there, now and as chunks come.
+        """Call `tell` with the contiguous verified prefix, now and as chunks arrive.
 
-        On the loop, when all chunks are named and their digests believed.
+        Called on the loop, after all digests are announced and proven to form the payload's digest.
 
         Args:
-            index: chunks without which nothing is told.
-            tell: given how many first bytes of the payload are there; called on the loop.
+            index: chunks that must be verified before the first call.
+            tell: receives the number of verified bytes at the start of the payload; called on the loop.
         """
         self._index, self._tell = index, tell
         self._look()
@@ -549,21 +576,23 @@ class IncomingShard:
             self._tell(chunk_range(count - 1, self.payload_bytes)[1] if count else 0)
 
     def again(self) -> Ranges:
-        """Return what came damaged, to be asked for again. On the loop."""
+        """Return the damaged chunks, to be requested again, and clear their list. Called on the loop."""
         with self._lock:
             damaged = ranges(self.damaged)
             self.damaged.clear()
         return damaged
 
     def claim(self, index: int, size: int) -> memoryview | None:
-        """Return where a chunk belongs, for one thread alone, or None when it is not wanted. Any thread.
+        """Reserve the place of a chunk for the calling thread. Return None if the chunk is not wanted.
+
+        Thread-safe.
 
         Args:
-            index: of the chunk.
-            size: bytes that are announced.
+            index: index of the chunk.
+            size: announced bytes.
 
         Returns:
-            Its place in the slot; the caller says `land` in the end, whatever comes.
+            The chunk's place in the slot. The caller must call `land` afterwards, whatever happens.
 
         Raises:
             MalformedMessage: the payload has no such chunk.
@@ -578,17 +607,17 @@ class IncomingShard:
             return self._target.payload(start, stop)
 
     def come(self, size: int) -> None:
-        """So many bytes of a claimed chunk have come. Any thread."""
+        """Count received bytes of a claimed chunk. Thread-safe."""
         with self._lock:
             self.come_bytes += size
 
     def land(self, index: int, data: memoryview, *, is_whole: bool) -> None:
-        """Take a claimed chunk whose bytes have come; verify it while they are warm. Any thread.
+        """Verify a claimed chunk while its bytes are in the cache, and release its claim. Thread-safe.
 
         Args:
-            index: of the chunk.
-            data: what `claim` returned; released here.
-            is_whole: all of it has come.
+            index: index of the chunk.
+            data: the result of `claim`; released here.
+            is_whole: True if all of the chunk was received.
         """
         is_good = is_whole and digest(data) == chunk_digest(self.chunk_digests, index)
         data.release()
@@ -606,15 +635,15 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._look)
 
     async def settled(self, silence_seconds: float | None) -> None:
-        """Return when every missing chunk has come, whole or damaged, and who follows has been told of it.
+        """Return when every missing chunk has arrived, verified or damaged, and the follower has been called.
 
         Args:
-            silence_seconds: how long nothing may come at all; None: for ever.
+            silence_seconds: maximum time without any received byte; None: no limit.
 
         Raises:
-            PeerLost: nothing has come for so long.
+            PeerLost: no byte was received for that time.
         """
-        while len(self.missing) > len(self.damaged):  # damaged ones are missing, too
+        while len(self.missing) > len(self.damaged):  # `missing` includes the damaged chunks
             before = self.come_bytes
             try:
                 async with asyncio.timeout(silence_seconds):
@@ -623,16 +652,19 @@ class IncomingShard:
                 if self.come_bytes == before:
                     raise PeerLost(f"nothing has come for {silence_seconds:g} s") from error
             self._event.clear()
-        self._look()  # the last chunk's own look may still be on its way to the loop
+        self._look()  # the last chunk's own call may not have run yet
 
     def shut(self) -> bool:
-        """Let nobody claim anything any more; return whether nobody has."""
+        """Reject further claims. Return whether no chunk is claimed."""
         with self._lock:
             self._is_closed = True
             return not self._claimed
 
     async def close(self) -> None:
-        """Let nobody claim anything any more, and wait for who has; the streams must be cut where they may be silent for ever."""
+        """Reject further claims and wait for the present ones.
+
+        Streams that may be silent for ever must be cut first.
+        """
         while True:
             self._event.clear()
             if self.shut():
@@ -641,21 +673,21 @@ class IncomingShard:
 
 
 class Receiver:
-    """What a receiving session's streams deliver to: at most one transfer at a time."""
+    """The destination of chunks that a session's streams receive: at most one transfer at a time."""
 
     def __init__(self) -> None:
         self.current: IncomingShard | None = None
-        """Set on the loop, read by the threads: one word, and a closed transfer takes nothing."""
+        """The running transfer. Set on the loop and read by threads; a closed transfer accepts no chunk."""
 
     def receive(self, line: socket.socket) -> None:
-        """Take chunks off a stream until it ends: the work of a receiving stream's thread.
+        """Receive chunks from a stream until it ends. This is the work of a receiving stream's thread.
 
         Args:
-            line: of the stream, blocking.
+            line: socket of the stream, blocking.
 
         Raises:
-            OSError: the line broke.
-            MalformedMessage: what came is no chunk.
+            OSError: the connection broke.
+            MalformedMessage: the peer sent an invalid chunk.
         """
         header = bytearray(CHUNK_HEADER.size)
         while _receive_all(line, memoryview(header)):
@@ -664,7 +696,7 @@ class Receiver:
                 raise MalformedMessage(f"a chunk of {size} bytes")
             incoming = self.current
             place = incoming.claim(index, size) if incoming is not None and incoming.transfer == transfer else None
-            if incoming is None or place is None:  # of a transfer that is over, or one that came twice
+            if incoming is None or place is None:  # The transfer is over, or the chunk is a duplicate.
                 _drain(line, size)
                 continue
             is_whole = False
@@ -675,18 +707,18 @@ class Receiver:
 
 
 def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], None] = lambda _: None) -> bool:
-    """Fill `view`.
+    """Fill `view` from a socket.
 
     Args:
-        line: blocking.
+        line: blocking socket.
         view: uint8[n].
-        come: told of what has come of it.
+        come: called with the number of bytes received at a time.
 
     Returns:
-        False when the other side has closed the line before the first byte.
+        False if the other side closed the connection before the first byte.
 
     Raises:
-        OSError: the line broke, or ended in the middle.
+        OSError: the connection broke, or ended within the data.
     """
     filled = 0
     while filled < view.nbytes:
@@ -694,7 +726,7 @@ def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], No
             with view[filled:] as rest:
                 count = line.recv_into(rest, 0, socket.MSG_WAITALL)
         except BlockingIOError:
-            continue  # nothing has come meanwhile
+            continue  # timed out without data
         come(count)
         if count == 0:
             if filled:

@@ -1,8 +1,10 @@
-"""Sessions over TCP (`everstep.protocol.peer_messages` draws the handshake).
+"""Sessions over TCP (`everstep.protocol.peer_messages` shows the handshake).
 
-A session carries messages on the agent's loop. A stream begins as a session, too, and after its handshake `detach`
-gives the bare connection to a thread (`streams`). Invariant: nothing is read past the handshake from a peer that has
-not proved the generation's key, and every frame's length is checked before its body is read.
+A session carries messages on the agent's loop. A stream begins as a session. After its handshake, `detach` hands the
+bare connection to a thread (`streams`).
+
+Invariant: a peer that has not proved the generation's key can send nothing except the handshake. The length of every
+frame is checked before its body is read.
 """
 
 from __future__ import annotations
@@ -40,19 +42,24 @@ from worker.tasks import finish
 log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
-"""Connections that a listener holds at once; more are closed unread."""
+"""Maximum connections of a listener. Further connections are closed unread."""
 MAX_UNPROVEN = 256
-"""Sessions in their handshake.
+"""Maximum sessions in the handshake.
 
-Of more, the oldest of the address that has most of them is closed: a flood from one address evicts itself.
+Beyond it, the listener closes the oldest session of the address with the most unproven sessions. So a flood from one
+address evicts only its own sessions.
 """
 MAX_HANDSHAKE_BYTES = 4096
-"""Of a message before both sides are proven."""
+"""Maximum message size before both sides are authenticated."""
 ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096
-"""Most messages are smaller, and several of them may have come; a call for each half of one costs as much as all of it."""
+"""Bytes per read.
+
+Most messages are smaller, and several may have arrived. Reading header and body separately would double the system
+calls.
+"""
 CANCELLED_SECONDS = 0.05
-"""How long a cancelled message may take to leave before the line is cut instead."""
+"""Time that a cancelled message has to be sent completely. Then the connection is cut."""
 
 
 class TcpSession:
@@ -64,22 +71,25 @@ class TcpSession:
         self._sending = asyncio.Lock()
         self._is_closed = False
         self._inbox = bytearray()
-        """What has come of messages that nobody has taken yet."""
+        """Received bytes of messages that were not returned yet."""
         self._ahead: memoryview | None = None
-        """For what comes; None during the handshake, of which no byte more is read than it takes."""
+        """Read buffer. None during the handshake, which must not read any byte beyond its own messages."""
         self._limit = MAX_HANDSHAKE_BYTES
         self._missing = 0
-        """Bytes of the message that somebody waits for."""
+        """Bytes that the awaited message still lacks."""
         self._arrival: asyncio.Future[None] | None = None
-        """Of some of them; None while nobody waits."""
+        """Completed when bytes arrive; None while no caller waits."""
         self._is_watched = False
-        """The loop looks for what comes."""
+        """True while the loop watches the socket for incoming bytes."""
         self.opened = opened
         self.peer = peer
         self.addresses: tuple[tuple[str, int], ...] = ()
 
     async def send(self, *messages: Message) -> None:
-        """Send messages (see `Session`): whole, also when the caller is cancelled meanwhile, or the line is cut."""
+        """Send messages (see `Session`).
+
+        Each message is sent completely, or the connection is cut, even if the caller is cancelled.
+        """
         async with self._sending:
             data = b"".join(map(frame, messages))
             data = data[self._send_now(data) :]
@@ -93,7 +103,7 @@ class TcpSession:
                 raise
 
     async def _leave(self, work: asyncio.Future[None]) -> None:
-        """Give a message that nobody waits for any more a moment to be whole; cut the line otherwise."""
+        """Let a message whose sender was cancelled finish within `CANCELLED_SECONDS`; otherwise cut the connection."""
         _, pending = await asyncio.wait([work], timeout=CANCELLED_SECONDS)
         if pending:
             self.close()
@@ -101,7 +111,10 @@ class TcpSession:
         await asyncio.gather(work, return_exceptions=True)
 
     def _send_now(self, data: bytes) -> int:
-        """Return how much the kernel has taken at once: nearly always all, and then nobody has to wait for the loop to come round."""
+        """Return the number of bytes that the kernel accepts at once.
+
+        Usually this is all, which saves a turn of the loop.
+        """
         if self._is_closed:
             raise PeerLost(f"the line to {self.peer} is closed")
         try:
@@ -133,12 +146,15 @@ class TcpSession:
         return message
 
     def read_ahead(self) -> None:
-        """Take what has come in one go from now on, whole messages and more: the handshake is over, and nobody else will read this connection."""
+        """Read as much as is available from now on.
+
+        Called after the handshake of a session that will not be detached.
+        """
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
         self._limit = MAX_PEER_MESSAGE_BYTES
 
     def _frame_bytes(self) -> int:
-        """Return how long the next frame is, as far as that is known."""
+        """Return the length of the next frame, or of its header if that is incomplete."""
         if len(self._inbox) < LENGTH.size:
             return LENGTH.size
         (length,) = LENGTH.unpack_from(self._inbox)
@@ -147,9 +163,9 @@ class TcpSession:
         return LENGTH.size + int(length)
 
     async def _read(self, missing: int) -> None:
-        """Wait until more has come.
+        """Wait until more bytes have arrived.
 
-        The loop is left watching: to begin and end that takes a message longer than to read it.
+        The loop keeps watching the socket afterwards: to start and stop watching costs more than to read a message.
         """
         if self._is_closed:
             raise PeerLost(f"the line to {self.peer} is closed")
@@ -161,17 +177,20 @@ class TcpSession:
                 self._loop.add_reader(self._line, self._come)
                 self._is_watched = True
             await arrival
-        except OSError as error:  # the kernel watches nothing more
+        except OSError as error:  # the kernel cannot watch another socket
             self.close()
             raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
         finally:
             if self._arrival is arrival:
                 self._arrival = None
             if arrival.done() and not arrival.cancelled():
-                arrival.exception()  # also where a cancellation came first
+                arrival.exception()  # mark as retrieved, even after a cancellation
 
     def _come(self) -> None:
-        """Take what has come for who waits for it; what nobody waits for is left to the kernel, which stops the sender in the end."""
+        """Read available bytes for the waiting caller.
+
+        If no caller waits, the bytes stay in the kernel, whose full buffer eventually stops the sender.
+        """
         arrival = self._arrival
         if arrival is None or arrival.done():
             self._unwatch()
@@ -201,10 +220,7 @@ class TcpSession:
             self._loop.remove_reader(self._line)
 
     def detach(self) -> socket.socket:
-        """Give the connection away, blocking: the session is over, and closing it does nothing.
-
-        For streams, after their handshake.
-        """
+        """Return the blocking socket of a stream after its handshake. The session ends; closing it has no effect."""
         assert self._ahead is None, "what was read ahead would be lost"
         self._unwatch()
         self._is_closed = True
@@ -212,7 +228,7 @@ class TcpSession:
         return self._line
 
     def close(self) -> None:
-        """End the line at once."""
+        """Close the connection at once."""
         if not self._is_closed:
             self._is_closed = True
             self._unwatch()
@@ -236,22 +252,22 @@ async def dial(
     """Open an authenticated session to another agent.
 
     Args:
-        credentials: ours, of the generation that both are members of.
-        peer: who must answer.
-        address: the peer's.
-        port: the peer's.
-        kind: what the session is for.
-        owner_rank: the shard of a replica session, else -1.
-        source: this node's own, bound before connecting.
-        session: of a stream, the nonce of the session that it belongs to.
+        credentials: this node's credentials for the generation that both nodes are members of.
+        peer: the node that must answer.
+        address: address of the peer.
+        port: port of the peer.
+        kind: purpose of the session.
+        owner_rank: the shard of a replica session, otherwise -1.
+        source: this node's network card, to which the socket is bound.
+        session: for a stream, the nonce of the session that it belongs to.
 
     Returns:
-        The session, both sides proven; the caller closes it.
+        The session, authenticated on both sides; the caller closes it.
 
     Raises:
-        PeerLost: nobody answers within `HANDSHAKE_SECONDS`, the line broke, or this node has no descriptor or memory
-            for one.
-        PeerRefused: the other side does not know us, or could not prove that it is the peer.
+        PeerLost: the peer does not answer within `HANDSHAKE_SECONDS`, the connection broke, or this node has no
+            descriptor or memory for another connection.
+        PeerRefused: the peer rejects this node, or could not prove its identity.
     """
     try:
         line = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -313,16 +329,16 @@ Serve = Callable[[TcpSession], Awaitable[None]]
 
 
 def _nobody(origin: str) -> Open:
-    """Stand in for the first message of who has not said anything yet."""
+    """Return a placeholder for the first message of a connection that has not sent one yet."""
     return Open(
         run=RunId(""), generation=Generation(0), kind="round", node_id=NodeId(origin), owner_rank=Rank(-1), nonce=b""
     )
 
 
 class PeerListener:
-    """Accepts sessions of the generation that this node is a member of; refuses and counts everything else.
+    """Accepts sessions of the generation that this node is a member of. Rejects and counts all others.
 
-    One owner: the agent, which calls `admit` when a Load names a generation and `revoke` when a higher one is promised.
+    One owner: the agent. It calls `admit` when a Load names a generation, and `revoke` when a higher one is promised.
     """
 
     def __init__(self, node_id: NodeId) -> None:
@@ -330,26 +346,26 @@ class PeerListener:
         self.port = 0
         self.refused_count = 0
         self.promised_run: RunId | None = None
-        """Of the newest promise, also after its release: who asks for another generation of it is no stranger."""
+        """Run of the newest promise, kept after its release. Sessions of its other generations cause no warning."""
         self._listening: list[socket.socket] = []
         self._addresses: tuple[tuple[str, int], ...] = ()
         self._credentials: Credentials | None = None
         self._serve: Serve | None = None
         self._sessions: dict[asyncio.Task[None], TcpSession] = {}
         self._unproven: dict[TcpSession, str] = {}
-        """Sessions in their handshake, oldest first, and their source addresses."""
+        """Sessions in their handshake with their source addresses, oldest first."""
 
     def start(self, address: str, port: int = 0, *, more_cards: Sequence[NetworkCard] = ()) -> None:
-        """Listen.
+        """Start listening.
 
         Args:
-            address: the node's.
-            port: on that address; 0: the kernel chooses.
-            more_cards: the node's other network cards, for streams: at the same port, so that one rule lets all of them
-                in. One where that cannot be is left out.
+            address: the node's address.
+            port: port on that address; 0: the kernel chooses.
+            more_cards: the node's other network cards, for streams. They use the same port, so that one firewall rule
+                covers all. A card on which this fails is skipped.
 
         Raises:
-            OSError: the address is not this node's, or the port is taken.
+            OSError: the address is not this node's, or the port is in use.
         """
         self.port = self._listen(NetworkCard(address), port)
         self._addresses = ((address, self.port),)
@@ -373,11 +389,11 @@ class PeerListener:
         return int(listener.getsockname()[1])
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:
-        """Accept sessions of this generation from now on, each served by `serve`."""
+        """Accept sessions of this generation from now on. `serve` handles each of them."""
         self._credentials, self._serve = credentials, serve
 
     async def revoke(self) -> None:
-        """Close every session and accept none until `admit` is called again."""
+        """Close every session and accept none until the next `admit`."""
         self._credentials = self._serve = None
         tasks = list(self._sessions)
         for task in tasks:
@@ -397,16 +413,16 @@ class PeerListener:
         return asyncio.get_running_loop()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take every connection that waits.
+        """Accept every waiting connection.
 
-        Called by the loop, which has nothing to cancel between a connection and its session.
+        The loop calls this synchronously, so no cancellation can separate a connection from its session.
         """
         while True:
             try:
                 line, origin = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptors are left: those that wait are not lost
+            except OSError as error:  # No descriptors are left. Waiting connections stay in the backlog.
                 log.error("no session can be accepted for %g s: %s", ACCEPT_RETRY_SECONDS, error)
                 self._loop().remove_reader(listener)
                 self._loop().call_later(ACCEPT_RETRY_SECONDS, self._listen_again, listener)
@@ -434,7 +450,7 @@ class PeerListener:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         session = self._sessions.pop(task)
-        session.close()  # one that was cancelled before it began has closed nothing itself
+        session.close()  # a task cancelled before its start has not closed it
         self._unproven.pop(session, None)
 
     async def _session(self, session: TcpSession) -> None:
@@ -486,7 +502,7 @@ class PeerListener:
         if not isinstance(answer, Answer) or not hmac.compare_digest(answer.mac, expected):
             await session.send(Refused(reason="the key does not match"))
             raise PeerRefused(f"{opened.node_id} does not hold the key of generation {opened.generation}")
-        if credentials is not self._credentials:  # a higher generation was promised in the meantime
+        if credentials is not self._credentials:  # a higher generation was promised during the handshake
             raise PeerRefused("the generation is over")
         await session.send(Accepted(addresses=self._addresses))
         session.opened, session.peer = opened, opened.node_id

@@ -1,19 +1,22 @@
-"""One shard from a slot of one node into a slot of another: announced, named and asked for range by range, verified, sealed.
+"""Transfers one shard from a slot of one node into a slot of another node.
+
+The sender announces the shard and its chunk digests. The receiver requests the chunks that it lacks and verifies each.
 
     sender                                   receiver
-    BeginShard                         ───▶  makes a slot ready, or takes up the one that a broken transfer has left
-    ShardDigests(the chunks there are) ───▶  which of them lie here already: from a broken transfer, or unchanged in another slot
-                                       ◀───  ShardWanted(the others)
-    chunks, over all streams           ───▶  each verified as it comes; damaged ones are wanted again
-    … until its own slot is sealed …
-    EndShard(digest of the whole)      ───▶
+    BeginShard                         ───▶  grants a slot, or continues the slot of an interrupted transfer
+    ShardDigests(the final chunks)     ───▶  checks which chunks it already has: from an interrupted transfer, or
+                                             unchanged in another slot
+                                       ◀───  ShardWanted(the other chunks)
+    chunks, over all streams           ───▶  verifies each on arrival, requests damaged chunks again
+    … until the sender's slot is sealed …
+    EndShard(digest of the payload)    ───▶
                                        ◀───  ShardSealed | ShardRefused
 
-A slot that is sealed already is named whole and ended at once; one that its rank still writes is named as its chunks
-become final.
+For a sealed slot, the sender announces all digests and the end at once. For a slot that its rank still writes, it
+announces chunks as they become final.
 
-Invariant: a slot is sealed only when its owner's is, and every chunk of the payload was seen to hash to what the owner
-named.
+Invariant: a slot is sealed only after the owner's slot is sealed, and only if every chunk matched the digest that the
+owner announced.
 """
 
 from __future__ import annotations
@@ -52,31 +55,34 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 MAX_REPEATS = 3
-"""How often damaged chunks are asked for again before the shard is refused: a wire that damages so much is not one."""
+"""Maximum requests for damaged chunks before the shard is rejected."""
 CLOSE_SECONDS = 1.0
-"""How long chunks under way to a transfer that is over may take to come before the streams are cut."""
+"""Time that chunks in flight have to arrive after a transfer has ended. Then the streams are cut."""
 
 
 Arrived = Callable[[SlotFile, SlotHeader, int], None]
-"""Told where a shard comes into being, its header as it will be sealed, and how many first bytes of its payload are there, its index too, and are
-known to be those of the owner's digest."""
+"""Callback with the progress of a received shard.
+
+Its arguments are the slot's file, the header with which it will be sealed, and the length of the verified prefix of the
+payload in bytes. The index and the digests are verified before the first call.
+"""
 
 
 class ShardRejected(PeerError):
-    """The shard was not sealed here: it was cancelled, or it does not hash to its digest."""
+    """The shard was not sealed on this node: it was cancelled, or does not match its digest."""
 
 
 class ShardDamaged(ShardRejected):
-    """Chunks do not hash to their digests, however often they are sent."""
+    """Chunks do not match their digests even after repeated transfers."""
 
 
 def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
-    """Return how a slot is announced.
+    """Return the message that announces a slot.
 
     Args:
-        slot: its header, or what that will be.
-        transfer: higher than any before on the session.
-        committed: C as this node knows it.
+        slot: header of the slot, or the header that it will have.
+        transfer: higher than all earlier numbers of the session.
+        committed: the newest committed step that this node has heard of.
 
     Returns:
         The message.
@@ -109,31 +115,31 @@ async def send_shard(
     paused: Callable[[int], None] = lambda _: None,
     before_end: Callable[[], Awaitable[Sequence[Message]]] | None = None,
 ) -> ShardSealed | ShardRefused:
-    """Send a slot that is sealed, or that will be.
+    """Send a slot that is sealed or will be sealed.
 
-    The caller holds it: it is a registered reader of the slot, or has pinned it.
+    The caller protects the slot: it is a registered reader of the slot, or has pinned it.
 
     Args:
-        session: whose other side runs `receive_shard`.
-        streams: of the session.
+        session: its other side runs `receive_shard`.
+        streams: streams of the session.
         answers: returns the receiver's next answer to this transfer.
-        file: the slot's.
-        digests: of its chunks; they grow, unless it is sealed.
-        begin: its announcement.
-        queue: a new one; says afterwards what was sent, and how fast.
+        file: file of the slot.
+        digests: digests of the slot's chunks; they grow until the slot is sealed.
+        begin: announcement of the shard.
+        queue: a new queue; afterwards it contains the number of sent bytes and the sending time.
         pacer: see `send_chunks`.
-        progress: told whenever the receiver has answered (0) or the kernel has taken something for it (bytes).
-        paused: told +1 whenever the receiver is kept waiting, by the pacer or because nothing new is final yet, and -1
-            when it no longer is.
-        before_end: returns what the receiver gets ahead of the shard's end, once the slot is sealed. None: nothing.
+        progress: called with 0 when the receiver answered, and with a number of bytes when the kernel accepted them.
+        paused: called with +1 when the receiver must wait for the pacer or for final chunks, and with -1 when the wait
+            ends.
+        before_end: returns messages to send before the end of the shard, once the slot is sealed. None: no messages.
 
     Returns:
-        The receiver's last word. A caller whose work was cancelled (the slot was granted anew, or its capture given up)
-        says so with `CancelShard`.
+        The receiver's final answer. If the caller's work was cancelled, because the slot was granted again or its
+            capture was abandoned, the caller must send `CancelShard`.
 
     Raises:
-        PeerLost: the line is gone.
-        MalformedMessage: the receiver asks for what there is not.
+        PeerLost: the connection is lost.
+        MalformedMessage: the receiver requested chunks that were not announced.
     """
     outcome: list[ShardSealed | ShardRefused] = []
     is_wanted = asyncio.Event()
@@ -141,7 +147,10 @@ async def send_shard(
     is_ended = False
 
     async def news() -> list[Message]:
-        """What has come to be known since it was asked last."""
+        """Return messages with the digests that became final since the last call.
+
+        Once the slot is sealed, they include the end of the shard.
+        """
         nonlocal named_count, is_ended
         found: list[Message] = []
         if digests.known_count > named_count:
@@ -163,7 +172,7 @@ async def send_shard(
                 await session.send(*found)
             else:
                 await _wait(digests, seen, paused)
-        await asyncio.Event().wait()  # until the receiver has the last word
+        await asyncio.Event().wait()  # the receiver's final answer ends this task
 
     async def hear() -> None:
         while isinstance(answer := await answers(), ShardWanted):
@@ -195,7 +204,7 @@ async def send_shard(
 
 
 async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
-    """Wait for the shard's owner: meanwhile nothing is asked of the receiver."""
+    """Wait for the next final chunks of the capture. The receiver is reported as paused meanwhile."""
     paused(1)
     try:
         await digests.changed.wait(seen)
@@ -216,30 +225,30 @@ async def receive_shard(
     silence_seconds: float | None,
     arrived: Arrived | None = None,
 ) -> bytes:
-    """Take one shard into a slot and seal it.
+    """Receive one shard into a slot and seal it.
 
     Args:
-        session: whose other side runs `send_shard`; `begin` has been read from it.
-        streams: of the session; their threads run `receiver.receive`.
-        receiver: of the streams.
+        session: its other side runs `send_shard`; `begin` was read from it.
+        streams: streams of the session; their threads run `receiver.receive`.
+        receiver: receiver of these streams.
         begin: the announced shard.
-        told: returns what the sender says next of this transfer.
+        told: returns the sender's next message about this transfer.
         store: this node's slots.
         keep: contents of this shard that must survive.
-        slot_count: slots that this shard may have here.
-        silence_seconds: how long nothing may come before the line counts as broken; None: the sender paces itself, the
-            kernel finds dead lines.
-        arrived: told on the loop as chunks come and are verified; the index is asked for first then, and nothing is
-            told before all digests are known to make the payload's. None: nobody follows.
+        slot_count: maximum slots of this shard on this node.
+        silence_seconds: maximum time without any data. None: no limit, because the sender paces itself and the kernel
+            detects dead connections.
+        arrived: called on the loop as chunks are verified. With it, the index is requested first, and the first call
+            comes after all digests are proven to form the payload's digest. None: no calls.
 
     Returns:
         The digest of the sealed payload.
 
     Raises:
-        ShardRejected: it is not sealed; the session can go on.
-        NoRoom: memory for slots does not suffice, or every slot must be kept; the session can go on.
-        PeerLost: the line broke in the middle; what came is kept for the next session, and is no snapshot.
-        MalformedMessage: what the sender says contradicts itself; the line must be closed.
+        ShardRejected: the shard was not sealed; the session can continue.
+        NoRoom: memory for slots does not suffice, or every slot must be kept; the session can continue.
+        PeerLost: the connection broke. The received chunks are kept for the next session, in an unsealed slot.
+        MalformedMessage: the sender's messages contradict each other; the connection must be closed.
     """
     _check(begin)
     index = await store.grant(
@@ -285,7 +294,7 @@ async def _take(
     *,
     is_followed: bool,
 ) -> None:
-    """Ask for what is missing of each range that is named, until the shard is complete."""
+    """Request the missing chunks of each announced range until the end of the shard."""
     count = chunk_count(begin.payload_bytes)
     while True:
         try:
@@ -309,7 +318,7 @@ async def _take(
         missing = set()
         for index in range(known, known + named):
             if slot.arrived.get(index) != chunk_digest(digests, index):
-                slot.arrived.pop(index, None)  # it will be overwritten
+                slot.arrived.pop(index, None)  # The chunk will be overwritten.
                 missing.add(index)
         missing -= await _copy_unchanged(store, slot, begin, digests, missing)
         incoming.name(message.chunk_digests, missing)
@@ -320,7 +329,7 @@ async def _take(
 
 
 async def _mend(session: Session, incoming: IncomingShard, silence_seconds: float | None) -> None:
-    """Wait for what was asked for, and ask again for what comes damaged."""
+    """Wait for the requested chunks, and request damaged chunks again."""
     for repeat in range(1 + MAX_REPEATS):
         await incoming.settled(silence_seconds)
         if not incoming.missing:
@@ -332,7 +341,7 @@ async def _mend(session: Session, incoming: IncomingShard, silence_seconds: floa
 
 
 async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
-    """Take nothing more, wait for chunks that are under way, and note what has come."""
+    """Accept no more chunks, wait for chunks in flight, and record the verified chunks for the next attempt."""
     try:
         if not incoming.shut():
             await finish(_under_way(incoming, streams))
@@ -343,7 +352,7 @@ async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
 
 
 async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
-    """Wait for chunks that are under way; a stream that has fallen silent in the middle of one is cut."""
+    """Wait for chunks in flight. If a stream stays silent within a chunk, close all streams."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await incoming.close()
@@ -355,7 +364,10 @@ async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
 async def _copy_unchanged(
     store: SlotStore, slot: Slot, begin: BeginShard, chunk_digests: bytes, missing: Collection[int]
 ) -> set[int]:
-    """Take from the shard's other slots what did not change; verified like what comes over the wire."""
+    """Copy unchanged chunks from the shard's other slots, and verify them like received chunks.
+
+    Return their indices.
+    """
     others = [
         (other, other.digests.known)
         for other in store.shards[begin.owner_rank]
@@ -388,7 +400,7 @@ async def _copy_unchanged(
 
 
 def _copy(target: memoryview, source: memoryview) -> None:
-    """Copy without holding the interpreter, as assigning a slice would."""
+    """Copy without the interpreter lock; slice assignment would hold it."""
     size = source.nbytes
     to, out_of = (ctypes.c_char * size).from_buffer(target), (ctypes.c_char * size).from_buffer(source)
     ctypes.memmove(to, out_of, size)
@@ -396,7 +408,7 @@ def _copy(target: memoryview, source: memoryview) -> None:
 
 
 def _index_chunks(begin: BeginShard) -> tuple[int, int]:
-    """Return the chunks that the index lies in, as a range's ends."""
+    """Return (first, end) of the range of chunks that contain the index."""
     size = chunk_bytes(begin.payload_bytes)
     return begin.index_offset // size, -(-(begin.index_offset + begin.index_bytes) // size)
 

@@ -1,1 +1,1 @@
-"""The shards of this node: the pure `Shard` of each rank, with its slots and its page."""
+"""The shards that this node owns: each rank's pure `Shard` together with its slots and its page."""

@@ -1,7 +1,7 @@
-"""A shard that this node owns: the pure `Shard`, the slots that hold it, and the rank's page, kept in step with each other.
+"""A shard that this node owns. It keeps the pure `Shard`, its slots and the rank's page consistent.
 
-Invariant: the page says (C, w, vote) before anybody else is told; whoever waits on `changed` sees the state that woke
-it.
+Invariant: (C, w, vote) is written to the page before any other party learns it. A task that waits on `changed` sees the
+state that woke it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from worker.shm.store import Slot, SlotStore
 from worker.tasks import Signal
 
 TROUBLE_COUNT = 3
-"""Steps given up in a row before protection is called degraded: layouts change now and then, audits find something once."""
+"""Consecutively abandoned steps from which protection is reported as degraded.
+
+Single abandoned steps are normal: layouts change now and then, and an audit may find an error once.
+"""
 
 
 class OwnedShard:
@@ -40,17 +43,17 @@ class OwnedShard:
         now: Callable[[], float],
         on_change: Callable[[], None],
     ) -> None:
-        """Take the shard over as `core` knows it.
+        """Create the shard in the state of `core`.
 
         Args:
-            rank: whose shard it is.
-            generation: the running one.
-            core: the shard in the rounds.
-            base: what the generation began with, if anything.
+            rank: the rank that owns the shard.
+            generation: the running generation.
+            core: state of the shard in the rounds.
+            base: the content that the generation was restored from; None if there is none.
             store: this node's slots.
-            page: the rank's.
-            now: Unix time, for what is shown to people.
-            on_change: told after every change.
+            page: the rank's page.
+            now: returns Unix time, for times that users see.
+            on_change: called after every change.
         """
         self.rank = rank
         self.generation = generation
@@ -59,45 +62,45 @@ class OwnedShard:
         self.page = page
         self.changed = Signal()
         self.pinned: Step = NONE
-        """Being uploaded, or `NONE`."""
+        """Step that is being uploaded, or `NONE`."""
         self.uploaded: Step = NONE
-        """The newest step whose upload was begun."""
+        """The newest step whose upload was started."""
         self.granted_slot = -1
         self.arriving: Arriving | None = None
-        """The base that is being brought here, from the moment on that its index is there."""
+        """Message about the base that is being fetched, set once its index has arrived."""
         self.refusal = ""
-        """Why no snapshot can be taken of this rank at the moment; empty when all is well."""
+        """Why no snapshot of this rank can be taken at the moment; empty if snapshots work."""
         self.reserved: tuple[int, bytes] | None = None
-        """Capacity and layout of the slots that its rank has; None before it has asked."""
+        """(capacity, layout hash) of the slots that its rank has; None before the rank's first request."""
         self.unready: frozenset[NodeId] = frozenset()
-        """Holders that have not made slots yet like those that were reserved."""
+        """Holders that have not created their slots for `reserved` yet."""
         self.holder_troubles: dict[NodeId, str] = {}
-        """Why a holder has not sealed what it was sent, in its own words or the line's; gone when it seals again."""
+        """Why a holder has not sealed the sent step, in the words of the holder or the connection.
+
+        Removed when it seals.
+        """
         self.slow_holders: dict[NodeId, str] = {}
-        """Holders that take what they are sent, but so slowly that steps wait for them, and how slowly."""
+        """Holders over slow links, which delay steps, with a description."""
         self.broken_lines: dict[NodeId, str] = {}
-        """Holders that answer, but whose lines break again and again before they have what they are sent, and how often they have."""
+        """Holders that answer, but whose connections keep breaking before a step is complete, with a description."""
         self.verified: dict[NodeId | None, tuple[Step, float]] = {}
-        """By holder, None for the own node: the newest step that it is known to hold verified, and since when."""
+        """Per holder, with None for the own node: the newest step that it has verified, and since when (Unix time)."""
         self.acked: tuple[Step, float] = (NONE, 0.0)
-        """The newest step that every holder in view has verified, and when, monotonic seconds."""
+        """The newest step that every holder in view has verified, and the monotonic time of that."""
         self.passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest boundary that its rank has stamped, and when it passed it, Unix seconds."""
+        """The newest boundary of the rank and the Unix time at which the rank passed it."""
         self.first_passed_at = 0.0
-        """When its rank made the first step beyond the base, Unix seconds, as `note_first` read it; 0: it has not."""
+        """Unix time at which the rank finished its first step after the base; 0 before. Set by `note_first`."""
         self._now = now
         self._given_up: list[str] = []
-        """Why this rank has given up steps since the last commit, lateness aside."""
+        """Reasons of the steps abandoned since the last commit, except lateness."""
         self._store = store
         self._on_change = on_change
         self._note(None, core.sealed)
 
     @property
     def trouble(self) -> str:
-        """Why this rank has given up several steps in a row; empty when it keeps what it is asked for.
-
-        A single one is everyday life.
-        """
+        """Why this rank has abandoned several steps in a row; empty if it has not."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
 
     @property
@@ -105,15 +108,19 @@ class OwnedShard:
         return FIRST_STEP if self.base is None else self.base.step
 
     def content(self, step: Step) -> Content:
-        """Name the state of `step` in this generation: the base keeps the generation that captured it."""
+        """Return the content of `step` in this generation. The base keeps the generation that captured it."""
         return self.base if self.base is not None and step == self.base.step else Content(self.generation, step)
 
     def slot(self, step: Step) -> Slot | None:
-        """Return the own slot that holds `step` sealed, or None."""
+        """Return the own slot in which `step` is sealed, or None."""
         return self._store.sealed(self.rank, self.content(step))
 
     def source(self, step: Step) -> Slot | None:
-        """Return the own slot that `step` can be sent from: it holds it sealed, or its rank captures into it and the agent follows; or None."""
+        """Return the own slot from which `step` can be sent, or None.
+
+        The step is either sealed in the slot, or is being captured into the slot while the agent digests the final
+        parts.
+        """
         content = self.content(step)
         slots = self._store.shards.get(self.rank, [])
         return self.slot(step) or next(
@@ -121,7 +128,7 @@ class OwnedShard:
         )
 
     def apply(self, core: Shard) -> None:
-        """Take the core's new state: page first, then whoever waits, then the node's report."""
+        """Set the new state of the core: write the page, wake waiting tasks, then call `on_change`."""
         if core == self.core:
             return
         if core.proposed != self.core.proposed:
@@ -142,7 +149,7 @@ class OwnedShard:
     def publish(
         self, *, finished: bool | None = None, stop: Step | None = None, stop_state: StopState | None = None
     ) -> bool:
-        """Write the agent's half of the page; what is not given stays. Returns whether it changed."""
+        """Write the agent's half of the page. Values of None stay unchanged. Return whether the half changed."""
         half = self.page.agent
         is_finished = half.proposed == FINISHED if finished is None else finished
         return self.page.write(
@@ -159,17 +166,20 @@ class OwnedShard:
         )
 
     def begin_load(self) -> None:
-        """The base is about to be brought, or brought anew: what a rank has copied of it so far is void from here on, before anything is written."""
+        """Start to fetch the base, or to fetch it again. Everything that a rank has copied so far becomes void.
+
+        This is published before any byte of the base is written.
+        """
         self.arriving = None
         self.page.write(replace(self.page.agent, load=self.page.agent.load + 1, verified=0))
 
     def arrive(self, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """The base's index is there, and so many of its first bytes.
+        """Record that the base's index and a prefix of its payload have arrived.
 
         Args:
-            file: where.
-            header: the slot's, as it will be sealed, or is.
-            verified_bytes: of the payload; they were seen to be what the plan names.
+            file: the slot file that receives the base.
+            header: the slot's header, as it is or will be sealed.
+            verified_bytes: length of the prefix that was verified against the plan's digest.
         """
         self.page.write(replace(self.page.agent, verified=verified_bytes))
         self.arriving = self.arriving or Arriving(
@@ -183,7 +193,7 @@ class OwnedShard:
         )
 
     def reserve(self, capacity_bytes: int, layout_hash: bytes) -> None:
-        """The rank's slots are made: its holders are to make theirs, if they are not asked for the same already."""
+        """Ask the holders to create slots like those that the rank has now, unless they were asked already."""
         if self.reserved == (capacity_bytes, layout_hash):
             return
         self.reserved = (capacity_bytes, layout_hash)
@@ -191,29 +201,33 @@ class OwnedShard:
         self.changed.notify()
 
     def ready(self, peer: NodeId, capacity_bytes: int, layout_hash: bytes) -> None:
-        """`peer` has made its slots."""
+        """Record that `peer` has created its slots."""
         if self.reserved == (capacity_bytes, layout_hash):
             self.unready -= {peer}
             self.changed.notify()
 
     async def holders_ready(self) -> bool:
-        """Return whether all holders in view have made their slots, as soon as they have; False: others were reserved meanwhile."""
+        """Wait until all holders in view have created their slots, and return True.
+
+        Return False if the rank's slots were reserved again meanwhile.
+        """
         reserved = self.reserved
         while reserved is self.reserved and self.unready & self.core.view:
             await self.changed.wait(self.changed.version)
         return reserved is self.reserved
 
     def note_passed(self, boundary: Step, at_seconds: float) -> None:
-        """The rank has passed a boundary, at `at_seconds` of the node's monotonic clock; the control plane counts in Unix time."""
+        """Record that the rank passed a boundary at `at_seconds` on the node's monotonic clock; stored as Unix time."""
         self.passed = boundary, self._unix(at_seconds)
 
     def note_first(self, half: RankHalf) -> None:
-        """Take in when the rank made its first step.
+        """Record when the rank finished its first step.
 
-        Called at each look; the moment is converted once, so that it does not move with the clock.
+        Called at each reading of the page. The time is converted to Unix time once, so that it does not move with the
+        clock.
 
         Args:
-            half: the rank's page: messages that would say so can be lost while the agent restarts.
+            half: the rank's half of the page. Messages are not used, because they can be lost while the agent restarts.
         """
         if not self.first_passed_at and half.first_passed and half.boundary > self._base_step:
             self.first_passed_at = self._unix(min(half.first_passed / 1e6, monotonic()))
@@ -222,24 +236,24 @@ class OwnedShard:
         return self._now() - (monotonic() - at_seconds)
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:
-        """`peer` has sealed `content`."""
+        """Record that `peer` has sealed `content`."""
         self.holder_troubles.pop(peer, None)
         if content == self.content(content.step):
             self._note(peer, frozenset({content.step, self.verified.get(peer, (NONE, 0.0))[0]}))
             self.apply(self.core.acknowledge(peer, content.step))
 
     def _note(self, holder: NodeId | None, steps: frozenset[Step]) -> None:
-        """Remember the newest step that a holder has now, and since when it has had it."""
+        """Record the newest step that a holder has verified, and since when."""
         newest = max(steps, default=NONE)
         if newest != self.verified.get(holder, (NONE, 0.0))[0]:
             self.verified[holder] = newest, self._now()
 
     def told_slow(self, peer: NodeId, trouble: str) -> None:
-        """`peer` takes what it is sent slowly, as `trouble` says; empty: it no longer does."""
+        """Record that the link to `peer` is slow, with a description; an empty description ends this."""
         self._told(self.slow_holders, peer, trouble)
 
     def told_broken(self, peer: NodeId, trouble: str) -> None:
-        """The line to `peer` breaks again and again, as `trouble` says; empty: it no longer does."""
+        """Record that the connection to `peer` keeps breaking, with a description; an empty description ends this."""
         self._told(self.broken_lines, peer, trouble)
 
     def _told(self, troubles: dict[NodeId, str], peer: NodeId, trouble: str) -> None:
@@ -250,7 +264,7 @@ class OwnedShard:
             self._on_change()
 
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
-        """`peer` holds exactly these; only what equals our own content and digest counts."""
+        """Record the sealed slots of `peer`. Only slots with the content and digest of an own sealed slot count."""
         steps = set()
         for origin, step, digest in sealed:
             slot = self._store.sealed(self.rank, Content(origin, step))
@@ -264,7 +278,7 @@ class OwnedShard:
         self.apply(self.core.inventory(peer, frozenset(steps)))
 
     def round(self) -> RankRound:
-        """This rank's part of the node's report."""
+        """Return this rank's part of the node's report to the coordinator."""
         half = self.page.rank()
         stop, stop_state = Step(self.page.agent.stop), self.page.agent.stop_state
         echo_step, echo = echo_of(half, stop, stop_state)

@@ -1,1 +1,4 @@
-"""Shared memory of a node: slots and rank pages on tmpfs, owned by the agent, outliving ranks and the agent itself."""
+"""Shared memory of a node: slots and rank pages on tmpfs.
+
+The agent owns them, and they outlive ranks and the agent.
+"""

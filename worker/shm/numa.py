@@ -1,12 +1,12 @@
-"""Where pages of new slots lie on a node with several NUMA nodes: near the GPU that will fill them.
+"""Allocates the pages of new slots on the NUMA node of the GPU that will fill them.
 
-A page that a thread gives a file on tmpfs comes from where the thread's memory policy says. GPUs are listed by the
-driver's own folder here, and by NVML in `worker.node.health.gpus`: this is read once, before the agent serves anybody,
-when NVML may be missing or hang for as long as a sick driver does; what health needs (Xids, memory errors, clocks) only
-NVML tells, in a thread that may hang.
+The kernel allocates a tmpfs page according to the memory policy of the allocating thread. The NUMA nodes of GPUs are
+read once, before the agent starts to serve. They come from the driver's folder in /proc, not from NVML. NVML may be
+missing, or hang for as long as a faulty driver does. Only health checks need NVML (Xids, memory errors, clocks), and
+they call NVML in a thread that may hang (`worker.node.health.gpus`).
 
-Invariant: on a node with one NUMA node or without GPUs, in a thread whose policy somebody has set already, and where
-the kernel refuses, nothing is changed; and nothing stays changed.
+Invariant: nothing is changed on a machine with one NUMA node or without GPUs, in a thread that already has a policy, or
+if the kernel refuses. Every change is undone.
 """
 
 from __future__ import annotations
@@ -19,34 +19,37 @@ from pathlib import Path
 from typing import Any
 
 GPUS = Path("/proc/driver/nvidia/gpus")
-"""A folder for each GPU, named by its address on the bus: in NVML's order, which is CUDA's too where they are all alike."""
+"""One folder per GPU, named by its PCI address. The order equals NVML's; for identical GPUs also CUDA's."""
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 MEMORY_NODES = Path("/sys/devices/system/node")
 UNKNOWN = -1
-"""The kernel's own word for a device that is near no node, or whose node nobody told it."""
+"""The kernel's value for a device without a known NUMA node."""
 DEFAULT, PREFERRED = 0, 1
-"""Memory policies: pages come from where the thread runs; from one node as long as it has some.
+"""Memory policies: allocate on the thread's node, or on one given node as long as it has free memory.
 
 Source: linux/mempolicy.h.
 """
 _WORD_BITS = 64
 _SET_GET = {"x86_64": (238, 239), "aarch64": (237, 236)}.get(platform.machine())
-"""Numbers of set_mempolicy and get_mempolicy; libc has no functions for them."""
+"""Numbers of the system calls set_mempolicy and get_mempolicy, which libc does not wrap."""
 
 Policy = Callable[[int | None], int | None]
-"""Called with a node, makes it the calling thread's preferred one; with None, sets the default; returns the mode before, None where it is refused."""
+"""Sets the calling thread's preferred NUMA node, or the default policy for None.
+
+Returns the previous policy, or None if the kernel refused.
+"""
 
 
 def gpu_nodes(gpus: Path = GPUS, pci_devices: Path = PCI_DEVICES, memory_nodes: Path = MEMORY_NODES) -> tuple[int, ...]:
     """Return the NUMA node of each GPU.
 
     Args:
-        gpus: where NVIDIA's driver lists them.
-        pci_devices: where the kernel lists devices.
-        memory_nodes: where it lists NUMA nodes.
+        gpus: folder in which NVIDIA's driver lists the GPUs.
+        pci_devices: folder in which the kernel lists PCI devices.
+        memory_nodes: folder in which the kernel lists NUMA nodes.
 
     Returns:
-        By the GPU's number, `UNKNOWN` where the kernel does not know; empty without GPUs or with one NUMA node.
+        NUMA nodes by GPU number, `UNKNOWN` if the kernel reports none. Empty without GPUs or with one NUMA node.
     """
     try:
         if len(list(memory_nodes.glob("node[0-9]*"))) < 2:
@@ -63,7 +66,10 @@ def _node(path: Path) -> int:
 
 
 def set_policy(node: int | None) -> int | None:
-    """Set the calling thread's memory policy (see `Policy`); one that is not the default is left as it is."""
+    """Set the calling thread's memory policy (see `Policy`).
+
+    A policy other than the default is left unchanged.
+    """
     if _SET_GET is None:
         return None
     setting, getting = _SET_GET
@@ -84,11 +90,11 @@ def set_policy(node: int | None) -> int | None:
 
 @contextmanager
 def near(node: int | None, policy: Policy = set_policy) -> Iterator[None]:
-    """Have the calling thread's new pages come from a NUMA node, as long as it has some.
+    """Allocate the calling thread's new pages on a NUMA node while the context is open, as long as it has free memory.
 
     Args:
-        node: its number; None: nothing is changed.
-        policy: sets the thread's.
+        node: number of the NUMA node; None: change nothing.
+        policy: sets the thread's policy.
 
     Yields:
         Nothing.

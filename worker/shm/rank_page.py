@@ -1,7 +1,7 @@
-"""The page that a rank and its agent share (layout: `everstep.protocol.rank_messages`), mapped into the agent.
+"""The page shared by a rank and its agent (layout: `everstep.protocol.rank_messages`), mapped into the agent.
 
-Invariant: the agent's half is what a restarted agent finds, so it is written before anything that depends on it is told
-to another node.
+Invariant: the agent writes its half before it informs another node of anything that depends on it. So a restarted agent
+finds everything that it has announced.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from everstep.protocol.rank_messages import (
 
 
 class RankPage:
-    """One rank's page. One owner: the node's `SlotStore`, which closes it."""
+    """One rank's page. One owner: the node's `Member`, which opens and closes it."""
 
     def __init__(self, path: Path, *, generation: int) -> None:
-        """Open the page at `path`, or make it; a page of another generation is cleared."""
+        """Open or create the page at `path`. A page of another generation is cleared."""
         self.path = path
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -42,7 +42,7 @@ class RankPage:
             write_agent_half(self._view, self.agent)
 
     def write(self, half: AgentHalf) -> bool:
-        """Publish the agent's half; return whether it changed."""
+        """Publish the agent's half. Return whether it changed."""
         if half == self.agent:
             return False
         write_agent_half(self._view, half)
@@ -50,14 +50,17 @@ class RankPage:
         return True
 
     def rank(self) -> RankHalf:
-        """Return the newest whole half of the rank; of another generation, or written over by the script: the last good one."""
+        """Return the newest valid half of the rank.
+
+        If the half is corrupt or belongs to another generation, return the last valid one.
+        """
         found = read_rank_half(self._view)
         if found is not None and found.generation == self.agent.generation:
             self._rank = found
         return self._rank
 
     def close(self, *, unlink: bool = False) -> None:
-        """Unmap, and remove the file if asked."""
+        """Unmap the page; remove the file if `unlink` is True."""
         if unlink:
             self.path.unlink(missing_ok=True)
         self._view.release()
@@ -65,13 +68,13 @@ class RankPage:
 
 
 def last_agent_half(path: Path) -> AgentHalf | None:
-    """Return what the agents of this node last wrote to a page. Called at the promise, when the rank is gone.
+    """Return the agent's half of a page. Called at the promise, after the rank has exited.
 
     Args:
-        path: of the page.
+        path: path of the page.
 
     Returns:
-        The agent's half; None if the page is unreadable, or its C is no step that training can reach.
+        The agent's half. None if the page is unreadable, or if its C is higher than any step of a training.
     """
     page = memoryview(path.read_bytes()[:RANK_WORD_BYTES])
     half = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
@@ -79,16 +82,16 @@ def last_agent_half(path: Path) -> AgentHalf | None:
 
 
 def last_half(path: Path) -> RankHalf | None:
-    """Return what a rank that is gone has left on its page.
+    """Return the rank's half of a page after the rank has exited.
 
     Args:
-        path: of the page.
+        path: path of the page.
 
     Returns:
-        Its half; None if it wrote none, or wrote over it.
+        The rank's half. None if the rank wrote none or the half is corrupt.
     """
     with path.open("rb") as file:
-        page = memoryview(file.read(RANK_WORD_BYTES + 1))  # the script may have written to it
+        page = memoryview(file.read(RANK_WORD_BYTES + 1))  # the script may have enlarged it
     agent = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
     half = read_rank_half(page) if agent is not None else None
     return (

@@ -1,7 +1,7 @@
 """One slot on tmpfs: a header page and a payload, mapped into the agent (layout: `everstep.protocol.slot`).
 
-Invariant: the header on tmpfs is what this object says it is; it is written before anything is told to anybody. Pages
-are allocated when the file is made, so that a full tmpfs is an error here and never a SIGBUS in a rank.
+Invariant: the header on tmpfs equals `header` of this object, and is written before any other party is informed. All
+pages are allocated when the file is created. So a full tmpfs is an error at creation and never a SIGBUS in a rank.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ class SlotFile:
 
     @classmethod
     def create(cls, path: Path, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
-        """Make the file anew, replacing one of the same name (who has the old one mapped keeps an orphan), pages allocated and zero.
+        """Create the file with all pages allocated and zero, replacing a file of the same name.
 
-        Called in a thread: a cold GiB takes up to a second.
+        Processes that have the old file mapped keep its memory. Called in a thread, because 1 GiB of new pages takes up
+        to a second.
 
         Args:
-            path: on tmpfs; its folder exists.
+            path: path on tmpfs; its folder exists.
             header: its `capacity_bytes` is the room for the payload.
-            cancelled: looked at between pieces of `PIECE_BYTES`.
+            cancelled: checked between pieces of `PIECE_BYTES`.
 
         Returns:
-            The file, mapped, with `header` written; the caller closes it.
+            The mapped file with `header` written; the caller closes it.
 
         Raises:
-            OSError: tmpfs is full (ENOSPC), the folder is missing, or nobody wants the file any more (ECANCELED); none
-                is left behind.
+            OSError: tmpfs is full (ENOSPC), the folder is missing, or `cancelled` was set (ECANCELED). No file is left
+                behind.
         """
         scratch = path.with_name(f"{path.name}.new")
         size = HEADER_BYTES + header.capacity_bytes
@@ -71,16 +72,16 @@ class SlotFile:
 
     @classmethod
     def adopt(cls, path: Path) -> SlotFile:
-        """Open what an earlier agent left.
+        """Open a slot file of an earlier agent process.
 
         Args:
-            path: a slot file, in whatever state its agent left it.
+            path: a slot file in any state.
 
         Returns:
-            The file, mapped, with the header that was found; the payload is not looked at.
+            The mapped file with its header. The payload is not checked.
 
         Raises:
-            ProtocolError: the header is corrupt, of another version, or contradicts the file's size.
+            ProtocolError: the header is corrupt, has another version, or contradicts the file's size.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -106,12 +107,12 @@ class SlotFile:
 
     @classmethod
     def void(cls, path: Path, header: SlotHeader) -> SlotFile:
-        """Declare whatever lies at `path` an empty slot, in place: a rank that still has it mapped keeps the same pages.
+        """Turn the file at `path` into an empty slot, in place. A rank that has the file mapped keeps the same pages.
 
         Args:
-            path: of a slot whose content cannot be believed; where nothing lies, or less than a header, the slot has no
-                file.
-            header: EMPTY; the capacity is the file's.
+            path: path of a slot whose content is not trusted. If there is no file, or it is shorter than a header, the
+                slot gets no file.
+            header: an EMPTY header; its capacity is replaced by that of the file.
 
         Returns:
             The slot.
@@ -131,52 +132,58 @@ class SlotFile:
 
     @property
     def content(self) -> Content | None:
-        """What the slot holds or is being filled with; None when it is empty."""
+        """Content that the slot has or is being filled with; None if it is empty."""
         if self.header.state is SlotState.EMPTY:
             return None
         return Content(self.header.origin_generation, self.header.step)
 
     def write_header(self, header: SlotHeader) -> None:
-        """Put `header` on tmpfs. A reader that meets a torn page finds a digest that does not hold: an empty slot."""
+        """Write `header` to tmpfs.
+
+        A reader that sees a partial write finds an invalid digest, and treats the slot as empty.
+        """
         self._view[:HEADER_BYTES] = pack_header(header)
         self.header = header
 
     def empty(self) -> None:
-        """Declare the content void."""
+        """Mark the slot as empty."""
         if self.header.state is not SlotState.EMPTY:
             self.write_header(replace(self.header, state=SlotState.EMPTY))
 
     def drop(self) -> None:
-        """Remove the file: the slot holds nothing, and has no room until it is made anew.
+        """Remove the file. The slot is empty and has no capacity until its file is created again.
 
-        Who has it mapped keeps an orphan. Idempotent.
+        Processes that have the file mapped keep its memory. Further calls change nothing.
         """
         self.empty()
         self.header = replace(self.header, capacity_bytes=0)
         self.close(unlink=True)
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes `start` to `end` of the payload (to its used end by default); release the view before the slot is closed."""
+        """Return the bytes `start` to `end` of the payload; `end` defaults to its used length.
+
+        The caller releases the view before the slot is closed.
+        """
         stop = self.header.payload_bytes if end is None else end
         return self._view[HEADER_BYTES + start : HEADER_BYTES + stop]
 
     def close(self, *, unlink: bool = False) -> None:
-        """Unmap, and remove the file if asked.
+        """Unmap the file; remove it if `unlink` is True.
 
-        A view that somebody still holds keeps the memory until it is released.
+        A view that is still in use keeps the memory until its release.
         """
         if unlink:
             self.path.unlink(missing_ok=True)
         self._view.release()
         try:
             self._mapping.close()
-        except BufferError:  # a thread still reads a piece: the mapping goes with its last view
+        except BufferError:  # a thread still reads; the last view frees the mapping
             return
 
 
 def _allocate(descriptor: int, mapping: mmap.mmap, cancelled: threading.Event) -> None:
-    """Give a file its pages, and its mapping their entries, which takes as long again."""
-    # A pointer into the mapping, held by nobody: the address alone is needed.
+    """Allocate the file's pages, and the mapping's page table entries, which take as long again."""
+    # Only the address is needed; the ctypes object is released at once.
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     for start in range(0, len(mapping), PIECE_BYTES):
         if cancelled.is_set():

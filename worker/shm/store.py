@@ -1,12 +1,12 @@
-"""All slots of a node, on tmpfs below one folder: which exist, what they hold, who reads them, and who may write next.
+"""All slots of a node, in one folder on tmpfs: creation, content, readers, and grants to writers.
 
     <root>/<run>/rank-<r>.slot-<i>      a slot (`slot_file`)
     <root>/<run>/rank-<r>.word          a rank's page (`rank_page`)
 
-`worker.core.strays` decides how long the slots of a shard stay that the plan places on other nodes now.
+`worker.core.strays` decides how long slots are kept whose shard the plan places on other nodes.
 
-Invariant: a slot's old content is read and digested by nobody from the moment it is granted: `grant` cancels and joins
-every reader first.
+Invariant: `grant` cancels and joins every reader of a slot first. So no task reads or digests the old content of a
+granted slot.
 """
 
 from __future__ import annotations
@@ -43,53 +43,59 @@ from worker.tasks import Signal, end, ended
 
 log = logging.getLogger(__name__)
 INLINE_DIGEST_BYTES = 1024 * 1024
-"""Digested on the loop: 0.03 ms at 30 GiB/s, less than a thread takes to begin."""
+"""Maximum payload that is digested on the loop: 0.03 ms at 30 GiB/s, less than the start of a thread."""
 BATCH_BYTES = 32 * 1024 * 1024
-"""Digested at once at most: then others hear of it."""
+"""Maximum bytes digested at once, before the new digests are published."""
 VERIFY_THREADS = min(8, os.cpu_count() or 1)
-"""Of a node that verifies what its ranks restore: each reads 30 GiB/s, and memory has no more for many."""
+"""Threads with which a node verifies shards during a restore.
+
+Each thread reads 30 GiB/s, and a few of them use the whole memory bandwidth.
+"""
 _SLOT_NAME = re.compile(r"rank-(\d+)\.slot-(\d+)")
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of a shard and who uses it."""
+    """One slot of a shard and its users."""
 
     file: SlotFile
     readers: set[asyncio.Task[object]] = field(default_factory=set)
     pins: int = 0
     is_busy: bool = False
     digests: ChunkDigests | None = None
-    """Of what its rank writes into it, or of what it holds sealed, where they are known: they are not kept on tmpfs."""
+    """Digests of the content that is being written or is sealed; None if unknown.
+
+    They are not stored on tmpfs.
+    """
     arrived: dict[int, bytes] = field(default_factory=dict)
-    """Of a WRITING slot that a stream fills: the chunks that have come, and the digests that they were verified against."""
+    """For a WRITING slot that streams fill: the verified chunks with their digests."""
 
     def is_written_with(self, content: Content) -> bool:
-        """Say whether it is being filled with `content`."""
+        """Return whether the slot is being filled with `content`."""
         return self.file.header.state is SlotState.WRITING and self.file.content == content
 
     @property
     def is_used(self) -> bool:
-        """Whether it is read, uploaded or fetched from just now."""
+        """Whether a task reads, uploads or fetches from the slot."""
         return bool(self.pins or self.readers)
 
     @property
     def view(self) -> SlotView:
-        """What the pure core sees of it."""
+        """The slot as the pure core sees it."""
         return SlotView(self.file.header.state, self.file.content, is_pinned=self.pins > 0, is_busy=self.is_busy)
 
 
 class SlotStore:
-    """The slots of one run at a time. One owner: the agent. Not for threads: every method runs on the agent's loop."""
+    """The slots of one run at a time. One owner: the agent. Every method runs on the agent's loop."""
 
     def __init__(self, root: Path, *, memory_bytes: int, user: RankUser | None = None) -> None:
-        """Take the folder.
+        """Create the store and its folder.
 
         Args:
-            root: on tmpfs, this node's alone; made here.
-            memory_bytes: what all slots together may take.
-            user: that ranks run as; None: this process's.
+            root: folder on tmpfs for this node alone; created if missing.
+            memory_bytes: maximum memory of all slots together.
+            user: the user that ranks run as; None: this process's user.
         """
         self.root = root
         self._user = user
@@ -98,23 +104,25 @@ class SlotStore:
         self.job = JobName("")
         self.shards: dict[Rank, list[Slot]] = {}
         self.memory_nodes: Mapping[Rank, int] = {}
-        """The NUMA node near which a rank's slots are made; a rank that has none leaves it to the kernel."""
+        """NUMA node on which each rank's slots are created. For other ranks the kernel chooses."""
         self.strays = Strays()
-        """The `Member` replaces it: for every generation, once all nodes have loaded, and with every announcement."""
+        """Facts about strays.
+
+        The `Member` replaces them at a new generation, after the load, and at each announcement.
+        """
         self.making = Signal()
-        """Somebody begins to choose or make a slot (see `is_making`)."""
+        """Notified when a task begins to choose or create a slot (see `is_making`)."""
         self._makers: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._creating_bytes = 0
-        """Of files that threads are making."""
+        """Total size of the files that threads are creating."""
         make_way(root, user)
 
     # -- the run
 
     def open_run(self, job: JobName, run: RunId) -> None:
-        """Make `run` the one whose slots these are: those of any other run are removed, those of this one adopted.
+        """Adopt the slots of `run` and remove the slots of all other runs.
 
-        A slot that was being written when the last agent died stays busy until `settle_copiers` knows that its rank's
-        copier has stopped.
+        A slot that was being written when the last agent process died stays busy until `settle_copiers` is called.
         """
         if self.run == run:
             return
@@ -133,7 +141,10 @@ class SlotStore:
             self.shards[rank] = [self._adopt(rank, self._path(rank, index)) for index in range(count)]
 
     def _adopt(self, rank: Rank, path: Path) -> Slot:
-        """Take what lies at `path`; a file that is not what it should be is an empty slot, in its place: slots are known by their number."""
+        """Return the slot at `path`.
+
+        An invalid file becomes an empty slot in the same place, because slots are numbered.
+        """
         try:
             file = SlotFile.adopt(path)
         except (ProtocolError, OSError) as error:
@@ -162,14 +173,17 @@ class SlotStore:
         )
 
     def settle_copiers(self, rank: Rank) -> None:
-        """Nobody writes into the rank's slots any more: its copier has stopped, it is gone, or it lives elsewhere and its stream has ended."""
+        """Empty the busy slots of a rank, because no process writes into them any more.
+
+        The rank's copier has stopped, the rank has exited, or the rank runs on another node and its stream has ended.
+        """
         for slot in self.shards.get(rank, []):
             if slot.is_busy:
                 slot.is_busy = False
                 slot.file.empty()
 
     async def release(self) -> None:
-        """The run is over here: every slot, page and folder of it goes."""
+        """Remove every slot, page and folder, because the run has ended on this node."""
         for slots in self.shards.values():
             for slot in slots:
                 await self._join(slot)
@@ -181,7 +195,7 @@ class SlotStore:
         return [path for path in self.root.iterdir() if path.is_dir()]
 
     def close(self) -> None:
-        """Unmap everything and leave the files: a later agent adopts them."""
+        """Unmap all slots and keep the files, so that a later agent process adopts them."""
         for slots in self.shards.values():
             for slot in slots:
                 slot.file.close()
@@ -189,16 +203,16 @@ class SlotStore:
         self.run = None
 
     def open_to_rank(self, path: Path) -> str:
-        """Return a file's path to tell a rank of this node, which may read and write that file from now on; others may not, nor other files."""
+        """Give the ranks' user read and write access to this file only, and return its path."""
         share(path, self._user)
         return str(path)
 
     def page_path(self, rank: Rank) -> Path:
-        """Where the rank's page lies."""
+        """Return the path of the rank's page."""
         return self.root / str(self.run) / f"rank-{rank}.word"
 
     def ended_ranks(self) -> EndedRanks | None:
-        """Return how far the ranks of the newest generation came that have a page here; they are known to be gone."""
+        """Return the last boundary of the newest generation that has pages here. Its ranks must have exited."""
         halves = [
             half for path in (self.root / str(self.run)).glob("rank-*.word") if (half := last_half(path)) is not None
         ]
@@ -246,13 +260,13 @@ class SlotStore:
         return tuple(sorted(found, key=lambda record: (record.owner_rank, record.step, record.origin_generation)))
 
     def sealed(self, rank: Rank, content: Content) -> Slot | None:
-        """Return the slot that holds `content` of this shard complete, or None."""
+        """Return the slot in which `content` of this shard is sealed, or None."""
         slots = self.shards.get(rank, [])
         index = find_sealed([slot.view for slot in slots], content)
         return None if index is None else slots[index]
 
     def used_bytes(self) -> int:
-        """What all slots take."""
+        """Return the total capacity of all slots in bytes."""
         return sum(slot.file.header.capacity_bytes for slots in self.shards.values() for slot in slots)
 
     # -- writing
@@ -267,21 +281,21 @@ class SlotStore:
         layout_hash: bytes,
         slot_count: int,
     ) -> int | None:
-        """Make a slot ready to be written with `content`, its header WRITING.
+        """Prepare a slot for being written with `content`, and mark it as WRITING.
 
         Args:
-            rank: the shard's owner.
-            content: what is going to be written.
+            rank: the rank that owns the shard.
+            content: the content that will be written.
             keep: contents of this shard that must survive.
-            capacity_bytes: what the payload may take; a smaller slot is made anew.
+            capacity_bytes: maximum size of the payload. A smaller slot is created again.
             layout_hash: the owner's layout, 16 bytes.
-            slot_count: slots that this shard may have on this node.
+            slot_count: maximum slots of this shard on this node.
 
         Returns:
-            The slot's index, or None when every slot is kept, pinned or busy: nothing may be written now.
+            Index of the slot. None if every slot is kept, pinned or busy, so nothing may be written now.
 
         Raises:
-            NoRoom: the node's memory for slots is used up; says the figures.
+            NoRoom: the node's memory for slots is exhausted; the error contains the figures.
         """
         async with self._alone(rank):
             slots = self.shards.setdefault(rank, [])
@@ -308,7 +322,7 @@ class SlotStore:
             slot = slots[index]
             if not slot.is_written_with(content) or slot.file.header.capacity_bytes < capacity_bytes:
                 slot.arrived = {}
-            self._void(slot)  # nobody begins to read it while those who do are waited for
+            self._void(slot)  # no new reader may start while the present readers end
             await self._join(slot)
             if slot.file.header.capacity_bytes < capacity_bytes:
                 await self._enlarge(slot, rank, index, header)
@@ -317,16 +331,16 @@ class SlotStore:
             return index
 
     async def reserve(self, rank: Rank, *, capacity_bytes: int, layout_hash: bytes, slot_count: int) -> None:
-        """Make this shard's slots before they are needed, pages allocated; those that hold something stay as they are until they are granted.
+        """Create this shard's slots with all pages allocated before they are needed. Slots with content stay unchanged.
 
         Args:
-            rank: the shard's owner.
+            rank: the rank that owns the shard.
             capacity_bytes: room for one payload.
-            layout_hash: uint8[16], of what will be captured.
-            slot_count: 2, or 3 where the job asked for it.
+            layout_hash: uint8[16], layout of the payload that will be captured.
+            slot_count: 2, or 3 if the job requests it.
 
         Raises:
-            NoRoom: the node's memory for slots is used up; says the figures.
+            NoRoom: the node's memory for slots is exhausted; the error contains the figures.
         """
         async with self._alone(rank):
             slots = self.shards.setdefault(rank, [])
@@ -334,7 +348,7 @@ class SlotStore:
             for index, slot in enumerate(slots):
                 if (
                     slot.is_busy and not slot.file.header.capacity_bytes
-                ):  # its file is gone, and its rank may still write it
+                ):  # Its file is removed, but the rank may still write to the old memory.
                     raise self._full(capacity_bytes)
                 if (
                     slot.view.state is SlotState.EMPTY
@@ -348,22 +362,22 @@ class SlotStore:
 
     @contextlib.asynccontextmanager
     async def _alone(self, rank: Rank) -> AsyncIterator[None]:
-        """Choose or make slots of a shard: one at a time does."""
+        """Lock a shard while a slot of it is chosen or created."""
         async with self._makers[rank]:
             self.making.notify()
             yield
 
     def is_making(self, rank: Rank) -> bool:
-        """Say whether a slot of this shard is being chosen or made just now, or a made one removed because nobody waits for it any more."""
+        """Return whether a slot of this shard is being chosen, created, or removed after a cancelled creation."""
         return self._makers[rank].locked()
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
-        """Make the file anew with more room; where there is none, the slot is left behind without a file."""
+        """Create the file again with more room. If there is no room, the slot stays without a file."""
         slot.file.drop()
         slot.file = await self._create(rank, index, header)
 
     def _reusable(self, slots: list[Slot]) -> int | None:
-        """While there may be more slots, only what holds nothing is reused."""
+        """Return an empty slot, or None. Used while the shard may still get more slots."""
         empty = [
             index
             for index, slot in enumerate(slots)
@@ -372,7 +386,7 @@ class SlotStore:
         return empty[0] if empty else None
 
     async def _create(self, rank: Rank, index: int, header: SlotHeader) -> SlotFile:
-        """Make a slot's file, in a thread: its pages take up to a second per GiB, and the agent has deadlines to keep."""
+        """Create a slot's file in a thread, because allocation takes up to a second per GiB."""
         self._make_room(header.capacity_bytes)
         needed = self.used_bytes() + self._creating_bytes + header.capacity_bytes
         if needed > self.memory_bytes:
@@ -389,7 +403,7 @@ class SlotStore:
         except OSError as error:
             raise self._full(header.capacity_bytes) from error
         except asyncio.CancelledError:
-            for file in made:  # it was ready in the same moment
+            for file in made:  # the file was finished at the moment of the cancellation
                 file.close(unlink=True)
             raise
         else:
@@ -398,7 +412,10 @@ class SlotStore:
             self._creating_bytes -= header.capacity_bytes
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Drop slots of strays that may make way, oldest content first, until a new slot fits; nothing if it would not fit without all of them."""
+        """Drop droppable slots of strays, oldest content first, until a new slot fits.
+
+        Nothing is dropped if the slot would not fit even without all of them.
+        """
         needed_bytes += self._creating_bytes + self.used_bytes() - self.memory_bytes
         strays = [
             (rank, slot) for rank, slots in self.shards.items() if rank not in self.strays.placed for slot in slots
@@ -416,7 +433,7 @@ class SlotStore:
         return not slot.is_used and self.strays.makes_way(rank, slot.file.content)
 
     def _forget_if_empty(self, rank: Rank) -> None:
-        """Forget a stray without any content."""
+        """Remove a stray without any content from `shards`."""
         if rank not in self.strays.placed and all(slot.view.state is SlotState.EMPTY for slot in self.shards[rank]):
             del self.shards[rank]
 
@@ -425,14 +442,14 @@ class SlotStore:
         return NoRoom(needed_bytes=needed_bytes, available_bytes=free.f_bavail * free.f_frsize, is_passing=True)
 
     def follow(self, slot: Slot, header: SlotHeader) -> tuple[ChunkDigests, bool]:
-        """Begin to follow what is written into a slot, or go on.
+        """Start or continue to digest the content that is written into a slot.
 
         Args:
             slot: granted for this content.
             header: sizes and index position as the writer reports them.
 
         Returns:
-            What is known of it, and whether that has only begun: the caller then runs `seal_followed`.
+            (the digests, whether they are new); for new digests the caller runs `seal_followed`.
         """
         header = replace(header, state=SlotState.WRITING, capacity_bytes=slot.file.header.capacity_bytes)
         if slot.digests is not None and slot.digests.header == header:
@@ -442,22 +459,22 @@ class SlotStore:
         return slot.digests, True
 
     async def seal_followed(self, slot: Slot, digests: ChunkDigests, *, expected: bytes | None = None) -> bytes | None:
-        """Digest what is written as it becomes final, and declare it complete once it is said to be.
+        """Digest the content as it becomes final, and seal the slot when it is complete.
 
         Args:
-            slot: whose digests these are.
-            digests: as `follow` has returned them; its caller says how they grow.
-            expected: the owner's digest, for a restored shard; anything else is not sealed.
+            slot: the slot of these digests.
+            digests: the result of `follow`. Its caller reports the progress of the content.
+            expected: the owner's digest, for a restored shard. Other content is not sealed.
 
         Returns:
-            The digest, or None when it is not the expected one (the slot is empty then), or the slot was granted anew
-            or given up meanwhile.
+            The digest of the payload. None if it is not the expected one, in which case the slot is emptied, or if the
+                slot was granted again or given up meanwhile.
         """
         if slot.digests is not digests:
             return None
         if not digests.is_whole and await self.reading(slot, self._digest(slot, digests)) is None:
             return None
-        if slot.digests is not digests:  # granted anew when it had been read and nobody had heard of it yet
+        if slot.digests is not digests:  # granted again just after the last read
             return None
         if expected is not None and digests.payload_digest != expected:
             self._void(slot)
@@ -465,11 +482,11 @@ class SlotStore:
         return self._declare(slot, digests)
 
     async def seal(self, rank: Rank, index: int, header: SlotHeader, *, expected: bytes | None = None) -> bytes | None:
-        """Digest what was written and declare it complete.
+        """Digest the written content at once and seal the slot.
 
         Args:
-            rank: the shard's owner.
-            index: the slot, WRITING with the step of `header`.
+            rank: the rank that owns the shard.
+            index: index of the slot, which is WRITING with the step of `header`.
             header: sizes and index position as the writer reported them.
             expected: as in `seal_followed`.
 
@@ -482,12 +499,12 @@ class SlotStore:
         return await self.seal_followed(slot, digests, expected=expected)
 
     def seal_verified(self, slot: Slot, header: SlotHeader, chunk_digests: bytes) -> bytes:
-        """Declare a slot complete whose every chunk was seen to hash to these digests; return the payload's.
+        """Seal a slot whose chunks were all verified against these digests, and return the payload's digest.
 
         Args:
-            slot: WRITING.
+            slot: a WRITING slot.
             header: sizes and index position as the owner reported them.
-            chunk_digests: of the payload, in order.
+            chunk_digests: chunk digests of the payload, in order.
 
         Returns:
             uint8[DIGEST_BYTES].
@@ -512,7 +529,7 @@ class SlotStore:
         slot.file.empty()
 
     def give_up(self, rank: Rank, content: Content) -> None:
-        """The rank has given up what it was capturing: nobody goes on reading it."""
+        """Stop all readers of content that the rank was capturing and has abandoned."""
         for slot in self.shards.get(rank, []):
             if slot.is_written_with(content):
                 slot.digests = None
@@ -520,17 +537,16 @@ class SlotStore:
                     task.cancel()
 
     async def verify(self, slot: Slot, *, threads: int = 1, is_pressing: bool = False) -> bool | None:
-        """Digest a sealed slot again; one that no longer hashes to its own digest becomes empty.
-
-        No other slot is touched.
+        """Digest a sealed slot again. If it does not match its own digest, it is emptied; other slots stay unchanged.
 
         Args:
             slot: the slot.
-            threads: that each digest a part of it.
-            is_pressing: nothing trains here before it is done, so it goes before ranks that are starting.
+            threads: number of threads that digest one part each.
+            is_pressing: True if training waits for the result. The threads then run at the agent's priority.
 
         Returns:
-            Whether it holds what its header says; None: it is not sealed, or was granted anew in the meantime.
+            True if the content matches the header, False if not. None if the slot is not sealed or was granted again
+                meanwhile.
         """
         header = slot.file.header
         if header.state is not SlotState.SEALED:
@@ -550,7 +566,10 @@ class SlotStore:
         return True
 
     async def digests(self, slot: Slot) -> ChunkDigests | None:
-        """Return the chunk digests of a slot, computed where they are not known of a sealed one; None when it is not what it was, or granted anew."""
+        """Return the chunk digests of a slot. For a sealed slot they are computed if they are unknown.
+
+        Return None if the content does not match its digest, or if the slot was granted again.
+        """
         if slot.digests is None and not await self.verify(slot):
             return None
         return slot.digests
@@ -559,11 +578,11 @@ class SlotStore:
         """Run `work` on the slot's content as a task that `grant` can cancel.
 
         Args:
-            slot: whose content is read; it stays mapped until `work` has ended.
-            work: reads only, and returns soon when cancelled.
+            slot: the slot; it stays mapped until `work` has ended.
+            work: only reads, and returns soon after a cancellation.
 
         Returns:
-            What `work` returned (never None), or None when the slot was granted anew in the meantime.
+            The result of `work` (never None), or None if the slot was granted again meanwhile.
         """
         task = asyncio.create_task(work)
         slot.readers.add(task)
@@ -576,7 +595,7 @@ class SlotStore:
 
     @staticmethod
     async def _digest_at_once(slot: Slot, digests: ChunkDigests, threads: int, is_pressing: bool) -> ChunkDigests:
-        """Digest a payload that is whole; nobody hears of a part, and ranks wait for all of it."""
+        """Digest a complete payload with several threads, without intermediate results."""
         size = digests.header.payload_bytes
         if size <= INLINE_DIGEST_BYTES:
             digests.add(_digest_chunks(slot.file, size, range(digests.chunk_count), threading.Event()))
@@ -616,11 +635,14 @@ class SlotStore:
     # -- keeping
 
     def place(self, strays: Strays) -> None:
-        """Take what a new generation places here; the `Member` calls it once per generation, before Load."""
+        """Set the strays of a new generation. The `Member` calls this once per generation, before the load."""
         self.strays = strays
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
-        """Declare void whatever is not kept, and remove that of strays: called once, at Load, with the plan's keep list."""
+        """Empty all slots whose content is not kept, and remove those of strays.
+
+        Called once per load, with the plan's keep list.
+        """
         for rank, slots in list(self.shards.items()):
             for slot in slots:
                 if slot.view.content not in keep.get(rank, set()):
@@ -632,9 +654,9 @@ class SlotStore:
             self._forget_if_empty(rank)
 
     def drop_strays(self) -> None:
-        """Remove the strays that are of no use any more and that nobody reads just now; idempotent.
+        """Remove the strays that protect nothing any more and that no task reads. Further calls change nothing.
 
-        Every announcement calls it.
+        Called at every announcement.
         """
         for rank in [rank for rank in self.shards if self.strays.is_over(rank)]:
             if not any(slot.is_used for slot in self.shards[rank]):
@@ -653,17 +675,17 @@ def _digest_chunks(file: SlotFile, size: int, chunks: range, cancelled: threadin
 
 
 async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool = False) -> T:
-    """Run `work` in a thread, which has always ended when this returns, also when the caller is cancelled.
+    """Run `work` in a thread. The thread has ended when this returns, even if the caller is cancelled.
 
     Args:
-        work: given an event that is set on cancellation; it looks at it between pieces, and returns early then.
-        is_pressing: it has the loop's priority; else that of the ranks.
+        work: receives an event that is set on cancellation. It checks the event between pieces, and then returns early.
+        is_pressing: True: the thread runs at the agent's priority. False: at the priority of ranks.
 
     Returns:
-        What `work` returned.
+        The result of `work`.
 
     Raises:
-        asyncio.CancelledError: cancelled, and the thread has returned.
+        asyncio.CancelledError: the caller was cancelled; the thread has ended.
     """
     cancelled = threading.Event()
     own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -683,5 +705,5 @@ async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool =
         try:
             await ended(thread)
         finally:
-            thread.exception()  # nobody is there to hear of it
+            thread.exception()  # mark the error as retrieved
         raise

@@ -1,9 +1,10 @@
-"""A tmpfs of the node's own: its size is what slots may take, whatever /dev/shm has left, and its pages are huge where the kernel has such.
+"""Mounts a tmpfs for the node's slots, independent of the size of /dev/shm, with huge pages if possible.
 
-Huge pages are given ten times as fast, and a rank that maps a slot needs five hundred times fewer entries in its page
-table. Invariant: without the right to mount, or on a kernel that refuses, the folder is used as it is.
+Huge pages are allocated ten times as fast, and a rank needs 500 times fewer page table entries to map a slot.
 
-The mount outlives the agent, as the slots on it must: the next agent finds it. It goes with the instance.
+Invariant: without the permission to mount, or if the kernel refuses, the folder is used as it is.
+
+The mount must outlive the agent, like the slots on it, and the next agent process finds it. It ends with the instance.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ _mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_u
 
 
 def mount(folder: Path, size_bytes: int) -> bool:
-    """Mount a tmpfs at `folder`, once: by the agent when it starts.
+    """Mount a tmpfs at `folder` if it is not mounted yet. The agent calls this when it starts.
 
-    A folder that already holds something stays as it is.
+    A folder that already contains files stays unchanged.
 
     Args:
-        folder: made here, with mode 0700; its store lets ranks through.
-        size_bytes: what may lie on it.
+        folder: created with mode 0700 if missing. Its `SlotStore` gives ranks access.
+        size_bytes: size of the file system.
 
     Returns:
-        Whether the folder is a mount of its own now.
+        Whether the folder is a mount point now.
 
     Raises:
-        NotADirectoryError: something else is there, or a link.
-        PermissionError: another user has made the folder, or may write to it: /dev/shm is open to everybody, and the
-            name can be foreseen.
+        NotADirectoryError: the path is a link or another kind of file.
+        PermissionError: another user owns the folder or may write to it. The check is needed because everybody can
+            write to /dev/shm, and the name is predictable.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

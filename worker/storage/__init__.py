@@ -1,5 +1,5 @@
-"""The durable tier, as an agent sees it: sealed slots to an object store and back, one safetensors object per shard.
+"""Durable storage of checkpoints: sealed slots are uploaded and restored, one safetensors object per shard.
 
-Invariant: what is stored is what was sealed, and what is restored hashes to the digest that the plan names. Which steps
-are kept, and which sets of objects make a checkpoint, is the control plane's business: no manifest is written here.
+Invariant: an object contains exactly what was sealed, and restored data matches the digest in the plan. This package
+writes no manifest. The control plane decides which steps are kept and which objects form a checkpoint.
 """

@@ -1,8 +1,7 @@
-"""AWS as an agent speaks to it: S3, secrets and roles, through plain boto3 clients with explicit time-outs.
+"""AWS clients of the agent for S3, secrets and roles: plain boto3 clients with explicit time-outs.
 
-Invariant: in local mode no byte leaves for an address that is not loopback; this is checked on the endpoint that
-botocore has resolved, before the first call. No value of a secret and no key is part of an error or of anything's
-`repr`.
+Invariant: in local mode, no byte is sent to an address that is not loopback. The check uses the endpoint that botocore
+has resolved, before the first call. No error text and no `repr` contains a key or the value of a secret.
 """
 
 from __future__ import annotations
@@ -48,12 +47,14 @@ from worker.errors import (
 from worker.storage.object_store import ObjectStore
 
 ROLE_SECONDS = 3600
-"""How long a role's keys are good for: the longest that a role assumed with another role's keys may have (IAM User Guide, role chaining)."""
+"""Lifetime of a role's keys: the maximum for a role that is assumed with another role's keys (IAM User Guide, role
+chaining).
+"""
 _CONNECT_TIMEOUT_SECONDS = 5
 _READ_TIMEOUT_SECONDS = 30
 _MAX_ATTEMPTS = 4
 _METADATA_ATTEMPTS = 3
-"""At the instance's own keys, a second each; botocore makes one."""
+"""Attempts to read the instance's own keys, one second each; botocore's default is one attempt."""
 _MISSING = frozenset(
     {
         "NoSuchKey",
@@ -89,13 +90,13 @@ _BUSY = frozenset(
         "InternalError",
     }
     | {"InternalServiceError", "InternalServerError"}
-    | {"NoSuchUpload"}  # a rule of the bucket has ended it, say: another upload may do
+    | {"NoSuchUpload"}  # for example ended by a bucket rule; a new upload may succeed
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleKeys:
-    """The short-lived keys of a role."""
+    """Short-lived keys of a role."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -108,70 +109,70 @@ KeysOf = Callable[[], RoleKeys]
 
 
 class Aws(Protocol):
-    """What an agent needs of AWS besides its object store.
+    """Interface to AWS besides the object store.
 
-    One suite holds every implementation to this: `tests/contract/test_aws.py`.
+    `tests/contract/test_aws.py` tests every implementation.
     """
 
     def secret(self, reference: str, keys: RoleKeys | None) -> str:
-        """Read a secret.
+        """Return the value of a secret.
 
         Args:
-            reference: as `CreateTrainingJobRequest.secrets` has it.
-            keys: to read it with; None: the node's own.
+            reference: reference in the syntax of `CreateTrainingJobRequest.secrets`.
+            keys: keys for the call; None: the node's own.
 
         Returns:
-            Its value.
+            The value.
 
         Raises:
-            StorageError: of the type that says what can be done about it, in AWS's words.
+            StorageError: the subtype says how to react; the text is that of AWS.
         """
 
     def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
-        """Have keys of a role, with the node's own.
+        """Return keys of a role, requested with the node's own keys.
 
         Args:
-            role_arn: which.
-            session_name: shown in CloudTrail.
+            role_arn: ARN of the role.
+            session_name: name of the session, visible in CloudTrail.
 
         Returns:
-            Keys for `ROLE_SECONDS`.
+            Keys that are valid for `ROLE_SECONDS`.
 
         Raises:
-            StorageError: of the type that says what can be done about it, in AWS's words.
+            StorageError: the subtype says how to react; the text is that of AWS.
         """
 
     def objects(self, role_arn: str, session_name: str) -> ObjectStore:
-        """Return S3 as a role sees it, with keys that are renewed for as long as it is used.
+        """Return the object store with a role's permissions. Its keys are renewed while it is used.
 
         Args:
-            role_arn: which.
-            session_name: shown in CloudTrail.
+            role_arn: ARN of the role.
+            session_name: name of the session, visible in CloudTrail.
 
         Returns:
-            The store; nothing has been sent yet but for the keys.
+            The store. Only the keys have been requested so far.
 
         Raises:
-            StorageError: of the type that says what can be done about it, in AWS's words.
+            StorageError: the subtype says how to react; the text is that of AWS.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SecretPlace:
-    """Where a secret is."""
+    """Service, name and region of a secret."""
 
     service: str
-    """`secretsmanager` or `ssm`, as boto3 names them."""
+    """`secretsmanager` or `ssm`, boto3's names."""
     name: str
-    """Its name or ARN."""
+    """Name or ARN of the secret."""
     region: str | None = None
-    """Of its ARN; None: the node's."""
+    """Region in its ARN; None: the node's region."""
 
     @classmethod
     def of(cls, reference: str) -> SecretPlace:
-        """Return the place that `secretsmanager:NAME`, `ssm:NAME` or an ARN means.
+        """Parse a reference: `secretsmanager:NAME`, `ssm:NAME` or an ARN.
 
-        The contract's pattern has been checked.
+        The caller has validated the reference with the API's pattern.
         """
         if reference.startswith("arn:"):
             _, _, service, region, *_ = reference.split(":")
@@ -188,20 +189,20 @@ def aws_client(
     keys: KeysOf | None = None,
     **options: Any,
 ) -> Any:
-    """Return a client of AWS, or of what stands for it at AWS_ENDPOINT_URL.
+    """Return a client for AWS or for the service at AWS_ENDPOINT_URL.
 
-    With EVERSTEP_LOCAL=1, or against any endpoint on loopback, the user's own AWS configuration files are not read.
+    With EVERSTEP_LOCAL=1 or a loopback endpoint, the user's own AWS configuration files are not read.
 
     Args:
-        service: boto3's name.
-        environment: the agent's.
-        region: None: that of the environment.
-        keys: gives them, and again before they end; None: those of the environment or the instance, as soon as there
-            are any.
-        **options: of botocore's configuration, besides ours.
+        service: boto3's name of the service.
+        environment: the agent's environment variables.
+        region: region of the service; None: the environment's.
+        keys: returns keys, and is called again before they expire. None: the keys of the environment or the instance,
+            as soon as there are any.
+        **options: further options of botocore's configuration.
 
     Returns:
-        The client; nothing has been sent yet.
+        The client. No request has been sent yet.
 
     Raises:
         ForbiddenEndpoint: EVERSTEP_LOCAL=1, and the endpoint is not on loopback.
@@ -218,10 +219,10 @@ def aws_client(
             session.set_config_variable(variable, os.devnull)
         session.get_component("config_store").set_config_provider(
             "profile", ConstantProvider(None)
-        )  # AWS_PROFILE names one of the files
+        )  # AWS_PROFILE refers to these files
     session.set_config_variable("metadata_service_num_attempts", _METADATA_ATTEMPTS)
     renewed = RefreshableCredentials.create_from_metadata
-    session._credentials = (  # botocore has no public way
+    session._credentials = (  # botocore has no public API for this
         _OwnKeys(session) if keys is None else renewed(_metadata(keys), partial(_metadata, keys), "everstep-role")
     )
     has_own = keys is not None
@@ -251,9 +252,9 @@ def aws_client(
 
 
 class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no types
-    """The node's own keys, looked for until there are any.
+    """The node's own keys, looked up at each call until there are any.
 
-    A client keeps what it was made with, and an instance may have none yet when it boots.
+    A client keeps the credentials object it was created with, and an instance may have no keys yet while it boots.
     """
 
     def __init__(self, session: botocore.session.Session) -> None:
@@ -263,7 +264,7 @@ class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no types
         self._found: Credentials | None = None
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials | None:
-        """Return what botocore signs a call with; None: with nothing, and it raises NoCredentialsError."""
+        """Return the keys that sign a call. With None, botocore raises NoCredentialsError."""
         with self._lock:
             if self._found is None:
                 self._found = self._session.get_component("credential_provider").load_credentials()
@@ -271,7 +272,7 @@ class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no types
 
 
 def _metadata(keys: KeysOf) -> dict[str, str]:
-    """Return keys as botocore wants them from whoever renews them."""
+    """Return keys in the form that botocore expects from a refresh function."""
     made = keys()
     return {
         "access_key": made.access_key_id,
@@ -286,16 +287,16 @@ _VARIABLES = {"s3": "S3", "secretsmanager": "SECRETS_MANAGER", "ssm": "SSM", "st
 
 @contextmanager
 def aws_errors(what: str) -> Iterator[None]:
-    """Turn what boto3 raises into what the caller can act on.
+    """Translate boto3's errors into subtypes of `StorageError`.
 
     Args:
-        what: is asked for, at the beginning of the error.
+        what: subject of the calls, the beginning of the error's text.
 
     Yields:
         Nothing.
 
     Raises:
-        StorageError: of the type that says what can be done about it.
+        StorageError: the subtype says how to react.
     """
     try:
         yield
@@ -308,7 +309,7 @@ def aws_errors(what: str) -> Iterator[None]:
     except (
         NoCredentialsError,
         CredentialRetrievalError,
-    ) as error:  # of the instance's metadata, which may have them later
+    ) as error:  # The instance's metadata service may provide keys later.
         raise StoreUnavailable(f"{what}: {error}") from error
     except (ConnectionError, HTTPClientError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError) as error:
         raise StoreUnavailable(f"{what}: {error}") from error
@@ -327,5 +328,5 @@ def _kind(code: str, status: int) -> type[StorageError]:
 
 
 def session_name_of(job: str) -> str:
-    """Return the name of a job's session of its role: 2 to 64 characters of those that STS takes."""
+    """Return the role session name of a job: 2 to 64 characters that STS allows."""
     return re.sub(r"[^A-Za-z0-9_+=,.@-]", "-", f"everstep-{job}")[:64]

@@ -1,10 +1,10 @@
-"""Shards to the object store and back, straight from and into slots.
+"""Uploads shards from slots to the object store, and downloads shards into slots.
 
-    upload      slot ─▶ one safetensors object, streamed; digested on the way, so that what is stored is what was sealed
-    download    object ─▶ granted slot ─▶ sealed only if it hashes to the digest that the plan names
+    upload      slot ─▶ one safetensors object, streamed and digested on the way
+    download    object ─▶ granted slot ─▶ sealed only if it matches the digest in the plan
 
-Invariant: an object that is named by an `UploadedShard` is complete and holds what its slot's digest says; a slot is
-sealed from an object only as exactly the content that was asked for.
+Invariant: an object named by an `UploadedShard` is complete, and its content matches its slot's digest. A slot is
+sealed from an object only with exactly the requested content.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _FILL_BYTES = 128 * 1024 * 1024
 
 
 class _Cancelled(Exception):
-    """The task that waits for this thread was cancelled."""
+    """Raised in an upload's thread when the waiting task was cancelled."""
 
 
 def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> ObjectReference:
-    """Name a shard's object (layout: `everstep.protocol.manifest`). Pure.
+    """Return the key of a shard's object (layout: `everstep.protocol.manifest`). Pure.
 
     Args:
-        plan: of the generation that uploads.
-        header: of the slot.
-        upload_id: fresh; no key is ever written twice.
+        plan: plan of the generation that uploads.
+        header: header of the slot.
+        upload_id: a new random id, so that no key is written twice.
 
     Returns:
-        Where the shard goes.
+        Bucket and key.
     """
     folder = f"run={plan.run}/gen={plan.generation}/step={header.step}"
     prefix = plan.checkpoint.prefix
@@ -62,24 +62,22 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
 
 
 async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPlan, *, rank: Rank) -> UploadedShard:
-    """Store one sealed slot.
+    """Upload one sealed slot. The owner's agent calls this for each step that is uploaded.
 
-    The caller has pinned it; a cancelled call returns when its thread no longer reads the slot.
-
-    Called on the owner's agent, for each step that is persisted.
+    The caller has pinned the slot. If cancelled, this returns when its thread no longer reads the slot.
 
     Args:
-        objects: where to.
-        slot: sealed, pinned.
-        plan: of the generation that uploads.
-        rank: the shard's.
+        objects: the object store.
+        slot: sealed and pinned.
+        plan: plan of the generation that uploads.
+        rank: the rank that owns the shard.
 
     Returns:
-        What the control plane needs for the manifest.
+        The facts that the control plane writes to the manifest.
 
     Raises:
-        StorageError: the store failed, after `MAX_ATTEMPTS` where it may help.
-        CorruptCheckpoint: the slot no longer holds what was sealed.
+        StorageError: the store failed; retryable errors were retried up to `MAX_ATTEMPTS`.
+        CorruptCheckpoint: the slot no longer matches its digest.
     """
     header = slot.header
     if header.state is not SlotState.SEALED or header.owner_rank != rank:
@@ -89,7 +87,7 @@ async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPla
         try:
             return _upload(objects, slot, header, shard_key(plan, header, secrets.token_hex(8)), cancelled)
         except _Cancelled:
-            return None  # nobody waits for it any more
+            return None  # the waiting task was cancelled
 
     clock = asyncio.get_running_loop().time
     begun = clock()
@@ -172,22 +170,22 @@ async def download_shard(
     keep: Collection[Content],
     slot_count: int,
 ) -> None:
-    """Bring one shard from the object store into a slot and seal it.
+    """Download one shard into a slot and seal it.
 
-    Called at Load, on the owner's node, when no memory holds it.
+    The owner's node calls this while it loads a generation, if no node has the shard in memory.
 
     Args:
-        objects: where from.
-        source: of kind s3; its digest is what the payload must hash to.
+        objects: the object store.
+        source: a source of kind s3 with the expected digest.
         store: this node's slots.
-        rank: the shard's.
-        content: what the slot will hold: origin generation and step.
+        rank: the rank that owns the shard.
+        content: origin generation and step of the slot's new content.
         keep: contents of this shard that must survive.
-        slot_count: slots that this shard may have here.
+        slot_count: maximum slots of this shard on this node.
 
     Raises:
-        CorruptCheckpoint: the object is not what the plan says; nothing is sealed.
-        StorageError: the store failed, after `MAX_ATTEMPTS` where it may help.
+        CorruptCheckpoint: the object contradicts the plan; no slot is sealed.
+        StorageError: the store failed; retryable errors were retried up to `MAX_ATTEMPTS`.
         NoRoom: the node's memory for slots does not suffice, or every slot must be kept.
     """
     if source.object is None:
@@ -216,7 +214,7 @@ async def _download(
     keep: Collection[Content],
     slot_count: int,
 ) -> None:
-    """One attempt: the header tells what slot is needed, then the data goes straight into it."""
+    """Make one attempt: read the header, grant a slot of the right size, and read the data directly into the slot."""
     reading = objects.open(where)
 
     def begin(cancelled: threading.Event) -> tuple[ObjectReader, Restore]:
@@ -285,7 +283,7 @@ def _read_header(reader: ObjectReader, where: ObjectReference) -> Restore:
 
 
 def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
-    """Refuse another object than the one that was asked for before any slot is touched."""
+    """Reject an object that differs from the plan, before any slot is changed."""
     if plan.payload_bytes != source.payload_bytes or plan.payload_digest != source.digest:
         raise CorruptCheckpoint(
             f"s3://{where.bucket}/{where.key} holds {plan.payload_bytes} bytes with digest "

@@ -1,6 +1,6 @@
-"""An object store, secrets and roles in this process's memory: for tests and simulators.
+"""An object store, secrets and roles in memory, for tests and simulators.
 
-Contract suites hold them to what AWS does.
+Contract tests compare them with the behaviour of AWS.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from worker.storage.object_store import ObjectReader, ObjectStore, Piece, Span, 
 
 
 class MemoryObjectStore:
-    """See `ObjectStore`. Buckets must be named when it is made, as S3's must exist."""
+    """In-memory `ObjectStore`. Its buckets are fixed when it is created."""
 
     def __init__(self, *buckets: str) -> None:
         self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
@@ -85,11 +85,11 @@ class MemoryObjectStore:
 
 
 class MemoryAws:
-    """See `Aws`: what is in these mappings.
+    """In-memory `Aws` with the secrets and roles of its attributes.
 
     Args:
-        objects: what any role sees.
-        now: Unix time, seconds.
+        objects: the object store of every role.
+        now: returns Unix time in seconds.
     """
 
     def __init__(self, objects: ObjectStore, *, now: Callable[[], float] = time.time) -> None:
@@ -97,7 +97,7 @@ class MemoryAws:
         self.roles: set[str] = set()
         self.assumed_count = 0
         self.used: list[tuple[str, str]] = []
-        """What was read, and with whose access key; the node's own is empty."""
+        """(what was read, access key id) of each call; the key id is empty for the node's own keys."""
         self._objects = objects
         self._now = now
 

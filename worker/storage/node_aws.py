@@ -1,6 +1,6 @@
-"""AWS with the permissions of this node: secrets read, roles assumed.
+"""AWS with the node's own permissions: reads secrets and assumes roles.
 
-Invariant: nothing is kept here; every call is a new client, so that keys that have changed are taken up.
+Invariant: nothing is cached. Every call creates a new client, so changed keys take effect at once.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from worker.storage.s3 import S3ObjectStore, s3_store
 
 
 class NodeAws:
-    """See `Aws`: with the node's own permissions.
+    """Implements `Aws` with the node's own permissions.
 
     Args:
-        environment: the agent's.
+        environment: the agent's environment variables.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:

@@ -1,9 +1,9 @@
-"""An object store as the agent needs it: whole objects, streamed in and out, typed errors.
+"""Interface of an object store: whole objects, streamed uploads and downloads, typed errors.
 
-Synchronous; callers use threads.
+All methods are synchronous; callers use threads.
 
-Invariant: `put_*` returns only when the object is complete and visible under its key; a put that fails leaves what was
-there before.
+Invariant: `put_*` returns only when the object is complete and visible under its key. A failed put leaves the previous
+object unchanged.
 """
 
 from __future__ import annotations
@@ -18,136 +18,136 @@ from everstep.protocol.plan import ObjectReference
 
 Piece = bytes | bytearray | memoryview
 Span = tuple[int, int]
-"""Begin and end."""
+"""(begin, end) of a range of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """What the store says of one object."""
+    """The store's description of one object."""
 
     reference: ObjectReference
     bytes: int
     etag: str
-    """Without quotes; opaque."""
+    """ETag without quotes; opaque."""
 
 
 class ObjectReader(Protocol):
-    """One object, read once from its beginning."""
+    """Reads one object once, from its beginning."""
 
     bytes: int
     """Length of the whole object."""
     md5: str
-    """Of the whole object, in hex, where the store tells it; else empty."""
+    """MD5 of the whole object in hex; empty if the store does not provide it."""
 
     def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
-        """Fill `target` with the next bytes; after an error what it holds is undefined, and nothing more can be read.
+        """Fill `target` with the next bytes. After an error, its content is undefined and the reader is unusable.
 
         Args:
             target: uint8.
-            spans: of `target` that are filled, one after the other; None: all of it.
+            spans: ranges of `target` to fill, one after another; None: all of it.
 
         Raises:
-            CorruptCheckpoint: the object ends before they are full.
-            ObjectChanged: another object has taken its place: never are parts of two mixed.
-            ObjectMissing: it has been deleted.
-            StoreUnavailable: the line broke.
+            CorruptCheckpoint: the object ends before the ranges are full.
+            ObjectChanged: the object was replaced. Parts of two objects are never mixed.
+            ObjectMissing: the object was deleted.
+            StoreUnavailable: the connection broke.
         """
 
 
 class ObjectStore(Protocol):
-    """One suite of tests holds every implementation to this: `tests/contract/test_object_store.py`.
+    """Interface of an object store. Thread-safe.
 
-    Safe for use from many threads.
+    `tests/contract/test_object_store.py` tests every implementation.
     """
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
         """Store a small object.
 
         Args:
-            reference: where.
-            data: all of it.
+            reference: bucket and key.
+            data: the whole content.
 
         Returns:
-            What is stored.
+            Description of the stored object.
 
         Raises:
-            StorageError: of the type that says what can be done about it.
+            StorageError: the subtype says how to react.
         """
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
         """Store a file, which may grow meanwhile.
 
         Args:
-            reference: where.
-            path: an ordinary file.
-            size: how many of its first bytes; None: all that it has now.
+            reference: bucket and key.
+            path: a regular file.
+            size: number of bytes from its beginning; None: the present size.
 
         Returns:
-            What is stored.
+            Description of the stored object.
 
         Raises:
-            StorageError: of the type that says what can be done about it; StoreRefused if the file is shorter.
+            StorageError: the subtype says how to react; StoreRefused if the file is shorter than `size`.
         """
 
     def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
-        """Store what `pieces` yield, from where it lies: nothing of it is copied.
+        """Store the bytes of `pieces` without copying them.
 
-        What fails first, `pieces` or a part, ends the put and is raised.
+        The first error of `pieces` or of a part ends the put and is raised.
 
         Args:
-            reference: where.
-            pieces: asked from the calling thread, none after a part has failed; each stays as it is until the call
+            reference: bucket and key.
+            pieces: iterated in the calling thread until the first error; a piece must not change until the call
                 returns.
-            size: their bytes together.
+            size: total bytes of the pieces.
 
         Returns:
-            What is stored.
+            Description of the stored object.
 
         Raises:
-            StorageError: of the type that says what can be done about it; StoreRefused if they are not `size` bytes.
+            StorageError: the subtype says how to react; StoreRefused if the pieces do not have `size` bytes.
         """
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
-        """Read a small object.
+        """Return the content of a small object.
 
         Args:
-            reference: which.
+            reference: bucket and key.
 
         Returns:
-            All of it.
+            The whole content.
 
         Raises:
-            ObjectMissing: there is none.
-            StorageError: of the type that says what can be done about it.
+            ObjectMissing: the object does not exist.
+            StorageError: the subtype says how to react.
         """
 
     def open(self, reference: ObjectReference, *, etag: str = "") -> AbstractContextManager[ObjectReader]:
-        """Read an object of any size as a stream.
+        """Open an object of any size for reading.
 
         Args:
-            reference: which.
-            etag: that it must have; empty: any.
+            reference: bucket and key.
+            etag: required ETag; empty: any.
 
         Returns:
-            The stream; it is closed by leaving the context.
+            A context manager with the reader. Leaving the context closes the reader.
 
         Raises:
-            ObjectMissing: there is none.
-            ObjectChanged: it has another ETag.
-            StorageError: of the type that says what can be done about it.
+            ObjectMissing: the object does not exist.
+            ObjectChanged: the object has another ETag.
+            StorageError: the subtype says how to react.
         """
 
     def head(self, reference: ObjectReference) -> StoredObject | None:
-        """Ask for an object without reading it.
+        """Return the description of an object without reading it.
 
         Args:
-            reference: which.
+            reference: bucket and key.
 
         Returns:
-            What is known of it, or None when there is none.
+            The description, or None if the object does not exist.
 
         Raises:
-            StorageError: of the type that says what can be done about it.
+            StorageError: the subtype says how to react.
         """
 
     def list(self, prefix: ObjectReference) -> Iterator[StoredObject]:
@@ -157,20 +157,20 @@ class ObjectStore(Protocol):
             prefix: bucket and beginning of the keys.
 
         Returns:
-            What is known of each, by key.
+            Descriptions in order of keys.
 
         Raises:
-            StorageError: of the type that says what can be done about it.
+            StorageError: the subtype says how to react.
         """
 
 
 def cut(spans: Iterable[Span], limit: int, first: int = 0) -> Iterator[list[Span]]:
-    """Cut spans into lists of `limit` bytes together; the last takes the rest. Pure.
+    """Split spans into lists of `limit` bytes each; the last list may be shorter. Pure.
 
     Args:
-        spans: in bytes.
-        limit: in bytes.
-        first: what the first list has instead; 0: as the others.
+        spans: ranges in bytes.
+        limit: bytes per list.
+        first: bytes of the first list; 0: `limit`.
 
     Yields:
         The lists, in order; none is empty.

@@ -1,18 +1,19 @@
-"""S3 through boto3: plain client calls, explicit time-outs, no transfer manager.
+"""S3 object store on plain boto3 client calls, with explicit time-outs and without boto3's transfer manager.
 
-boto3's CRT transfer client ignores a client's endpoint and goes to real AWS (boto3 issues #4839, #4689), and picks
-itself on some instance types; so there is no transfer manager here at all. Every put and part carries a CRC32 that S3
-verifies; what is read is verified by its own digest (`checkpoints`, `source`), end to end, so checksums of answers are
-not asked for.
+boto3's CRT transfer client ignores the client's endpoint and sends to AWS itself (boto3 issues #4839, #4689). boto3
+selects it on some instance types, so this module uses no transfer manager. Every put and every part carries a CRC32
+that S3 verifies. Callers verify the data they read end to end by its own digest (`checkpoints`, `source`). So response
+checksums are not requested.
 
-A large object goes and comes over several connections, for one gives 85 to 95 MB/s at most:
+Large objects use several connections, because one connection has at most 85 to 95 MB/s:
 
-    put_stream   pieces ─▶ parts, which name them ─▶ up to CONNECTIONS parts in flight, each sent from where its pieces lie
-    open         the first part_bytes, which tell how long the object is
-    read_into    small targets from one stream; large ones in ranges of part_bytes, up to CONNECTIONS at once, of the ETag that was opened
+    put_stream   pieces ─▶ parts (references, no copies) ─▶ up to CONNECTIONS parts in flight
+    open         reads the first part_bytes; the answer contains the object's length
+    read_into    small targets from one stream; large ones in ranges of part_bytes, up to CONNECTIONS at once,
+                 all with the ETag of the opened object
 
-Invariant: a put has happened whole or not at all; what is read is of one object; no thread is left when a call returns.
-Where the client leads is `aws`'s matter.
+Invariant: a put is stored completely or not at all. All bytes read belong to one object. No thread is left when a call
+returns. `worker.storage.aws` decides the endpoint.
 """
 
 from __future__ import annotations
@@ -41,36 +42,36 @@ if TYPE_CHECKING:
     from botocore.response import StreamingBody
 
 PART_BYTES = 8 * 1024 * 1024
-"""Objects beyond this are sent in parts of it, and read in ranges of it."""
+"""Larger objects are sent in parts of this size, and read in ranges of this size."""
 CONNECTIONS = 4
-"""Of one put or read.
+"""Connections per put or read.
 
 Source: Amazon S3 User Guide, performance design patterns: parallel requests for 8 to 16 MiB, one for each 85 to 95
 MB/s.
 """
 _RANKS = 8
-"""Of a node, as a rule at most: all of them load, or upload, at once.
+"""Expected maximum ranks per node, which all load or upload at the same time. It sizes the connection pool.
 
-With more of them, connections are not kept for another time.
+With more ranks, some connections are not reused.
 """
 MAX_PARTS = 10_000
 """Source: Amazon S3 User Guide, multipart upload limits."""
 _READ_BYTES = 1024 * 1024
-"""Held by each connection that is read from: urllib3 reads into memory of its own."""
+"""Memory per reading connection: urllib3 reads into its own buffer."""
 _GATHERED_BYTES = 256 * 1024
-"""Pieces that are no larger together are sent in one go."""
+"""Maximum total size of pieces that are joined and sent in one write."""
 _CHECKSUM = "CRC32"
 
 
 def s3_store(environment: Mapping[str, str] = os.environ, keys: KeysOf | None = None) -> S3ObjectStore:
-    """Connect to the store that the environment names: AWS's, or the one at AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
+    """Return the store that the environment names: AWS, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
 
     Args:
-        environment: the agent's.
-        keys: gives them, and again before they end; None: the node's own.
+        environment: the agent's environment variables.
+        keys: returns keys, and is called again before they expire. None: the node's own keys.
 
     Returns:
-        The store; nothing has been sent yet.
+        The store. No request has been sent yet.
 
     Raises:
         ForbiddenEndpoint: EVERSTEP_LOCAL=1, and the endpoint is not on loopback.
@@ -90,16 +91,16 @@ def s3_store(environment: Mapping[str, str] = os.environ, keys: KeysOf | None = 
 
 
 class S3ObjectStore:
-    """See `ObjectStore`. One client, shared by threads."""
+    """Implements `ObjectStore` with one client that all threads share."""
 
     def __init__(self, client: BaseClient, *, part_bytes: int = PART_BYTES) -> None:
-        """Take a client.
+        """Create the store.
 
         Args:
-            client: boto3's for S3.
-            part_bytes: of a multipart upload; S3 takes none below 5 MiB but the last.
+            client: boto3's S3 client.
+            part_bytes: size of the parts of a multipart upload. S3 requires at least 5 MiB, except for the last part.
         """
-        # botocore makes its clients' methods at run time: no type checker knows them.
+        # botocore creates the client's methods at run time, so type checkers cannot see them.
         self._client = cast(Any, client)
         self._part_bytes = part_bytes
 
@@ -137,7 +138,7 @@ class S3ObjectStore:
             is_complete = True
         finally:
             if not is_complete:
-                # What cannot be aborted now is removed by the bucket's own rule for unfinished uploads
+                # If the abort fails, the bucket's rule for unfinished uploads removes the parts
                 # (docs/operating.md#server).
                 with suppress(BotoCoreError, ClientError):
                     self._client.abort_multipart_upload(**upload)
@@ -146,10 +147,10 @@ class S3ObjectStore:
     def _complete(
         self, reference: ObjectReference, upload: dict[str, str], sent: list[dict[str, object]], size: int
     ) -> StoredObject:
-        """Make parts an object.
+        """Complete a multipart upload.
 
-        Where S3 knows no such upload, an answer was lost and botocore has asked again, or the upload was ended
-        meanwhile.
+        If S3 does not know the upload, either the first answer was lost and botocore retried, or the upload was ended
+        meanwhile. The object itself shows which.
         """
         with _errors(reference):
             try:
@@ -171,7 +172,7 @@ class S3ObjectStore:
         size: int,
         connections: int,
     ) -> list[dict[str, object]]:
-        """Send parts side by side, while one more is put together."""
+        """Send parts concurrently while the next part is assembled."""
         sent: dict[int, dict[str, object]] = {}
 
         def put(number: int, part: _Part) -> None:
@@ -188,7 +189,7 @@ class S3ObjectStore:
                         raise errors[0]
 
             in_flight: set[Future[None]] = set()
-            numbers = count(1)  # `enumerate` would hold a part that was sent while the next one is put together
+            numbers = count(1)  # `enumerate` would keep a reference to the last part
             for part in _parts(asked(), part_bytes, size):
                 in_flight.add(begin(partial(put, next(numbers), part)))
                 del part
@@ -212,7 +213,7 @@ class S3ObjectStore:
             except ClientError as error:
                 if error.response.get("Error", {}).get("Code") != "InvalidRange":
                     raise
-                answer = self._get(reference, etag)  # it is empty: it has no first bytes
+                answer = self._get(reference, etag)  # an empty object has no range
         reader = _S3Reader(self, reference, answer)
         try:
             yield reader
@@ -220,10 +221,7 @@ class S3ObjectStore:
             reader.close()
 
     def _get(self, reference: ObjectReference, etag: str, begin: int = 0, end: int = 0) -> Mapping[str, Any]:
-        """Ask for an object, or for the bytes from `begin` to `end` of it.
-
-        What botocore raises is the caller's to turn.
-        """
+        """Request an object, or its bytes from `begin` to `end`. The caller translates botocore's errors."""
         asked = _place(reference)
         if etag:
             asked["IfMatch"] = f'"{etag}"'
@@ -255,7 +253,7 @@ class S3ObjectStore:
 
 
 class _S3Reader:
-    """Reads on from the answer that is open, while it lasts."""
+    """Reads from the open response as long as it lasts, then requests further ranges."""
 
     def __init__(self, store: S3ObjectStore, reference: ObjectReference, answer: Mapping[str, Any]) -> None:
         self._store = store
@@ -293,7 +291,7 @@ class _S3Reader:
     def _read_side_by_side(self, target: memoryview, spans: Sequence[Span]) -> None:
         part_bytes = self._store._part_bytes
         head = self._body_end - self._position
-        if head > part_bytes:  # a stream to the end, for small targets: it would hold up the others
+        if head > part_bytes:  # The open response covers the rest of the object; it would delay the other ranges.
             head = 0
         with _side_by_side("s3-get", CONNECTIONS) as (begin, errors):
             for part in cut(spans, part_bytes, head):
@@ -329,7 +327,7 @@ class _S3Reader:
     ) -> None:
         for begin, end in spans:
             while begin < end:
-                if errors:  # of another range: this one is read for nothing
+                if errors:  # another range has failed
                     return
                 with _errors(self._reference), target[begin : min(end, begin + _READ_BYTES)] as piece:
                     read = body.readinto(piece)
@@ -342,16 +340,16 @@ class _S3Reader:
 def _side_by_side(
     name: str, thread_count: int
 ) -> Iterator[tuple[Callable[[Callable[[], None]], Future[None]], Sequence[BaseException]]]:
-    """Work in threads, which have ended when the block is left.
+    """Run work in threads that have all ended when the block is left.
 
-    What fails first, there or in the block, is raised; no more work begins then.
+    The first error, in a thread or in the block, stops the start of further work and is raised.
 
     Args:
-        name: of the threads.
-        thread_count: at most.
+        name: name of the threads.
+        thread_count: maximum number of threads.
 
     Yields:
-        What begins a piece of work, and what has failed so far.
+        (a function that starts a piece of work, the errors so far).
     """
     errors: list[BaseException] = []
 
@@ -372,13 +370,13 @@ def _side_by_side(
         if errors:
             raise errors[0]
     finally:
-        errors.clear()  # they would hold each other, and the parts that their frames name
+        errors.clear()  # break reference cycles that would keep the parts alive
 
 
 def _extent(reference: ObjectReference, answer: Mapping[str, Any], begin: int) -> tuple[int, int]:
-    """Return where an answer that begins at `begin` ends, and how long the whole object is."""
+    """Return the end of the range in a response that starts at `begin`, and the length of the whole object."""
     length, told = int(answer["ContentLength"]), answer.get("ContentRange")
-    if told is None and not begin:  # all of it
+    if told is None and not begin:  # the whole object
         return length, length
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", told or "")
     first, last, size = map(int, found.groups()) if found else (0, 0, 0)
@@ -398,9 +396,9 @@ def _bytes_of(spans: Iterable[Span]) -> int:
 
 
 class _Part:
-    """Pieces that are sent as one body, from where they lie.
+    """Pieces that are sent as one request body, without copying.
 
-    A file to botocore, which reads it to its end, and again for a retry.
+    It acts as a file for botocore, which reads it to its end, and reads it again for a retry.
     """
 
     def __init__(self) -> None:
@@ -410,21 +408,24 @@ class _Part:
         self._crc32 = 0
 
     def append(self, piece: Piece) -> None:
-        """Take a piece; who sends the part finds it as it is now, or S3 refuses the part for its checksum."""
+        """Add a piece. If its bytes change before they are sent, S3 rejects the part because of its checksum."""
         self._pieces.append(piece)
         self._bytes += len(piece)
         self._crc32 = zlib.crc32(piece, self._crc32)
 
     @property
     def checksum(self) -> dict[str, str]:
-        """As a request names it: without it, botocore would read the part once more."""
+        """Checksum parameter of the request. Without it, botocore would read the part once more."""
         return {f"Checksum{_CHECKSUM}": base64.b64encode(self._crc32.to_bytes(4, "big")).decode()}
 
     def __len__(self) -> int:
         return self._bytes
 
     def read(self, _: int = -1) -> Piece:
-        """Return the next piece, whole: a socket takes any length. Small ones come together."""
+        """Return the next piece whole, ignoring the requested length, which sockets allow.
+
+        Small pieces are joined.
+        """
         first, gathered = self._next, 0
         while (
             self._next < len(self._pieces) and (gathered := gathered + len(self._pieces[self._next])) <= _GATHERED_BYTES
@@ -438,18 +439,18 @@ class _Part:
         return self._pieces[first]
 
     def tell(self) -> int:
-        """Return how much has been read."""
+        """Return the number of bytes read."""
         return sum(len(piece) for piece in self._pieces[: self._next])
 
     def seek(self, offset: int) -> int:
-        """Begin again: `offset` is 0."""
+        """Restart from the beginning; `offset` must be 0."""
         assert offset == 0, "parts are read from their beginning"
         self._next = 0
         return 0
 
 
 def _parts(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[_Part]:
-    """Cut a stream into parts of equal size; the last takes the rest."""
+    """Split a stream into parts of equal size; the last part may be smaller."""
     part, left = _Part(), size
     for piece in pieces:
         left -= len(piece)
@@ -493,9 +494,10 @@ def _etag(answer: Mapping[str, Any]) -> str:
 
 
 def _md5(answer: Mapping[str, Any]) -> str:
-    """Return an object's MD5 where its ETag is that.
+    """Return an object's MD5 if its ETag is the MD5, otherwise an empty string.
 
-    Source: Amazon S3 API Reference, Object, ETag: of objects put in one piece, in plain text or with SSE-S3.
+    Source: Amazon S3 API Reference, Object, ETag: this holds for objects put in one piece, in plain text or with
+    SSE-S3.
     """
     etag = _etag(answer)
     is_plain = answer.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in answer
