@@ -1,5 +1,5 @@
-"""The command line: one file a noun, all of them over `everstep.client`.
+"""The command line: one module per noun, each built on the client of `everstep.client`.
 
-Invariant: a command prints its result to stdout and everything else to stderr; with `--output json` stdout is one JSON
+Invariant: a command prints its result to stdout and everything else to stderr. With `--output json`, stdout is one JSON
 document.
 """

@@ -1,4 +1,4 @@
-"""Time and money in words, the same for jobs, fleets and incidents."""
+"""Text for costs, durations and ETTR, shared by the commands for jobs, fleets and incidents."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from everstep.cli.output import Json, counted, seconds
 
 
 def dollars(usd: float) -> str:
-    """Return an amount; of less than a dollar, four digits."""
+    """Return an amount of US dollars as text: two decimals from one dollar on, four decimals below."""
     return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
 
 
 def hours(spent_seconds: float) -> str:
-    """Return seconds as hours."""
+    """Return a number of seconds as hours with two decimals."""
     return f"{spent_seconds / 3600:,.2f}"
 
 
 def job_time(shown: Json) -> str | None:
-    """Return the seconds of a job, or of a fleet's jobs, by bucket."""
+    """Return the seconds per accounting bucket of a job or a fleet, without empty buckets, or None if all are empty."""
     return (
         ", ".join(f"{bucket} {seconds(spent)} s" for bucket, spent in shown["AccountingSeconds"].items() if spent)
         or None
@@ -24,7 +24,7 @@ def job_time(shown: Json) -> str | None:
 
 
 def ettr_words(shown: Json) -> str | None:
-    """Return both ratios, and what each divides by."""
+    """Return both ETTR ratios with their denominators, or None while the service reports no ratio."""
     without, with_queue = shown["Reliability"].get("EttrRatio"), shown["Reliability"].get("EttrWithQueueRatio")
     if without is None or with_queue is None:
         return None
@@ -32,7 +32,11 @@ def ettr_words(shown: Json) -> str | None:
 
 
 def incident_words(shown: Json) -> str:
-    """Return how many incidents there were, how far apart, how long and how dear."""
+    """Return the incidents of a job or a fleet in one line.
+
+    The line contains the number of incidents, MTTF, MTTR, recomputed steps and cost, as far as the service reports
+    them.
+    """
     found = shown["Reliability"]
     told = [counted(shown["IncidentCount"], "incident")]
     if "MttfSeconds" in found:

@@ -1,8 +1,8 @@
-"""What `jobs top` shows: jobs that have not ended, how fast they step, what happened last.
+"""The content of `jobs top`: unfinished jobs, their step rates and the latest events.
 
-Pure; `top` keeps it up to date and draws it.
+Pure: `everstep.cli.top` polls the service, updates the board and draws it.
 
-Invariant: a figure is what the service said last, and the head says when that was.
+Invariant: each figure is the service's latest answer, and the heading shows the age of that answer.
 """
 
 from __future__ import annotations
@@ -22,62 +22,62 @@ from everstep.cli.terminal import safe_cell
 
 EVENTS_SHOWN: Final = 8
 RATE_SECONDS: Final = 5.0
-"""A rate is taken over this long at the least: steps come in whole numbers."""
+"""Minimum number of seconds over which a step rate is measured. Steps are whole numbers, so shorter spans are noisy."""
 _STYLES: Final = {"Training": "green", "Recovering": "yellow", "Failed": "red", "Paused": "dim", "Pending": "cyan"}
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a job steps."""
+    """The step rate of one job and the start of the current measurement."""
 
     since: datetime
     boundary: int
-    """What it had reached then."""
+    """The job's latest step at `since`."""
     steps_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What is known."""
+    """What `jobs top` displays. Immutable: each update returns a new board."""
 
     jobs: tuple[Json, ...] = ()
-    """Summaries, newest first."""
+    """Job summaries as the service lists them, newest first."""
     paces: Mapping[str, Pace] = field(default_factory=dict)
-    """By run."""
+    """Step rates by run id."""
     events: tuple[Json, ...] = ()
-    """The newest, oldest first."""
+    """The latest `EVENTS_SHOWN` events, oldest first."""
     looked_at: datetime | None = None
     trouble: str = ""
-    """Why it is not newer."""
+    """Reason why the latest poll failed; empty after a successful poll."""
 
 
 def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
-    """Return the board after a look at the jobs.
+    """Return the board after a successful poll of the jobs.
 
     Args:
-        board: as it was.
-        jobs: summaries, as the service lists them.
-        now: the time.
+        board: the previous board.
+        jobs: summaries in the service's order.
+        now: time of the poll.
 
     Returns:
-        The new one; jobs that are not listed any more are gone from it.
+        A board with these jobs only. The pace of a job that is no longer listed is dropped.
     """
     paces = {job["RunId"]: _pace(board.paces.get(job["RunId"]), job["Boundary"], now) for job in jobs}
     return replace(board, jobs=tuple(jobs), paces=paces, looked_at=now, trouble="")
 
 
 def told(board: Board, event: Json) -> Board:
-    """Return the board after an event."""
+    """Return the board with one more event. The oldest event is dropped if there are more than `EVENTS_SHOWN`."""
     return replace(board, events=(*board.events, event)[-EVENTS_SHOWN:])
 
 
 def in_trouble(board: Board, words: str) -> Board:
-    """Return the board after a look that failed: what is known stays."""
+    """Return the board after a failed poll: the jobs stay as they were, and `words` is shown as the reason."""
     return replace(board, trouble=words)
 
 
 def picture(board: Board, now: datetime, width: int) -> RenderableType:
-    """Return what a terminal of `width` columns shows of a board at a time."""
+    """Return the board as rich renders it at time `now` in a terminal of `width` columns."""
     seconds = 0 if board.looked_at is None else int((now - board.looked_at).total_seconds())
     age = "not asked yet" if board.looked_at is None else "now" if seconds < 1 else f"{seconds} s ago"
     head = Text.assemble(
@@ -89,7 +89,7 @@ def picture(board: Board, now: datetime, width: int) -> RenderableType:
 
 
 def _pace(before: Pace | None, boundary: int, now: datetime) -> Pace:
-    if before is None or boundary < before.boundary:  # another generation began from an older step
+    if before is None or boundary < before.boundary:  # a new generation restarted from an older step
         return Pace(now, boundary)
     spent = (now - before.since).total_seconds()
     return before if spent < RATE_SECONDS else Pace(now, boundary, (boundary - before.boundary) / spent)

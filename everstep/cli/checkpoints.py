@@ -1,4 +1,4 @@
-"""`everstep checkpoints …`: what of a job is in S3, made, read back, kept and let go."""
+"""`everstep checkpoints …`: list, create, verify, pin, unpin and delete the checkpoints of a job in S3."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Step = Annotated[int, typer.Argument(min=0, help="Step of the checkpoint.")]
 OfGeneration = Annotated[
-    int | None, typer.Option("--generation", min=1, help="Where the job made that step twice; by default the newest.")
+    int | None, typer.Option("--generation", min=1, help="Generation that saved the step; by default the newest.")
 ]
 
 
@@ -23,9 +23,9 @@ def list_checkpoints(
     service: Service,
     pages: Pages,
     name: JobName,
-    min_step: Annotated[int | None, typer.Option(min=0, help="Only of this step and later ones.")] = None,
+    min_step: Annotated[int | None, typer.Option(min=0, help="Only this step and later steps.")] = None,
 ) -> Shown:
-    """List a job's checkpoints, newest step first."""
+    """List the checkpoints of a training job, newest step first."""
     answer = pages.of(service, "list_checkpoints", TrainingJobName=name, MinStep=min_step)
     columns: Columns = {
         "STEP": "Step",
@@ -45,7 +45,7 @@ def list_checkpoints(
 
 @command(app)
 def create(service: Service, name: JobName) -> Shown:
-    """Put the newest committed step of a running job, or the next one, into S3."""
+    """Request a checkpoint in S3 of a running job's newest committed step, or of a later step."""
     answer = service.create_checkpoint(TrainingJobName=name)
     if answer["Status"] == "Complete":
         return Shown(answer, f"step {answer['Step']} is in S3 already")
@@ -57,7 +57,7 @@ def create(service: Service, name: JobName) -> Shown:
 
 
 def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | None = None) -> None:
-    """Add a command that does something to one checkpoint."""
+    """Add a command that calls the operation `<verb>_checkpoint` for one checkpoint."""
 
     def do(service: Service, name: JobName, step: Step, generation: OfGeneration = None) -> Shown:
         operation: Any = getattr(service, f"{verb}_checkpoint")
@@ -71,16 +71,16 @@ def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | No
 
 _add(
     "verify",
-    "Have a checkpoint read back and hashed against its manifest; the list shows the verdict.",
+    "Read a checkpoint back and compare its hashes with its manifest. The list shows the result.",
     "is being read back",
     "next: everstep checkpoints list {name}",
 )
-_add("pin", "Keep a checkpoint: it is not deleted until it is unpinned.", "is pinned")
-_add("unpin", "Let a pinned checkpoint be deleted again.", "is not pinned")
+_add("pin", "Protect a checkpoint from deletion until it is unpinned.", "is pinned")
+_add("unpin", "Allow the deletion of a pinned checkpoint again.", "is not pinned")
 _add(
     "delete",
-    "Delete a checkpoint from S3, for good; not a pinned one, nor the one that a job which has not "
-    "ended would be restored from.",
+    "Delete a checkpoint from S3 for good. Refused for a pinned checkpoint and for the checkpoint that an "
+    "unfinished job would restore from.",
     "is deleted",
     asks=lambda given: f"Delete the checkpoint of step {given['step']} of {given['name']} from S3, for good?",
 )

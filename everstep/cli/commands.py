@@ -1,13 +1,17 @@
-"""What all commands have in common: their options, their client, and how what they answer is shown.
+"""The frame of all commands: common options, the client, and the display of results.
 
     @command(app, "list")
     def list_quotas(service: Service, pages: Pages) -> Shown:
         answer = pages.of(service, "list_project_quotas")
         return Shown(answer, Rows(answer["Quotas"], {"PROJECT": "Project"}, empty="No project has a quota."))
 
-A command says what the service answered and what a person should see of it. `--output` and `--query` come with every
-command; one that asks for `service` has the options that say which, one that asks for `pages` those of a list. One that
-does what cannot be undone says what to ask first:
+A command returns the service's answer and the part of it that a person sees. The decorator adds options to the command:
+
+- Every command has `--output` and `--query`.
+- A command with a parameter `service` has the options that select the service.
+- A command with a parameter `pages` has the options of lists.
+
+A command that cannot be undone passes `asks`, which returns the question for the user:
 
     @command(app, asks=lambda given: f"Revoke the token {given['token_id']}, for good?")
 
@@ -53,15 +57,15 @@ if TYPE_CHECKING:
 else:
 
     class Service:
-        """The client, connected as the options say. Commands ask for it by the name `service`."""
+        """The client, connected as the options demand. A command declares a parameter `service` to receive it."""
 
 
 LARGEST_PAGE: Final = 1_000
-"""Items that the service gives in one answer at the most."""
+"""Maximum number of items that the service returns in one answer."""
 MAX_ITEMS: Final = 1_000
-"""Items of a list that programs get unless they ask for more."""
+"""Default maximum number of items of a list in the formats for programs."""
 TABLE_ITEMS: Final = 100
-"""Items that people see unless they ask for more: some screens, within half a second."""
+"""Default maximum number of items of a list in a table: a few screens, fetched within half a second."""
 
 _EVERYWHERE = "Options of every command"
 _LISTS = "Options of lists"
@@ -71,12 +75,15 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="table for people; json, yaml, text for programs: the service's own answer.",
+        help="table for people; json, yaml or text print the service's answer for programs.",
         rich_help_panel=_EVERYWHERE,
     ),
 ]
 Query = Annotated[
-    str | None, typer.Option("--query", help="JMESPath: what of the answer is shown.", rich_help_panel=_EVERYWHERE)
+    str | None,
+    typer.Option(
+        "--query", help="JMESPath expression that selects the part of the answer to print.", rich_help_panel=_EVERYWHERE
+    ),
 ]
 
 _SHOWING: Final = {"output": (Output, OutputFormat.TABLE), "query": (Query, None)}
@@ -84,25 +91,21 @@ _CONNECTION: Final = {
     "profile": (
         Annotated[
             str | None,
-            typer.Option(help="Which of the services that everstep configure wrote down.", rich_help_panel=_EVERYWHERE),
+            typer.Option(help="Name of a service stored by everstep configure.", rich_help_panel=_EVERYWHERE),
         ],
         None,
     ),
     "endpoint_url": (
         Annotated[
             str | None,
-            typer.Option(
-                help="URL of the service, instead of the one that is configured.", rich_help_panel=_EVERYWHERE
-            ),
+            typer.Option(help="URL of the service; overrides the configured URL.", rich_help_panel=_EVERYWHERE),
         ],
         None,
     ),
     "region": (
         Annotated[
             str | None,
-            typer.Option(
-                help="Region that the client says it is for; Everstep itself has none.", rich_help_panel=_EVERYWHERE
-            ),
+            typer.Option(help="AWS region for the client; Everstep itself ignores it.", rich_help_panel=_EVERYWHERE),
         ],
         None,
     ),
@@ -111,7 +114,7 @@ _CONNECTION: Final = {
             bool,
             typer.Option(
                 "--debug",
-                help="Every exchange with the service, its retries and request ids, to stderr; no secrets.",
+                help="Log requests, answers, retries and request ids to stderr, without secrets.",
                 rich_help_panel=_EVERYWHERE,
             ),
         ],
@@ -120,9 +123,7 @@ _CONNECTION: Final = {
 }
 _ASKING: Final = {
     "yes": (
-        Annotated[
-            bool, typer.Option("--yes", "-y", help="Do it without asking first; needed where there is no terminal.")
-        ],
+        Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation; required without a terminal.")],
         False,
     )
 }
@@ -132,7 +133,7 @@ _PAGING: Final = {
             int | None,
             typer.Option(
                 min=1,
-                help=f"At most this many; unless said {TABLE_ITEMS} in a table, {MAX_ITEMS:,} else.",
+                help=f"Maximum number of items; by default {TABLE_ITEMS} in a table, else {MAX_ITEMS:,}.",
                 rich_help_panel=_LISTS,
             ),
         ],
@@ -141,22 +142,20 @@ _PAGING: Final = {
     "page_size": (
         Annotated[
             int,
-            typer.Option(
-                min=1, max=LARGEST_PAGE, help="At most this many in one call of the service.", rich_help_panel=_LISTS
-            ),
+            typer.Option(min=1, max=LARGEST_PAGE, help="Maximum number of items per request.", rich_help_panel=_LISTS),
         ],
         LARGEST_PAGE,
     ),
     "starting_token": (
         Annotated[
-            str | None, typer.Option(help="NextToken of a list that ended early: go on there.", rich_help_panel=_LISTS)
+            str | None, typer.Option(help="Continue a list that ended early: its NextToken.", rich_help_panel=_LISTS)
         ],
         None,
     ),
     "paginate": (
         Annotated[
             bool,
-            typer.Option("--paginate/--no-paginate", help="Ask for all pages, or for one.", rich_help_panel=_LISTS),
+            typer.Option("--paginate/--no-paginate", help="Fetch all pages, or only one page.", rich_help_panel=_LISTS),
         ],
         True,
     ),
@@ -164,43 +163,43 @@ _PAGING: Final = {
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Asks = Callable[[Mapping[str, Any]], str | None]
-"""What to ask before a command does its work, by its arguments; None: nothing."""
+"""Returns the question to confirm before a command runs, from the command's arguments; None: no question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a command has to show."""
+    """The result of a command."""
 
     body: Json
-    """What the service answered: for programs, and for `--query`."""
+    """The service's answer. `--query` and the formats for programs use this field."""
     person: Part | tuple[Part, ...]
-    """What a person sees of it on stdout."""
+    """The parts of the answer that a table prints to stdout."""
     note: str = ""
-    """What a person should know besides, or do next; to stderr."""
+    """A remark or the next command to run. A table prints the note to stderr."""
     exit_code: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """How much of a list is fetched, and how. Commands ask for it by the name `pages`."""
+    """How many items of a list to fetch, and in which pages. A command declares a parameter `pages` to receive it."""
 
     max_items: int | None = None
-    """None: `default_items`, and as many as come where somebody follows."""
+    """None: at most `default_items` for a list, and no limit while following events."""
     default_items: int = MAX_ITEMS
     page_size: int = LARGEST_PAGE
     starting_token: str | None = None
     paginate: bool = True
 
     def of(self, service: Any, operation: str, **query: Any) -> dict[str, Any]:
-        """Return a list.
+        """Call a list operation and return its answer, merged over all fetched pages.
 
         Args:
             service: the client.
-            operation: one that has pages.
-            **query: the operation's arguments, those of pages excepted; what is None is left out.
+            operation: name of a client method that supports pagination.
+            **query: the operation's arguments without those of pagination. Arguments that are None are left out.
 
         Returns:
-            The operation's answer, over all its pages; with `NextToken` where more is there.
+            The operation's answer, with `NextToken` if the list has more items.
         """
         asked = {name: value for name, value in query.items() if value is not None}
         most = self.default_items if self.max_items is None else self.max_items
@@ -216,15 +215,17 @@ class Pages:
 
 
 def command(app: typer.Typer, name: str | None = None, *, asks: Asks | None = None) -> Callable[[_Command], _Command]:
-    """Return a decorator that adds a command, with the options that all have.
+    """Return a decorator that adds a function as a command, together with the common options.
 
     Args:
-        app: the noun that it belongs to.
-        name: of the command; by default the function's.
-        asks: for what cannot be undone; whoever says no ends the command with exit code 1.
+        app: the noun that the command belongs to.
+        name: of the command. By default the function's name.
+        asks: builds the confirmation question of a command that cannot be undone. If the user declines, the command
+            ends
+            with exit code 1.
 
     Returns:
-        The decorator; the function itself stays as it is.
+        The decorator. It returns the function unchanged.
     """
 
     def add(function: _Command) -> _Command:
@@ -236,7 +237,9 @@ def command(app: typer.Typer, name: str | None = None, *, asks: Asks | None = No
 
 @contextmanager
 def connect(**options: Any) -> Iterator[Service]:
-    """Give a client; what it raises can be told.
+    """Provide a client that is closed at the end of the `with` block.
+
+    Errors of the client leave the block as `EverstepError`s, which `main` prints.
 
     Args:
         **options: of `everstep.sdk.client`.
@@ -244,7 +247,7 @@ def connect(**options: Any) -> Iterator[Service]:
     Yields:
         The client.
     """
-    from everstep import failures, sdk  # with botocore, which no --help needs
+    from everstep import failures, sdk  # slow: imports botocore, unused by --help
 
     service = sdk.client(**options)
     try:
@@ -256,7 +259,7 @@ def connect(**options: Any) -> Iterator[Service]:
 
 @contextmanager
 def _exchanges_on_stderr() -> Iterator[None]:
-    import logging  # no --help needs them
+    import logging  # slow: unused by --help
 
     from everstep import exchanges
 
@@ -273,17 +276,17 @@ def _exchanges_on_stderr() -> Iterator[None]:
 
 
 def searched(body: Json, query: str | None) -> Any:
-    """Return what a query finds in an answer.
+    """Return the result of a JMESPath query over an answer.
 
     Args:
-        body: what the service answered.
-        query: JMESPath, or None: everything.
+        body: the service's answer.
+        query: JMESPath; None returns the whole answer.
 
     Returns:
-        As `plain` gives it.
+        Plain JSON values, as `plain` returns them.
 
     Raises:
-        ConfigurationError: the query is not JMESPath, or does not fit what is there.
+        ConfigurationError: the query is not valid JMESPath or does not fit the answer.
     """
     value = plain(body)
     if query is None:
@@ -293,14 +296,14 @@ def searched(body: Json, query: str | None) -> Any:
 
 
 def _compiled(query: str) -> Any:
-    import jmespath  # no --help needs it
+    import jmespath  # slow: unused by --help
 
     return jmespath.compile(query)
 
 
 @contextmanager
 def _refusing(query: str) -> Iterator[None]:
-    from jmespath.exceptions import JMESPathError  # no --help needs it
+    from jmespath.exceptions import JMESPathError  # slow: unused by --help
 
     try:
         yield
@@ -311,7 +314,7 @@ def _refusing(query: str) -> Iterator[None]:
 
 
 def present(shown: Shown, output: OutputFormat, query: str | None) -> None:
-    """Show what a command has answered, as its options say."""
+    """Print the result of a command in the format that `--output` and `--query` select."""
     if output is OutputFormat.TABLE and query is None:
         show(shown.person)
         if "NextToken" in shown.body:
@@ -323,7 +326,7 @@ def present(shown: Shown, output: OutputFormat, query: str | None) -> None:
 
 
 def show_value(value: Any, output: OutputFormat, *, is_one_of_many: bool = False) -> None:
-    """Print a value that a query has found, or a whole answer for a program, to stdout."""
+    """Print the result of a query, or a whole answer in a format for programs, to stdout."""
     if output is OutputFormat.TABLE:
         show_cells(*headings_and_cells(value))
     elif text := rendered(value, output, is_one_of_many=is_one_of_many):
@@ -349,7 +352,7 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
     def run(**given: Any) -> None:
         try:
             obey(given)
-        except BrokenPipeError:  # `| head` is no failure of ours; click would call it one
+        except BrokenPipeError:  # `| head` closes the pipe; click would report this as a failure
             leave_stdout()
             raise typer.Exit(0) from None
         except OSError as error:
@@ -364,7 +367,7 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
         output, query = said["output"], said["query"]
         if query is not None:
             with _refusing(query):
-                _compiled(query)  # what is wrong with it is said before the service is asked for anything
+                _compiled(query)  # reject an invalid query before the service is called
         with ExitStack() as stack:
             if "pages" in own:
                 given["pages"] = Pages(

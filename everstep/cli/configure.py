@@ -1,4 +1,4 @@
-"""`everstep configure`: endpoints and tokens, written down for the command line, the SDK, plain boto3 and the AWS CLI."""
+"""`everstep configure`: store endpoint and token for the command line, the SDK, plain boto3 and the AWS CLI."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ app = typer.Typer(add_completion=False)
 
 @command(app)
 def configure(
-    endpoint_url: Annotated[str | None, typer.Option(help="URL of the service; asked for unless given.")] = None,
+    endpoint_url: Annotated[str | None, typer.Option(help="URL of the service; prompted for if missing.")] = None,
     token: Annotated[
         str | None,
-        typer.Option(help="Bearer token; better left out: then it is asked for, or read from standard input."),
+        typer.Option(help="Bearer token. Better omit it: then it is prompted for, or read from stdin."),
     ] = None,
     profile: Annotated[
-        str, typer.Option(help="Name for this service, where you use more than one; commands take it as --profile.")
+        str, typer.Option(help="Name for this service if you use several; select it with --profile.")
     ] = config.DEFAULT_PROFILE,
     region: Annotated[
-        str, typer.Option(help="What the profile has for AWS's own services; Everstep needs none.")
+        str, typer.Option(help="Region of the AWS profile for AWS's own services; Everstep ignores it.")
     ] = "us-east-1",
     ca_bundle: Annotated[
-        str | None, typer.Option(help="PEM file with the authority of the service's certificate, where it is your own.")
+        str | None,
+        typer.Option(help="PEM file of a private certificate authority that signed the service's certificate."),
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Whether to ask the service if it takes the token.")
-    ] = True,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Check that the service accepts the token.")] = True,
 ) -> Shown:
-    """Set up this user: the command line, the SDK, plain boto3 and the AWS CLI speak to a service from now on."""
+    """Connect the command line, the SDK, plain boto3 and the AWS CLI of this user to a service."""
     url = checked_endpoint(endpoint_url or _ask("Endpoint URL", hide=False))
     configuration = ClientConfig(url, (token or _ask("Token", hide=True)).strip(), ca_bundle)
     if check:
@@ -92,9 +91,13 @@ def _ask(what: str, *, hide: bool) -> str:
 
 
 def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endpoint_url: str | None) -> str:
-    """Add the profile at the file's end, with the endpoint that it means unless that is the default; one that is there is the user's and stays,
-    but for that endpoint where it stands as it is written here. Return what it has to say and does not, as lines of the
-    file.
+    """Append an AWS profile to the AWS configuration file, unless a profile of that name exists.
+
+    An existing profile belongs to the user. The function only updates its endpoint, and only where the endpoint has the
+    form that this function writes.
+
+    Return the lines that an existing profile lacks, or an empty text if nothing is missing. `endpoint_url` is None for
+    the default profile, whose endpoint the service model already contains.
     """
     text = path.read_text() if path.exists() else ""
     bundle = f"ca_bundle = {Path(ca_bundle).resolve()}\n" if ca_bundle else ""
@@ -118,7 +121,10 @@ def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endp
 
 
 def _said(text: str, name: str, endpoint_url: str | None) -> tuple[str | None, bool] | None:
-    """Return a profile's bundle and whether it has this endpoint, as AWS's clients read them; None: they cannot read the file."""
+    """Return a profile's CA bundle and whether it has `endpoint_url`, or None if the file cannot be parsed.
+
+    The function parses the file as the AWS clients do.
+    """
     parsed = configparser.RawConfigParser()
     try:
         parsed.read_string(text)

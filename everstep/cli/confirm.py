@@ -1,7 +1,7 @@
-"""Asking before something is done that cannot be undone.
+"""Confirmation of commands that cannot be undone.
 
-Invariant: it is done only where a person at a terminal, or `--yes`, has said so. A program that says nothing is
-refused, never taken to agree.
+Invariant: the command runs only after a person at a terminal agreed or with `--yes`. Without a terminal and without
+`--yes`, the command is refused.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from everstep.errors import ConfigurationError
 
 
 def confirmed(question: str, *, yes: bool) -> bool:
-    """Ask a person whether to go on.
+    """Ask the user at the terminal whether to continue.
 
     Args:
-        question: what is about to be done, in a sentence that ends in a question mark.
-        yes: `--yes` was given: nobody is asked.
+        question: describes the action and ends in a question mark.
+        yes: whether `--yes` is set. If so, the function returns True without asking.
 
     Returns:
-        Whether to go on. The end of the input, and whatever is not y or yes, is a no; that nothing was done is said
-        then.
+        True for the answers y and yes. For any other answer, and at the end of the input, the function prints that
+            nothing
+        was done and returns False.
 
     Raises:
-        ConfigurationError: there is nobody to ask: stdin or stderr is no terminal.
+        ConfigurationError: stdin or stderr is not a terminal, so nobody can answer.
     """
     if yes:
         return True
@@ -35,7 +36,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
         raise ConfigurationError(
             f"{question} There is no terminal to ask at, so nothing was done.", hint="Programs say --yes."
         )
-    # To stderr, the answer read by itself: a prompt of Python's would go to stdout, into what the service answers.
+    # The question goes to stderr. Python's `input` would print it to stdout, in the middle of the service's answer.
     typer.echo(f"{safe_line(question)} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True

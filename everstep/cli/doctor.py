@@ -1,4 +1,4 @@
-"""`everstep doctor`: whether this machine can do what is wanted of it, and what to do where it cannot."""
+"""`everstep doctor`: check the configuration of this machine, the service and AWS, and suggest repairs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ app = typer.Typer(add_completion=False)
 
 @command(app)
 def doctor(
-    node: Annotated[bool, typer.Option("--node", help="Judge this machine as a node that is to run ranks.")] = False,
+    node: Annotated[bool, typer.Option("--node", help="Check this machine as a node that runs ranks.")] = False,
     aws: Annotated[
         bool | None,
-        typer.Option("--aws/--no-aws", help="Whether AWS is asked; of a node unless said. Nothing is changed there."),
+        typer.Option("--aws/--no-aws", help="Check AWS, read-only; by default only with --node."),
     ] = None,
-    instance_type: Annotated[str | None, typer.Option(help="Instance type whose quota is looked up.")] = None,
-    node_count: Annotated[int, typer.Option(min=1, help="How many of them are to be launched.")] = 1,
-    profile: Annotated[
-        str | None, typer.Option(help="Which of the services that everstep configure wrote down.")
-    ] = None,
-    region: Annotated[str | None, typer.Option(help="In which AWS is asked.")] = None,
+    instance_type: Annotated[str | None, typer.Option(help="Instance type whose quota is checked.")] = None,
+    node_count: Annotated[int, typer.Option(min=1, help="Number of instances that the quota must allow.")] = 1,
+    profile: Annotated[str | None, typer.Option(help="Name of a service stored by everstep configure.")] = None,
+    region: Annotated[str | None, typer.Option(help="AWS region to check.")] = None,
 ) -> Shown:
-    """Check this machine, the service and AWS, and say what to do about what is wrong. Exit code 1 if anything is."""
-    from everstep import doctor as judging  # with the client, which no --help needs
+    """Check this machine, the service and AWS, and suggest a repair for each problem. Exit code 1 if any is found."""
+    from everstep import doctor as judging  # slow: imports the client, unused by --help
     from everstep import doctor_facts
 
     is_aws_asked = node if aws is None else aws
@@ -59,6 +57,6 @@ def doctor(
 
 
 def _line(finding: Finding) -> str:
-    """Return one finding, its advice on a line of its own."""
+    """Return the text of one finding, with its advice on a second line."""
     advice = f"\n        to do: {finding.advice}" if finding.advice else ""
     return f"{finding.level.value:<7} {finding.check}: {finding.message}{advice}"

@@ -1,4 +1,4 @@
-"""`everstep drills …`: break something of a job on purpose, and see what became of it."""
+"""`everstep drills …`: inject a failure into a running job on purpose and show the outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 class Kind(StrEnum):
-    """What is broken."""
+    """The failure to inject."""
 
     KILL_RANK = "kill-rank"
     KILL_AGENT = "kill-agent"
@@ -25,14 +25,14 @@ class Kind(StrEnum):
 @command(app, asks=lambda given: f"Break something of {given['job']} on purpose ({given['kind'].value})?")
 def start(
     service: Service,
-    kind: Annotated[Kind, typer.Argument(help="What is broken.")],
-    job: Annotated[str, typer.Option(help="Training job that is struck; its fleet must allow drills.")],
-    node: Annotated[str | None, typer.Option(help="One of its nodes; the last unless said.")] = None,
+    kind: Annotated[Kind, typer.Argument(help="Failure to inject.")],
+    job: Annotated[str, typer.Option(help="Training job to hit; its fleet must allow drills.")],
+    node: Annotated[str | None, typer.Option(help="Node of the job; by default the last.")] = None,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="For kill-rank: a rank on that node; its first unless said.")
+        int | None, typer.Option(min=0, help="For kill-rank: a rank on that node; by default its first.")
     ] = None,
 ) -> Shown:
-    """Break something of a training job that trains, once."""
+    """Inject one failure into a training job that is in the status Training."""
     drill = service.start_drill(TrainingJobName=job, DrillType=kind.value, **without_none(NodeId=node, Rank=rank))
     what = f", rank {drill['Rank']}" if "Rank" in drill else ""
     return Shown(
@@ -48,7 +48,7 @@ def list_drills(
     pages: Pages,
     job: OnlyJob = None,
 ) -> Shown:
-    """List drills in the order they were asked for."""
+    """List drills, oldest request first."""
     answer = pages.of(service, "list_drills", TrainingJobName=job)
     columns: Columns = {
         "DRILL": "DrillId",

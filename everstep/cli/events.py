@@ -1,4 +1,4 @@
-"""`everstep events …`: what happened, in order."""
+"""`everstep events …`: list or follow the events of jobs, fleets and nodes, oldest first."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def list_events(
     fleet: OnlyFleet = None,
     after: Annotated[
         int | None,
-        typer.Option(min=0, help="Only events after this id; -f without it begins with what happens from now on."),
+        typer.Option(min=0, help="Only events after this id; without it, -f starts with new events."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print events as they happen, until --max-items have come, or ^C.")
+        bool, typer.Option("--follow", "-f", help="Print events as they happen, until --max-items are printed or ^C.")
     ] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown | None:
-    """List events, oldest first, or follow them as they happen."""
+    """List events, oldest first, or follow new events as they happen."""
     if follow:
         if pages.starting_token is not None:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""`everstep fleets …`: Auto Scaling groups that Everstep keeps."""
+"""`everstep fleets …`: register, show, change and delete the Auto Scaling groups that Everstep manages."""
 
 from __future__ import annotations
 
@@ -34,46 +34,46 @@ def create(
     service: Service,
     name: Annotated[str, typer.Option(help="Name of the fleet.")],
     auto_scaling_group: Annotated[
-        str, typer.Option(help="The group: tagged everstep:fleet, one Availability Zone, one launch template.")
+        str, typer.Option(help="Group with the tag everstep:fleet, one Availability Zone and one launch template.")
     ],
-    spare_count: Annotated[int, typer.Option(min=0, help="Nodes that wait to take over.")] = 1,
+    spare_count: Annotated[int, typer.Option(min=0, help="Number of spare nodes.")] = 1,
     min_node_count: Annotated[
-        int, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")
+        int, typer.Option(min=0, help="Minimum number of nodes without spares, kept even if no job runs.")
     ] = 0,
     spare_probability: Annotated[
-        float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")
+        float | None, typer.Option(help="Instead of --spare-count: probability that a spare is free at a failure.")
     ] = None,
     price_usd_per_hour: Annotated[
-        float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")
+        float | None, typer.Option(help="Price of one instance, for the cost of jobs and incidents.")
     ] = None,
     hold_failed_instances: Annotated[
         bool, typer.Option("--hold-failed-instances", help="Keep failed instances running for inspection.")
     ] = False,
     max_replacements_per_hour: Annotated[
-        int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")
+        int | None, typer.Option(min=0, help="Maximum number of nodes that Everstep replaces on its own per hour.")
     ] = None,
     node_role_name: Annotated[
-        str | None, typer.Option(help="IAM role of the group's instances: their agents join by it, without a token.")
+        str | None, typer.Option(help="IAM role of the group's instances; agents with this role join without a token.")
     ] = None,
     allow_drills: Annotated[
-        bool, typer.Option("--allow-drills", help="Let administrators break its nodes on purpose.")
+        bool, typer.Option("--allow-drills", help="Allow administrators to inject failures.")
     ] = False,
     allow_commands: Annotated[
-        bool, typer.Option("--allow-commands", help="Let submitters run programs beside their ranks.")
+        bool, typer.Option("--allow-commands", help="Allow submitters to run programs on the nodes of their ranks.")
     ] = False,
-    project: Annotated[str | None, typer.Option(help="Project that the fleet belongs to.")] = None,
+    project: Annotated[str | None, typer.Option(help="Project of the fleet.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be changed of the group.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the changes to the group.")] = False,
     yes: Annotated[
         bool,
-        typer.Option("--yes", "-y", help="Change the group without asking first; needed where there is no terminal."),
+        typer.Option("--yes", "-y", help="Skip the confirmation; required without a terminal."),
     ] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown:
-    """Register an Auto Scaling group: from now on only Everstep changes its size and ends its instances.
+    """Register an Auto Scaling group as a fleet. From then on, only Everstep changes its size and ends its instances.
 
-    What changes of it is shown first.
+    The command first shows the settings of the group that Everstep will change.
     """
     request = {
         "FleetName": name,
@@ -111,7 +111,7 @@ def create(
             f"Change this of {auto_scaling_group}, and let Everstep keep it as the fleet {name}?", yes=yes
         ):
             raise typer.Exit(FAILED)
-        request["ExpectedChanges"] = changes  # what was shown is what is done
+        request["ExpectedChanges"] = changes  # the service refuses if the changes differ from the ones shown
     created: Json = service.create_fleet(**request)
     made = sum(change["Applies"] == "Now" for change in created["Changes"])
     told = (
@@ -123,7 +123,7 @@ def create(
 
 
 def _in_words(change: Json) -> str:
-    """Return one change of the group, with the time at which it applies and the reason."""
+    """Return one change of the group as text, with the time when the change applies and its reason."""
     return (
         f"{change['Setting']}: {change.get('Before', 'none')} → {change['After']} "
         f"({change['Applies'].lower()}). {change['Reason']}"
@@ -132,7 +132,7 @@ def _in_words(change: Json) -> str:
 
 @command(app, "list")
 def list_fleets(service: Service, pages: Pages) -> Shown:
-    """List fleets, by name."""
+    """List fleets, sorted by name."""
     answer = pages.of(service, "list_fleets")
     columns: Columns = {
         "NAME": "FleetName",
@@ -160,41 +160,42 @@ def describe(service: Service, name: FleetName) -> Shown:
 def update(
     service: Service,
     name: FleetName,
-    spare_count: Annotated[int | None, typer.Option(min=0, help="Nodes that wait to take over.")] = None,
+    spare_count: Annotated[int | None, typer.Option(min=0, help="Number of spare nodes.")] = None,
     min_node_count: Annotated[
-        int | None, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")
+        int | None, typer.Option(min=0, help="Minimum number of nodes without spares, kept even if no job runs.")
     ] = None,
     spare_probability: Annotated[
-        float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")
+        float | None, typer.Option(help="Instead of --spare-count: probability that a spare is free at a failure.")
     ] = None,
     price_usd_per_hour: Annotated[
-        float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")
+        float | None, typer.Option(help="Price of one instance, for the cost of jobs and incidents.")
     ] = None,
     hold_failed_instances: Annotated[
         bool | None,
         typer.Option(
             "--hold-failed-instances/--end-failed-instances",
-            help="Keep failed instances running for inspection, or end them.",
+            help="Keep failed instances running for inspection, or terminate them.",
         ),
     ] = None,
     max_replacements_per_hour: Annotated[
-        int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")
+        int | None, typer.Option(min=0, help="Maximum number of nodes that Everstep replaces on its own per hour.")
     ] = None,
     node_role_name: Annotated[
-        str | None, typer.Option(help="IAM role of the group's instances: their agents join by it, without a token.")
+        str | None, typer.Option(help="IAM role of the group's instances; agents with this role join without a token.")
     ] = None,
     allow_drills: Annotated[
         bool | None,
-        typer.Option("--allow-drills/--forbid-drills", help="Let administrators break its nodes on purpose, or not."),
+        typer.Option("--allow-drills/--forbid-drills", help="Allow or forbid administrators to inject failures."),
     ] = None,
     allow_commands: Annotated[
         bool | None,
         typer.Option(
-            "--allow-commands/--forbid-commands", help="Let submitters run programs beside their ranks, or not."
+            "--allow-commands/--forbid-commands",
+            help="Allow or forbid submitters to run programs on the nodes of their ranks.",
         ),
     ] = None,
 ) -> Shown:
-    """Change how many nodes and spares a fleet keeps, what they cost, and what becomes of nodes that fail."""
+    """Change a fleet: its number of nodes and spares, its price, and the treatment of failed instances."""
     changes = without_none(
         SpareCount=spare_count,
         MinNodeCount=min_node_count,
@@ -218,14 +219,17 @@ def update(
     ),
 )
 def unfreeze(service: Service, name: FleetName) -> Shown:
-    """Say of a fleet most of which is silent: who is silent is gone. Holds until most of it is heard again."""
+    """Declare the silent nodes of a frozen fleet lost.
+
+    Everstep freezes a fleet while most of its nodes are silent. The declaration holds until most nodes report again.
+    """
     fleet = service.unfreeze_fleet(FleetName=name)
     return _shown(fleet)
 
 
 @command(app, asks=lambda given: f"Forget the fleet {given['name']} and end all its instances?")
 def delete(service: Service, name: FleetName) -> Shown:
-    """End a fleet's nodes and forget it; refused while jobs on it have not ended."""
+    """Terminate all nodes of a fleet and delete the fleet. Refused while unfinished jobs use the fleet."""
     fleet = service.delete_fleet(FleetName=name)
     return Shown(fleet, f"{name} is being deleted")
 
@@ -235,15 +239,15 @@ def join_token(
     service: Service,
     name: FleetName,
     expires_in_seconds: Annotated[
-        int | None, typer.Option(min=60, help="Good for this long; by default until it is revoked.")
+        int | None, typer.Option(min=60, help="Lifetime in seconds; by default until revoked.")
     ] = None,
 ) -> Shown:
-    """Make a token for the user data of a fleet's launch template; each instance may use it once.
+    """Create a token for the user data of a fleet's launch template. Each instance may use it once.
 
-    The fleet may be created later.
+    The token may be created before the fleet.
     """
     token = service.create_join_token(FleetName=name, **without_none(ExpiresInSeconds=expires_in_seconds))
-    # as an option every process of the node could read it
+    # an environment variable: every process of the node could read an option
     how = "EVERSTEP_JOIN_TOKEN=TOKEN everstep agent --control-plane-url URL"
     return Shown(token, token["JoinToken"], f"It is shown this once. User data: {how}")
 

@@ -1,7 +1,7 @@
-"""Following something that the service sends as it comes, through connections that break.
+"""Follow an endless stream of the service across broken connections.
 
-Invariant: what a connection has given is given on once; the next one is asked to go on behind it. A minute in which the
-service has said nothing, not even that it is there, is the end, whether or not it takes connections.
+Invariant: each item is yielded once, because every new connection resumes after the last item. Following fails if the
+service sends nothing for a minute, heartbeats included, even if it still accepts connections.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 class Stream(Protocol[T_co]):
-    """One connection."""
+    """One connection to a stream of the service."""
 
     def __iter__(self) -> Iterator[T_co]: ...
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
 
 
 def events(
@@ -38,19 +38,19 @@ def events(
     pause: Callable[[float], object] = threading.Event().wait,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Generator[Json]:
-    """Yield what happens, without an end, through connections that break: each goes on behind the last event that was read.
+    """Yield events without an end. After a broken connection, resume after the last event.
 
     Args:
         service: the client.
-        query: of `follow_events`.
-        pause: waits for so many seconds.
-        monotonic: seconds of a clock that never jumps.
+        query: the arguments of `follow_events`.
+        pause: sleeps for a number of seconds.
+        monotonic: returns the seconds of a monotonic clock.
 
     Yields:
-        Events, as ListEvents has them.
+        Events in the shape of ListEvents.
 
     Raises:
-        ServiceFailed: the service refuses, or has said nothing for a minute.
+        ServiceFailed: the service refuses the request or has sent nothing for a minute.
     """
     place = dict(query)
     streams: list[Any] = []
@@ -63,7 +63,7 @@ def events(
         return streams[0]
 
     def has_spoken() -> bool:
-        return streams[0].last_event_id is not None  # the first thing that the service says is where the reader is
+        return streams[0].last_event_id is not None  # the service first sends the reader's position
 
     yield from kept_up(connect, is_over=lambda: False, has_spoken=has_spoken, pause=pause, monotonic=monotonic)
 
@@ -76,23 +76,27 @@ def kept_up(
     pause: Callable[[float], object] = threading.Event().wait,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Iterator[T]:
-    """Yield what one connection after the other gives.
+    """Yield the items of successive connections.
 
     Args:
-        connect: makes one; called again after one has ended or broken, so it knows itself where to go on.
-        is_over: whether nothing follows a connection that has ended well: a server that stops ends it, too.
-        has_spoken: whether the newest connection has said anything that it did not give. One that was only opened is no
-            sign of life: what stands between here and the service opens it as well.
-        pause: waits for so many seconds.
-        monotonic: seconds of a clock that never jumps.
+        connect: opens a connection. Called again after a connection ends or breaks, so it has to resume at the right
+            place.
+        is_over: returns True if the stream is complete after a connection that ended without an error. A server that
+            shuts
+            down ends a connection without an error, too.
+        has_spoken: returns True if the newest connection received data that is not an item, such as a heartbeat. An
+            open
+            connection alone proves nothing, because a proxy may have accepted it.
+        pause: sleeps for a number of seconds.
+        monotonic: returns the seconds of a monotonic clock.
 
     Yields:
-        As they come.
+        Items in the order of their arrival.
 
     Raises:
-        ServiceFailed: the service refuses, or has said nothing for a minute.
+        ServiceFailed: the service refuses the request or has sent nothing for a minute.
     """
-    from urllib3.exceptions import HTTPError  # with botocore, which no --help needs
+    from urllib3.exceptions import HTTPError  # slow: imports botocore, unused by --help
 
     from everstep import failures
 
@@ -109,7 +113,7 @@ def kept_up(
                 finally:
                     stream.close()
                     if has_given or has_spoken():
-                        heard_at = monotonic()  # somebody was there until now, also where there was nothing to say
+                        heard_at = monotonic()  # the connection was alive until now
                 if is_over():
                     return
         except HTTPError as error:

@@ -1,9 +1,9 @@
-"""An answer of the service as JSON, YAML, text or rows: what `--output` and `--query` make of it. Pure.
+"""Render an answer of the service as JSON, YAML, text or table cells for `--output` and `--query`. Pure.
 
-`text` is what the AWS CLI makes of it: values of one thing on one line, by the names of its fields, tabs between them;
-what lies deeper follows on lines that begin with its name.
+The format `text` follows the AWS CLI. The scalar fields of an object form one line, sorted by field name and separated
+by tabs. Nested objects and lists follow on lines that begin with their field name.
 
-Invariant: what is rendered is the service's own answer, times as text and nothing left out but the response's metadata.
+Invariant: the output is the service's answer. Times become text, and only the response's metadata is left out.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from enum import StrEnum
 from typing import Any, Final
 
 Value = Any
-"""What JSON can hold."""
+"""A value that JSON can represent."""
 
 
 class OutputFormat(StrEnum):
-    """How a result is shown."""
+    """A format for the result of a command."""
 
     TABLE = "table"
     JSON = "json"
@@ -28,11 +28,11 @@ class OutputFormat(StrEnum):
 
 
 UNSET: Final = "None"
-"""What `text` shows of a field without a value, as the AWS CLI does."""
+"""Text for a field without a value in the format `text`, as in the AWS CLI."""
 
 
 def plain(value: object) -> Value:
-    """Return an answer as JSON can hold it: times as text, in UTC, without the response's metadata."""
+    """Return an answer as JSON values: times as ISO 8601 text in UTC, without the response's metadata."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, Mapping):
@@ -43,33 +43,35 @@ def plain(value: object) -> Value:
 
 
 def rendered(value: Value, output: OutputFormat, *, is_one_of_many: bool = False) -> str:
-    """Return a value as `json`, `yaml` or `text` writes it.
+    """Return a value as `json`, `yaml` or `text`.
 
     Args:
-        value: as `plain` gives it.
-        output: any format but `table`.
-        is_one_of_many: other documents follow: JSON then takes one line, and YAML begins with its mark.
+        value: as returned by `plain`.
+        output: any format except `table`.
+        is_one_of_many: whether more documents follow. JSON then uses one line, and YAML begins with `---`.
 
     Returns:
-        The text, without a line's end; empty where `text` has nothing to say.
+        The text without a final newline. The format `text` yields empty text for a value without lines.
     """
     if output is OutputFormat.JSON:
         return json.dumps(value, indent=None if is_one_of_many else 2)
     if output is OutputFormat.YAML:
-        import yaml  # no --help needs it
+        import yaml  # slow: unused by --help
 
         document: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, explicit_start=is_one_of_many)
-        return document.removesuffix("\n").removesuffix("\n...")  # the end mark that a lone value gets
+        return document.removesuffix("\n").removesuffix("\n...")  # PyYAML ends a scalar document with this mark
     return "\n".join(text_lines(value))
 
 
 def text_lines(value: Value, name: str = "", fields: Sequence[str] | None = None) -> Iterator[str]:
-    """Yield the lines of a value as the AWS CLI's `text` has them.
+    """Yield the lines of a value in the AWS CLI's format `text`.
 
     Args:
-        value: as `plain` gives it.
-        name: under which it lies; empty at the top.
-        fields: plain fields that a row has, its neighbours' included; by default its own.
+        value: as returned by `plain`.
+        name: field name that begins the lines; empty at the top level.
+        fields: scalar fields of the row, in order. A list passes the fields of all its rows, so that columns align.
+            None:
+            the row's own fields.
 
     Yields:
         Lines. Source: AWS CLI User Guide, text output format; awscli/text.py.
@@ -98,13 +100,18 @@ def text_lines(value: Value, name: str = "", fields: Sequence[str] | None = None
 
 
 def headings_and_cells(value: Value) -> tuple[list[str], list[list[str]]]:
-    """Return what a query has found as a table: of things, their fields; of rows, their values; of one thing, its fields one a line.
+    """Return a query's result as the headings and cells of a table.
+
+    - A list of objects: one row per object, one column per field.
+    - A list of lists: one row per inner list, without headings.
+    - An object: one row per field, with its name and its value.
+    - A scalar: one cell. None: no rows.
 
     Args:
-        value: as `plain` gives it.
+        value: as returned by `plain`.
 
     Returns:
-        Headings, empty where there are none, and rows of cells.
+        The headings, empty except for a list of objects, and the rows of cells.
     """
     if isinstance(value, dict):
         return [], [[name, _cell(inner)] for name, inner in value.items()]

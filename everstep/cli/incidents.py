@@ -1,4 +1,4 @@
-"""`everstep incidents …`: failures and their recoveries."""
+"""`everstep incidents …`: list, show and acknowledge failures and their recoveries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def list_incidents(
     pages: Pages,
     job: OnlyJob = None,
 ) -> Shown:
-    """List incidents in the order they were opened."""
+    """List incidents, oldest first."""
     answer = pages.of(service, "list_incidents", TrainingJobName=job)
     columns: Columns = {
         "INCIDENT": "IncidentId",
@@ -44,7 +44,7 @@ def describe(
     service: Service,
     incident_id: Annotated[str, typer.Argument(help="Id of the incident, as `everstep incidents list` shows it.")],
 ) -> Shown:
-    """Show one incident: its evidence, what was decided and why, and what it cost."""
+    """Show one incident: its evidence, the decision with its reason, the phases of the recovery, and the cost."""
     incident = service.describe_incident(IncidentId=incident_id)
     return Shown(incident, Facts(_facts(incident)))
 
@@ -53,9 +53,9 @@ def describe(
 def acknowledge(
     service: Service,
     incident_id: Annotated[str, typer.Argument(help="Id of the incident, as `everstep incidents list` shows it.")],
-    note: Annotated[str, typer.Option(help="What others should know.")] = "",
+    note: Annotated[str, typer.Option(help="Note for other users.")] = "",
 ) -> Shown:
-    """Say to have seen an incident. The first who does so stays."""
+    """Mark an incident as seen by you. The first acknowledgement counts; later ones change nothing."""
     incident = service.acknowledge_incident(IncidentId=incident_id, Note=note)
     return Shown(incident, f"{incident_id} was seen: {_seen(incident)}")
 
@@ -68,7 +68,7 @@ def _seen(incident: Json) -> str | None:
 
 
 def _sources(incident: Json) -> str:
-    """Say where each rank's shard came from."""
+    """Return the restore source of each range of ranks as text."""
     told = []
     for run in incident["RankSources"]:
         first, last = run["FirstRank"], run["LastRank"]
@@ -77,7 +77,7 @@ def _sources(incident: Json) -> str:
 
 
 def _stacks(incident: Json) -> str | None:
-    """Say how to read where all ranks stood."""
+    """Return the command that prints the recorded stacks of all ranks, or None if the incident has no stacks."""
     if "StacksEventId" not in incident:
         return None
     number = incident["StacksEventId"]

@@ -56,11 +56,11 @@ from everstep.errors import ConfigurationError, WaitFailed
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 MAX_STDIN_LENGTH: Final = 65_536
-"""Characters that the service gives to a program beside a rank."""
+"""Maximum number of characters that `jobs exec` sends to the program's stdin. The service's contract sets the limit."""
 
 
 class Stream(StrEnum):
-    """Which of a rank's streams."""
+    """The stream of a rank that `jobs logs` prints."""
 
     STDOUT = "stdout"
     STDERR = "stderr"
@@ -73,91 +73,94 @@ def submit(
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", "-f", help="The job as YAML or JSON, in the API's words, - for stdin; options win over it."
+            "--file", "-f", help="The job as YAML or JSON with the API's fields, - for stdin; options override it."
         ),
     ] = None,
     set_field: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Field=value, changes the file: NodeCount=8, HyperParameters.lr=1e-3."),
+        typer.Option("--set", help="Field=value; overrides a field of the file: NodeCount=8, HyperParameters.lr=1e-3."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the job; made of the entry point and the time where it is left out.")
+        str | None, typer.Option(help="Name of the job; by default made of the entry point and the time.")
     ] = None,
     source_dir: Annotated[
         Path | None,
-        typer.Option(help="Directory with the code; packed and uploaded, without what .everstepignore names."),
+        typer.Option(help="Directory with the code to upload, without the files that .everstepignore lists."),
     ] = None,
     entry_point: Annotated[
         str | None, typer.Option(help="Python file in the source directory that every rank runs.")
     ] = None,
-    node_count: Annotated[int | None, typer.Option(help="How many nodes.")] = None,
-    ranks_per_node: Annotated[int | None, typer.Option(help="How many ranks on each node; 1 unless said.")] = None,
+    node_count: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
+    ranks_per_node: Annotated[int | None, typer.Option(help="Ranks per node; by default 1.")] = None,
     copies: Annotated[
         int | None,
-        typer.Option(help="Nodes that keep every shard in memory, its own included; 2 unless there is one node."),
+        typer.Option(
+            help="Copies of every shard in memory, the owner's included; by default 2, or 1 for a single node."
+        ),
     ] = None,
     max_slowdown: Annotated[
         float | None,
         typer.Option(
-            help="What snapshots may cost training, as a part of an iteration; above it they come less often. 0.01 "
-            "unless said, 1 on a local cluster."
+            help="Maximum slowdown of training by snapshots, as a fraction of an iteration; above it, snapshots are "
+            "less frequent. By default 0.01, or 1 on a local cluster."
         ),
     ] = None,
     checkpoint_every_steps: Annotated[
-        int | None, typer.Option(help="A checkpoint in S3 every so many steps; 0: only when the job stops.")
+        int | None, typer.Option(help="Steps between two checkpoints in S3; 0: only when the job stops.")
     ] = None,
     checkpoint_max_count: Annotated[
-        int | None, typer.Option(help="Keep so many of the newest checkpoints, pinned ones besides; all unless said.")
+        int | None, typer.Option(help="Number of newest checkpoints to keep besides pinned ones; by default all.")
     ] = None,
     checkpoint_max_age_seconds: Annotated[
         int | None,
-        typer.Option(
-            help="Delete checkpoints that are older; never the newest, nor what the job would be restored from."
-        ),
+        typer.Option(help="Delete older checkpoints, but never the newest or the one that the job would restore from."),
     ] = None,
     hyperparameter: Annotated[
-        list[str] | None, typer.Option(help="name=value, given to the script; may be repeated.")
+        list[str] | None, typer.Option(help="name=value for the script; may be repeated.")
     ] = None,
     environment: Annotated[
-        list[str] | None, typer.Option(help="NAME=value, environment variable of the ranks; may be repeated.")
+        list[str] | None, typer.Option(help="NAME=value, an environment variable of the ranks; may be repeated.")
     ] = None,
     secret: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=secretsmanager:ID, NAME=ssm:ID or NAME=ARN: a variable that the nodes read from AWS; may be "
-            "repeated."
+            help="NAME=secretsmanager:ID, NAME=ssm:ID or NAME=ARN: a variable whose value the nodes read from AWS; may "
+            "be repeated."
         ),
     ] = None,
     role_arn: Annotated[
-        str | None, typer.Option(help="IAM role that the ranks have, and that secrets and inputs are read with.")
+        str | None, typer.Option(help="IAM role of the ranks, also used to read secrets and inputs.")
     ] = None,
     input_channel: Annotated[
         list[str] | None,
         typer.Option(
             "--input",
-            help="name=s3://bucket/prefix, fetched to every node, or name=/directory that is there; may be repeated.",
+            help="name=s3://bucket/prefix, downloaded to every node, or name=/directory on the nodes; may be repeated.",
         ),
     ] = None,
     requirements: Annotated[
-        str | None, typer.Option(help="requirements.txt in the source directory: nodes install what they lack of it.")
+        str | None,
+        typer.Option(help="Path of requirements.txt in the source directory; nodes install missing packages."),
     ] = None,
-    fleet: Annotated[str | None, typer.Option(help="Fleet to run on; may be left out where there is one.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Higher first; of equal ones the oldest.")] = None,
+    fleet: Annotated[str | None, typer.Option(help="Fleet to run on; optional if there is only one.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="Jobs with a higher number start first; equal jobs start in order of submission.")
+    ] = None,
     preemptible: Annotated[
         bool,
         typer.Option(
             "--preemptible",
-            help="A job of higher priority may pause this one; it is checkpointed first and resumes by itself.",
+            help="Let a job of higher priority pause this job, which is checkpointed first and resumes by itself.",
         ),
     ] = False,
-    project: Annotated[str | None, typer.Option(help="Project that the job belongs to.")] = None,
+    project: Annotated[str | None, typer.Option(help="Project of the job.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(help="The same failure at the same step this many times, and the job has failed.")
+        int | None, typer.Option(help="The job fails after this many identical failures at the same step.")
     ] = None,
-    max_runtime_seconds: Annotated[int | None, typer.Option(help="Stop the job after this long.")] = None,
+    max_runtime_seconds: Annotated[int | None, typer.Option(help="Stop the job after this many seconds.")] = None,
     max_pending_seconds: Annotated[
-        int | None, typer.Option(help="Give up when the job has not started after this long.")
+        int | None, typer.Option(help="The job fails if it has not started after this many seconds.")
     ] = None,
     checkpoint_s3_uri: Annotated[
         str | None, typer.Option(help="s3://bucket/prefix for checkpoints; the service's bucket by default.")
@@ -229,7 +232,7 @@ def submit(
             planned, plan, f"{name} can run as asked; nothing was started. next: the same command without --dry-run"
         )
     if planned and query is None:
-        show(plan)  # before anything is started: a refusal comes after what was refused
+        show(plan)  # shown before the request, so that a refusal follows the plan that it refuses
     created = service.create_training_job(**request)
     shape = (planned["Plan"]["NodeCount"], planned["Plan"]["RanksPerNode"]) if planned else (0, 0)
     ranks = f"{counted(shape[0], 'node')} × {counted(shape[1], 'rank')}" if planned else ""
@@ -244,16 +247,18 @@ def list_jobs(
     service: Service,
     pages: Pages,
     status: Annotated[
-        str | None, typer.Option(help="Only with this status: InProgress, Completed, Failed, Stopping, Stopped.")
+        str | None, typer.Option(help="Only jobs with this status: InProgress, Completed, Failed, Stopping, Stopped.")
     ] = None,
-    name_contains: Annotated[str | None, typer.Option(help="Only with this text in the name.")] = None,
+    name_contains: Annotated[str | None, typer.Option(help="Only jobs with this text in the name.")] = None,
     fleet: OnlyFleet = None,
-    project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Only with this tag: name, or name=value.")] = None,
-    sort_by: Annotated[str | None, typer.Option(help="CreationTime (unless said), LastModifiedTime, Name.")] = None,
-    ascending: Annotated[bool, typer.Option("--ascending", help="The oldest, or the first by name, first.")] = False,
+    project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only jobs with this tag: name, or name=value.")] = None,
+    sort_by: Annotated[str | None, typer.Option(help="CreationTime (default), LastModifiedTime or Name.")] = None,
+    ascending: Annotated[
+        bool, typer.Option("--ascending", help="Sort in ascending order: oldest first, or by name from A.")
+    ] = False,
 ) -> Shown:
-    """List training jobs, newest first unless sorted otherwise."""
+    """List training jobs, newest first by default."""
     tag_key, equals, tag_value = (tag or "").partition("=")
     answer = pages.of(
         service,
@@ -288,7 +293,7 @@ def list_jobs(
 
 @command(app)
 def describe(service: Service, name: JobName) -> Shown:
-    """Show everything about a training job."""
+    """Show all details of a training job."""
     job = service.describe_training_job(TrainingJobName=name)
     return Shown(job, Facts(_facts(job)))
 
@@ -300,9 +305,9 @@ def top(
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown | None:
-    """Watch the jobs that are under way: steps, pace, status and what happens, until ^C.
+    """Watch unfinished jobs live until ^C: status, steps, step rate and events.
 
-    Where stdout is not a terminal, as they are now.
+    Where stdout is not a terminal, the command prints the present state once.
     """
     console = stdout()
     if output is not OutputFormat.TABLE or query is not None:
@@ -320,9 +325,9 @@ def wait(
     service: Service,
     name: JobName,
     timeout: Annotated[float | None, typer.Option(help="Give up after this many seconds.")] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two polls.")] = 1.0,
 ) -> Shown:
-    """Follow a training job until it ends. Exit code 0 only when it is Completed, 255 when it has not ended in time."""
+    """Follow a training job until it ends. Exit code 0 only for Completed, 255 if the job has not ended in time."""
     with Progress(service, name) as progress:
         job = ended(service, name, show=progress.show, interval_seconds=interval, timeout_seconds=timeout)
     status = job["TrainingJobStatus"]
@@ -336,28 +341,27 @@ def wait(
 def logs(
     service: Service,
     name: JobName,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only of this rank.")] = None,
-    generation: Annotated[
-        int | None, typer.Option(min=1, help="Only of this generation (launch of all ranks).")
-    ] = None,
-    stream: Annotated[Stream, typer.Option(help="Which stream.")] = Stream.BOTH,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
+    generation: Annotated[int | None, typer.Option(min=1, help="Only this generation (launch of all ranks).")] = None,
+    stream: Annotated[Stream, typer.Option(help="Stream to print.")] = Stream.BOTH,
     follow: Annotated[
         bool,
-        typer.Option(
-            "--follow", "-f", help="Print what all ranks print, merged, as it comes, until the job has ended."
-        ),
+        typer.Option("--follow", "-f", help="Print new output of all ranks, merged, until the job has ended."),
     ] = False,
     since: Annotated[
-        str | None, typer.Option(help="From this time on: 90s, 10m, 2h, 1d ago, or 2026-03-01T12:00:00.")
+        str | None, typer.Option(help="Start 90s, 10m, 2h or 1d ago, or at a time such as 2026-03-01T12:00:00.")
     ] = None,
-    grep: Annotated[str | None, typer.Option(help="Only lines that have this in them.")] = None,
+    grep: Annotated[str | None, typer.Option(help="Only lines that contain this text.")] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="The stored streams as ranks wrote them, without times, one after another.")
+        bool,
+        typer.Option(
+            "--raw", help="Print the stored streams one after another, as the ranks wrote them, without times."
+        ),
     ] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown | None:
-    """Print what the ranks have printed so far, merged, with times. Their stdout goes to stdout, all else to stderr."""
+    """Print the output of all ranks, merged, with times. The ranks' stdout goes to stdout, all else to stderr."""
     is_printed = output is OutputFormat.TABLE and query is None
     if raw and (follow or since is not None or grep is not None):
         raise typer.BadParameter(
@@ -403,20 +407,21 @@ def execute(
     service: Service,
     name: JobName,
     words: Annotated[
-        list[str], typer.Argument(metavar="-- PROGRAM [ARGUMENT]…", help="What to run; {pid} is the rank's process.")
+        list[str],
+        typer.Argument(
+            metavar="-- PROGRAM [ARGUMENT]…", help="Program to run; {pid} is replaced by the rank's process id."
+        ),
     ],
-    rank: Annotated[int, typer.Option(min=0, help="Beside which rank.")],
-    timeout: Annotated[int, typer.Option(min=1, max=50, help="It is ended after so many seconds.")] = 30,
+    rank: Annotated[int, typer.Option(min=0, help="Rank on whose node the program runs.")],
+    timeout: Annotated[int, typer.Option(min=1, max=50, help="Kill the program after this many seconds.")] = 30,
     stdin: Annotated[
         bool,
-        typer.Option(
-            "--stdin", "-i", help="Give it this command's stdin, once that has ended: 65,536 characters at most."
-        ),
+        typer.Option("--stdin", "-i", help="Send this command's stdin to the program, at most 65,536 characters."),
     ] = False,
 ) -> Shown:
-    """Run a program beside a rank: jobs exec gpt --rank 0 -- py-spy dump.
+    """Run a program on the node of a rank: jobs exec gpt --rank 0 -- py-spy dump.
 
-    Without a shell; where the fleet allows it, and told in the history.
+    The program runs without a shell. The fleet must allow commands, and the job's history records each command.
     """
     given = without_none(Stdin=_stdin_text() if stdin else None)
     answer = service.execute_command(TrainingJobName=name, Rank=rank, Command=words, TimeoutInSeconds=timeout, **given)
@@ -428,7 +433,7 @@ def execute(
 
 
 def _stdin_text() -> str:
-    """Return all of stdin, or so much that the contract calls it too long."""
+    """Return all of stdin, cut to one character more than the limit, so that the service can reject a longer text."""
     try:
         return sys.stdin.read(MAX_STDIN_LENGTH + 1)
     except UnicodeDecodeError as error:
@@ -439,12 +444,10 @@ def _stdin_text() -> str:
 def download_output(
     service: Service,
     name: JobName,
-    to: Annotated[Path, typer.Option("--to", help="Directory to write to, as rank=<r>/…; made if it is missing.")],
-    generation: Annotated[
-        int | None, typer.Option(min=1, help="Which generation's; by default the newest that left anything.")
-    ] = None,
+    to: Annotated[Path, typer.Option("--to", help="Directory for the files, as rank=<r>/…; created if missing.")],
+    generation: Annotated[int | None, typer.Option(min=1, help="Generation; by default the newest with files.")] = None,
 ) -> Shown:
-    """Download the files that the ranks left in EVERSTEP_OUTPUT_DIR."""
+    """Download the files that the ranks wrote to EVERSTEP_OUTPUT_DIR."""
     written = service.download_outputs(TrainingJobName=name, Directory=to, Generation=generation)
     files, total = counted(len(written), "file"), size(sum(path.stat().st_size for path in written))
     return Shown({"Files": [str(path) for path in written]}, f"{files}, {total}, in {to}")
@@ -452,7 +455,7 @@ def download_output(
 
 @command(app)
 def stop(service: Service, name: JobName) -> Shown:
-    """Ask a training job to stop: all ranks stop at one agreed step, which is kept in S3."""
+    """Ask a training job to stop: all ranks stop at the same step, and its state is stored in S3."""
     job = service.stop_training_job(TrainingJobName=name)
     return Shown(job, f"{name} is {job['TrainingJobStatus']}", f"next: everstep jobs wait {name}")
 
@@ -461,9 +464,12 @@ def stop(service: Service, name: JobName) -> Shown:
 def pause(
     service: Service,
     name: JobName,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when its nodes are free.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the nodes of the job are free.")] = False,
 ) -> Shown:
-    """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes are free until it is resumed."""
+    """Ask a training job to pause: all ranks stop at the same step, and its state is stored in S3.
+
+    The nodes of the job are free until the job is resumed.
+    """
     job: Json = service.pause_training_job(TrainingJobName=name)
     if wait:
         service.get_waiter("training_job_paused").wait(
@@ -477,7 +483,7 @@ def pause(
 
 @command(app)
 def resume(service: Service, name: JobName) -> Shown:
-    """Let a paused training job go on from its checkpoint, once its turn in the queue has come."""
+    """Continue a paused training job from its checkpoint when its turn in the queue comes."""
     job = service.resume_training_job(TrainingJobName=name)
     return Shown(job, f"{name} is {job['SecondaryStatus']}: {job['Reason']}", f"next: everstep jobs wait {name}")
 
@@ -488,16 +494,14 @@ def update(
     name: JobName,
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--file", "-f", help="The job as YAML or JSON, - for stdin; what differs from the job is changed."
-        ),
+        typer.Option("--file", "-f", help="The job as YAML or JSON, - for stdin; fields that differ are changed."),
     ] = None,
     set_field: Annotated[
         list[str] | None,
         typer.Option("--set", help="Field=value: Priority=5, StoppingCondition.MaxRuntimeInSeconds=0."),
     ] = None,
 ) -> Shown:
-    """Change a training job that has not ended: a new revision. What cannot change is refused by name."""
+    """Change an unfinished training job: creates a new revision. The service names each field that cannot change."""
     job: Json = service.describe_training_job(TrainingJobName=name)
     written = submission.from_file(file) if file is not None else {}
     wanted = submission.changed({**submission.texts_of(job, set_field or []), **written}, set_field or [])
@@ -515,11 +519,11 @@ def diff(
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", "-f", help="A job as YAML or JSON, - for stdin: show what an update with it would change."
+            "--file", "-f", help="A job as YAML or JSON, - for stdin: show the changes of an update with this file."
         ),
     ] = None,
 ) -> Shown:
-    """Show what each revision of a training job has changed, or what a file would change."""
+    """Show the changes of each revision of a training job, or the changes that a file would cause."""
     if file is not None:
         job: Json = service.describe_training_job(TrainingJobName=name)
         changes: list[Json] = list(submission.lines(job, submission.difference(job, submission.from_file(file))))
@@ -542,7 +546,7 @@ def diff(
 
 
 def _goes(given: Json) -> str | None:
-    """Return what is asked before a job is deleted."""
+    """Return the question to confirm before a job is deleted; None for a dry run."""
     if given["dry_run"]:
         return None
     return (
@@ -556,11 +560,11 @@ def delete(
     service: Service,
     name: JobName,
     delete_objects: Annotated[
-        bool, typer.Option("--delete-objects", help="Its checkpoints, logs and outputs in S3, too; for good.")
+        bool, typer.Option("--delete-objects", help="Also delete its checkpoints, logs and outputs in S3, for good.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> Shown:
-    """Forget a training job that has ended; what it left in S3 stays unless asked."""
+    """Delete a training job that has ended. Its objects in S3 are kept unless --delete-objects is set."""
     gone: Json = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects, DryRun=dry_run)
     count, total = gone["ObjectCount"], gone["ObjectBytes"]
     while not dry_run and gone["HasMoreObjects"]:
@@ -586,22 +590,22 @@ _CHANGES: Columns = {"FIELD": "Field", "BEFORE": "Before", "AFTER": "After", "AP
 
 @command(app, "take-over")
 def take_over(
-    service: Service, name: JobName, reason: Annotated[str, typer.Option(help="Why; told in the history.")] = ""
+    service: Service, name: JobName, reason: Annotated[str, typer.Option(help="Reason, recorded in the history.")] = ""
 ) -> Shown:
-    """Look after a training job yourself: Everstep observes it and decides nothing until it is handed back."""
+    """Take control of a training job: Everstep observes the job but decides nothing until you hand it back."""
     job = service.take_over_training_job(TrainingJobName=name, Reason=reason)
     return Shown(job, f"{name} is yours", f"next: everstep jobs describe {name}   everstep jobs hand-back {name}")
 
 
 @command(app, "hand-back")
 def hand_back(service: Service, name: JobName) -> Shown:
-    """Let Everstep look after a training job again."""
+    """Return control of a training job to Everstep."""
     job = service.hand_back_training_job(TrainingJobName=name)
     return Shown(job, f"{name} is looked after by Everstep")
 
 
 def _extent(entries: Sequence[Json]) -> str:
-    """Say in words of which ranks and generations there are logs."""
+    """Return the ranks and generations of log entries as text."""
     found = [(what, sorted({entry[what.capitalize()] for entry in entries})) for what in ("rank", "generation")]
     return ", ".join(
         f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}"

@@ -1,7 +1,7 @@
-"""What ranks print, merged over all ranks, as lines of a terminal: read, or followed through broken connections.
+"""Log lines of all ranks, merged: read once, or followed across broken connections.
 
-Invariant: a connection that breaks loses and doubles nothing: following goes on with the token of the last lines that
-were shown.
+Invariant: a broken connection neither loses nor repeats lines, because the next one resumes with the token of the last
+lines shown.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def since_when(text: str, now: datetime) -> datetime:
-    """Return the time that `--since` means.
+    """Return the time that the value of `--since` denotes.
 
     Args:
-        text: as `90s`, `10m`, `2h`, `1d`, or ISO 8601; without a zone UTC.
-        now: the time.
+        text: a span before `now` such as `90s`, `10m`, `2h` or `1d`, or an ISO 8601 time. A time without a zone is UTC.
+        now: the present time.
 
     Returns:
-        When.
+        The time, with a zone.
 
     Raises:
-        BadParameter: it is neither.
+        BadParameter: the text is neither a span nor a time.
     """
     if (match := re.fullmatch(r"(\d{1,9})([smhd])", text)) is not None:
         return now - timedelta(seconds=int(match[1]) * _UNITS[match[2]])
@@ -61,15 +61,18 @@ def since_when(text: str, now: datetime) -> datetime:
 
 
 def read(service: Any, name: str, query: Json) -> Iterator[Json]:
-    """Yield the lines that there are when it is called, oldest first: a job that prints faster than it is read has an end, too.
+    """Yield the lines printed before the call, oldest first.
+
+    The end of the query is fixed by the service's time at the first page. Reading therefore ends even if the job prints
+    faster than the client reads.
 
     Args:
         service: the client.
         name: of the job.
-        query: of GetLogEvents.
+        query: the arguments of GetLogEvents.
 
     Yields:
-        Events.
+        Log events.
     """
     page, seen = service.get_log_events(TrainingJobName=name, StartFromHead=True, **query), None
     query = {"EndTime": _answered_at(page), **query}
@@ -80,8 +83,8 @@ def read(service: Any, name: str, query: Json) -> Iterator[Json]:
 
 
 def _answered_at(page: Json) -> datetime:
-    """Return the server's time of an answer, to whole seconds, the begun one included."""
-    from email.utils import parsedate_to_datetime  # no --help needs it
+    """Return the service's time of an answer, rounded up to the next full second."""
+    from email.utils import parsedate_to_datetime  # slow: unused by --help
 
     told = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return (parsedate_to_datetime(told) if told else datetime.now(UTC)) + timedelta(seconds=1)
@@ -95,20 +98,20 @@ def follow(
     pause: Callable[[float], object] = threading.Event().wait,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Iterator[Json]:
-    """Yield lines as they are printed, until the job has ended.
+    """Yield log lines as the ranks print them, until the job has ended.
 
     Args:
         service: the client.
         name: of the job.
-        query: of FollowLogs.
-        pause: waits for so many seconds.
-        monotonic: seconds of a clock that never jumps.
+        query: the arguments of FollowLogs.
+        pause: sleeps for a number of seconds.
+        monotonic: returns the seconds of a monotonic clock.
 
     Yields:
-        Events.
+        Log events.
 
     Raises:
-        ServiceFailed: the service refuses, or has said nothing for a minute.
+        ServiceFailed: the service refuses the request or has sent nothing for a minute.
     """
     place = dict(query)
 
@@ -124,11 +127,11 @@ def follow(
 
 
 def show(events: Iterator[Json], each: Callable[[Json], None] | None) -> None:
-    """Print lines: stdout of ranks to stdout, their stderr and gaps to stderr.
+    """Print log events: the ranks' stdout to stdout, their stderr and gaps to stderr.
 
     Args:
-        events: of GetLogEvents.
-        each: prints one for programs, instead.
+        events: of GetLogEvents or FollowLogs.
+        each: prints one event in a format for programs. None prints lines for people.
     """
     has_any = False
     for event in events:

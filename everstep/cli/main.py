@@ -1,9 +1,9 @@
-"""The `everstep` command: the table of its nouns and verbs, and how it ends.
+"""The `everstep` command: the tables of its nouns and verbs, and the handling of errors.
 
-Each entry of the table is imported when it is called. `everstep --help` imports none of them.
+The module of a command is imported when the command is called. `everstep --help` imports none of them.
 
-Invariant: an expected error prints one sentence on stderr and ends with an exit code of the table in `output`, never
-with a traceback.
+Invariant: an expected error prints one sentence on stderr, never a traceback. The exit code is one of the table in
+`everstep.cli.output`.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ INTERRUPTED: Final = 130
 
 NOUNS: Final[Mapping[str, tuple[str, str]]] = {
     "jobs": ("jobs", "Training jobs."),
-    "protection": ("protection", "Who holds what of a job right now."),
+    "protection": ("protection", "Nodes that hold the shards of a job in memory."),
     "checkpoints": ("checkpoints", "Checkpoints of a training job in S3."),
     "incidents": ("incidents", "Failures and their recoveries."),
-    "events": ("events", "What happened, in order."),
-    "fleets": ("fleets", "Auto Scaling groups that Everstep keeps."),
-    "nodes": ("nodes", "Instances of the fleets, and what each is used for."),
-    "drills": ("drills", "Break something of a training job on purpose, and see what became of it."),
-    "tokens": ("tokens", "Who may call the service, and as what."),
-    "quotas": ("quotas", "What the jobs of each project may have."),
+    "events": ("events", "Events of jobs, fleets and nodes, oldest first."),
+    "fleets": ("fleets", "Auto Scaling groups that Everstep manages."),
+    "nodes": ("nodes", "Instances of the fleets and their use."),
+    "drills": ("drills", "Inject failures into a training job on purpose and see the outcome."),
+    "tokens": ("tokens", "Tokens that authorize callers of the service."),
+    "quotas": ("quotas", "Limits for the jobs of each project."),
     "wait": ("waits", "Wait for a condition. Exit code 1 when it can no longer occur, 255 after the time limit."),
-    "local": ("local", "A whole Everstep on this machine: no AWS account, no GPU."),
+    "local": ("local", "A complete Everstep on this machine, without AWS account or GPU."),
 }
-"""Groups of commands by name: the module of `everstep.cli` whose `app` has them, and the help text."""
+"""Groups of commands by name: the module of `everstep.cli` that defines the group's `app`, and the help text."""
 VERBS: Final[Mapping[str, tuple[str, str]]] = {
     "configure": ("configure", "Connect this user's command line, SDK, boto3 and AWS CLI to a service."),
     "whoami": ("whoami", "Show the role and the project of your token, and when it expires."),
     "doctor": (
         "doctor",
-        "Check this machine, the service and AWS, and say how to fix what is wrong. Exit code 1 if anything is.",
+        "Check this machine, the service and AWS, and suggest a repair for each problem. Exit code 1 if any is found.",
     ),
 }
-"""Single commands, likewise."""
+"""Single commands by name: the module of `everstep.cli` that defines the command's `app`, and the help text."""
 
 
 class _Imported(TyperGroup):
-    """A command whose module is imported when the command is called or its own help is read.
+    """A command whose module is imported when the command is called or its help is read.
 
     Args:
         name: of the command.
-        module: of `everstep.cli`, without the package's name.
+        module: name of the module inside `everstep.cli`.
         help: the command's help text.
-        is_group: a noun with commands of its own, also where it has only one.
+        is_group: whether the command is a noun with subcommands, even if it has only one.
     """
 
     def __init__(self, name: str, module: str, help: str, *, is_group: bool) -> None:
@@ -85,7 +85,7 @@ class _Imported(TyperGroup):
 
 
 class _Everstep(TyperGroup):
-    """The top of the command line: the programs that typer registered, and the table above."""
+    """The root of the command line: the programs registered with typer, and the nouns and verbs of the tables."""
 
     def __init__(self, **settings: Any) -> None:
         programs_of_ours = settings.pop("commands")
@@ -97,9 +97,9 @@ class _Everstep(TyperGroup):
 app = typer.Typer(
     name="everstep",
     cls=_Everstep,
-    help="Train large models on EC2 Auto Scaling groups, every optimizer step kept in cluster memory.",
+    help="Train large models on EC2 Auto Scaling groups, with every optimizer step kept in cluster memory.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong command or request, 130 interrupted, 254 refused by the "
-    "service, 255 timed out.",
+    "service or no answer, 255 timed out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -122,11 +122,11 @@ def _top(
 
 
 def main() -> None:
-    """Run the command line and end the process with its exit code. The entry point of the installed script."""
+    """Run the command line and exit with its exit code. Entry point of the installed script."""
     try:
         app()
     except EverstepError as error:
-        from everstep.cli.output import tell  # --help does not need rich's tables
+        from everstep.cli.output import tell  # slow: rich's tables are unused by --help
 
         sys.exit(tell(error))
     except KeyboardInterrupt:

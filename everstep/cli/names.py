@@ -1,8 +1,9 @@
-"""Names of jobs, fleets and nodes as commands take them, and what a shell offers for them after a tab: those that the service knows now.
+"""Arguments for names of jobs, fleets and nodes, with shell completion from the service's lists.
 
-    everstep --install-completion        for bash, zsh, fish and PowerShell; everstep --show-completion prints it
+    everstep --install-completion        for bash, zsh, fish and PowerShell
+    everstep --show-completion           prints the completion script
 
-Invariant: completion never fails and never waits long: a service that does not answer offers nothing.
+Invariant: completion never fails and never blocks for long. If the service does not answer, completion offers nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Offer = Callable[[typer.Context, str], list[str]]
 
 def _names(operation: str, query: str) -> Offer:
     def offer(context: typer.Context, incomplete: str) -> list[str]:
-        from everstep import sdk  # with botocore, which no --help needs
+        from everstep import sdk  # slow: imports botocore, unused by --help
 
         try:
             given = context.params
@@ -42,5 +43,5 @@ _nodes = _names("list_nodes", "Nodes[].NodeId")
 JobName = Annotated[str, typer.Argument(help="Name of the training job.", autocompletion=_jobs)]
 FleetName = Annotated[str, typer.Argument(help="Name of the fleet.", autocompletion=_fleets)]
 NodeId = Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.", autocompletion=_nodes)]
-OnlyJob = Annotated[str | None, typer.Option("--job", help="Only of this training job.", autocompletion=_jobs)]
-OnlyFleet = Annotated[str | None, typer.Option("--fleet", help="Only of this fleet.", autocompletion=_fleets)]
+OnlyJob = Annotated[str | None, typer.Option("--job", help="Only this training job.", autocompletion=_jobs)]
+OnlyFleet = Annotated[str | None, typer.Option("--fleet", help="Only this fleet.", autocompletion=_fleets)]

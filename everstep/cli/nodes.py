@@ -1,4 +1,4 @@
-"""`everstep nodes …`: which instances there are, what each is used for, and what becomes of those that are held."""
+"""`everstep nodes …`: list and show nodes; drain, replace, reboot, hold and release them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def list_nodes(
     service: Service,
     pages: Pages,
     fleet: OnlyFleet = None,
-    ended: Annotated[bool, typer.Option("--ended", help="Also those that have ended.")] = False,
+    ended: Annotated[bool, typer.Option("--ended", help="Include nodes that have ended.")] = False,
 ) -> Shown:
     """List nodes, oldest first."""
     answer = pages.of(service, "list_nodes", FleetName=fleet, IncludeEnded=ended)
@@ -77,21 +77,21 @@ def release(
     service: Service,
     node_id: NodeId,
     terminate: Annotated[
-        bool, typer.Option("--terminate", help="End the instance instead of letting it work again.")
+        bool, typer.Option("--terminate", help="Terminate the instance instead of returning it to service.")
     ] = False,
 ) -> Shown:
-    """Let a held node work again, or end its instance; or call off what was asked for and is not done."""
+    """Return a held node to service, or end its instance. For other nodes, cancel the pending request."""
     node = service.release_node(NodeId=node_id, Terminate=terminate)
     if node["NodeStatus"] != "held":
         return Shown(node, f"{node_id} is {node['NodeStatus']}; nothing is asked for it any more")
     return Shown(node, f"{node_id} is released: {'its instance is ended' if terminate else 'it may work again'}")
 
 
-Reason = Annotated[str, typer.Option(help="Why; told with the node and in the history.")]
+Reason = Annotated[str, typer.Option(help="Reason, shown with the node and in the history.")]
 
 
 def _add(verb: str, explanation: str, asks: Asks | None = None) -> None:
-    """Add a command that asks for something to be done to a node."""
+    """Add a command that calls the operation `<verb>_node` for one node."""
 
     def ask(service: Service, node_id: NodeId, reason: Reason = "") -> Shown:
         operation: Any = getattr(service, f"{verb}_node")
@@ -109,18 +109,18 @@ def _add(verb: str, explanation: str, asks: Asks | None = None) -> None:
     command(app, verb, asks=asks)(ask)
 
 
-_add("drain", "Have its job leave a node at an agreed stop, without losing a step; then keep it out of use.")
+_add("drain", "Move the job off a node without losing a step, then keep the node out of use.")
 _add(
     "replace",
-    "Have its job leave a node like drain; then end its instance, and another one comes.",
+    "Drain a node, then terminate its instance and launch another.",
     lambda given: f"End the instance {given['node_id']} and have another one come?",
 )
 _add(
     "reboot",
-    "Have its job leave a node like drain; then reboot it.",
+    "Drain a node, then reboot it.",
     lambda given: f"Reboot {given['node_id']}? What it holds in memory is gone.",
 )
-_add("hold", "Keep a node that works for nobody out of use until it is released.")
+_add("hold", "Keep an idle node out of use until it is released.")
 
 
 @command(
@@ -144,7 +144,7 @@ def _agent(node: Json) -> str:
 
 
 def _share(node: Json) -> str:
-    """Return how much of a node's memory is in use, for a table."""
+    """Return the used and the total memory of a node as a table cell."""
     memory = node.get("Memory")
     return "-" if memory is None else f"{size(memory['UsedBytes'])} of {size(memory['TotalBytes'])}"
 

@@ -1,14 +1,14 @@
-"""How commands show their results, and how they end.
+"""Print results and errors of commands, and map errors to exit codes.
 
-exit code   meaning
-0           done; for `jobs wait`: the job is Completed
-1           it did not work out: the job ended another way, there is nothing to download, a transfer broke
-2           the command, its configuration or the request is wrong
-130         interrupted
-254         the service refuses, or does not answer; the error names its code
-255         what was waited for has not come in time
+    exit code   meaning
+    0           done; for `jobs wait`: the job is Completed
+    1           failed: the job ended in another status, there is nothing to download, or a transfer broke
+    2           the command, its configuration or the request is wrong
+    130         interrupted
+    254         the service refuses or does not answer; the error contains its code
+    255         the time limit of a wait is over
 
-The last two are the AWS CLI's.
+254 and 255 have the same meaning in the AWS CLI.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from everstep.cli.terminal import safe, safe_cell
 from everstep.errors import ConfigurationError, EverstepError, ServiceFailed, SourceRefused, WaitTimedOut
 
 Json = Mapping[str, Any]
-"""What the service answers."""
+"""An answer of the service."""
 PIPE_WIDTH = 240
-"""Columns where stdout is not a terminal: nothing is cut."""
+"""Width in columns if stdout is not a terminal; wide enough that nothing is cut."""
 
 FAILED, WRONG, SERVICE_FAILED, TIMED_OUT = 1, 2, 254, 255
 _THE_CALLERS = (
@@ -43,32 +43,32 @@ _THE_CALLERS = (
     "ConflictException",
     "ThrottlingException",
 )
-"""What the service's log need not be asked about."""
+"""Error codes caused by the caller. The service's log has no details on them, so no request id is printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table."""
+    """A table with one row per item."""
 
     rows: Sequence[Json]
     columns: Columns
     empty: str
-    """What to say, on stderr, when there are no rows."""
+    """Text for stderr if there are no rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Names and values, one a line; values that are None are left out."""
+    """Names and values, one pair per line. Pairs whose value is None are left out."""
 
     facts: Sequence[tuple[str, Any]]
 
 
 Part = str | Rows | Facts
-"""Of what a person sees of an answer; text is a line."""
+"""A part of the output for a person. A text is printed as it is."""
 
 
 def show(person: Part | Sequence[Part]) -> None:
-    """Print what a person sees of an answer to stdout."""
+    """Print the parts of an answer for a person to stdout."""
     for part in (person,) if isinstance(person, (str, Rows, Facts)) else person:
         if isinstance(part, Facts):
             show_cells(
@@ -84,19 +84,22 @@ def show(person: Part | Sequence[Part]) -> None:
 
 
 def _table_width() -> int | None:
-    """Return how many columns a table may take: those of the terminal, or of the variable COLUMNS; None: no limit."""
+    """Return the maximum width of a table, or None for no limit.
+
+    The limit is the width of the terminal or the value of the variable COLUMNS.
+    """
     return stdout().width if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else None
 
 
 class _Pipe(Console):
-    """A console that says when nobody reads it any more, instead of ending the process as a failure."""
+    """A console that raises BrokenPipeError if its reader has closed the pipe. rich itself would exit with code 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def stdout() -> Console:
-    """Return a console on stdout as it is now."""
+    """Return a console for the present value of `sys.stdout`."""
     return _Pipe(
         width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPE_WIDTH,
         highlight=False,
@@ -105,17 +108,17 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """Return a console on stderr as it is now."""
+    """Return a console for the present value of `sys.stderr`."""
     return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH, highlight=False)
 
 
 def show_cells(headings: Sequence[str], cells: Sequence[Sequence[str]], *, is_first_a_name: bool = False) -> None:
-    """Print rows to stdout; nothing where there are none.
+    """Print a table to stdout, or nothing if there are no rows.
 
     Args:
-        headings: of the columns; none where they have none.
-        cells: by row.
-        is_first_a_name: the first column says what the others are.
+        headings: of the columns. Empty: the table has no heading line.
+        cells: the rows, each a sequence of cells.
+        is_first_a_name: whether the first column contains names. Names are bold and never wrapped.
     """
     if not cells:
         return
@@ -129,50 +132,50 @@ def show_cells(headings: Sequence[str], cells: Sequence[Sequence[str]], *, is_fi
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Return a cell of a table: text that is neither markup nor a control sequence, whoever wrote it."""
+    """Return text as a table cell. Markup and control sequences in the text have no effect."""
     return Text(safe_cell(text), style=style)
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print text, which may have colors of its own, to stdout or stderr."""
+    """Print text to stdout or stderr. Colors in the text are kept, other control sequences are removed."""
     typer.echo(safe(text), err=err)
 
 
 def leave_stdout() -> None:
-    """Let go of stdout: whoever read us has seen enough.
+    """Redirect stdout to the null device after its reader has closed the pipe.
 
-    Without this Python complains once more when it flushes at exit.
+    Without the redirection, Python would report a second error when it flushes stdout at exit.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:
-    """Print a line for the person at the terminal, to stderr."""
+    """Print a remark for the user to stderr."""
     stderr().print(Text(safe_cell(text)), soft_wrap=True)
 
 
 def when(time: datetime | None) -> str:
-    """Return a time of the service as people write it, in UTC; empty for none."""
+    """Return a time as `2026-03-01 12:00:00` in UTC; empty for None."""
     return "" if time is None else time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def moment(time: datetime | None) -> str | None:
-    """Return a time as a fact of its own, with its zone; None for none."""
+    """Return a time as `2026-03-01 12:00:00 UTC`; None for None."""
     return None if time is None else f"{when(time)} UTC"
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration with one digit after the point; a dash for none."""
+    """Return a duration with one decimal; a dash for None."""
     return "-" if value is None else f"{value:.1f}"
 
 
 def step(value: int | None) -> str:
-    """Return a step; a dash where there is none yet."""
+    """Return a step number as text; a dash for None and for -1."""
     return "-" if value is None or value < 0 else str(value)
 
 
 def condition_words(shown: Json) -> str | None:
-    """Return what is wrong now with a job or a node, one line each; None while nothing is."""
+    """Return the present conditions of a job or a node, one line each; None if there are none."""
     lines = (
         f"{each['Type']}{' on ' + each['NodeId'] if 'NodeId' in each else ''}: {each['Message']}"
         for each in shown.get("Conditions", [])
@@ -181,7 +184,7 @@ def condition_words(shown: Json) -> str | None:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as people read it."""
+    """Return a number of bytes with a binary unit, for example `1.5 GiB`."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -191,17 +194,17 @@ def size(count: int) -> str:
 
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """Return options of the form `name=value` as a dictionary.
+    """Parse options of the form `name=value`.
 
     Args:
-        option: its name, for the error.
-        given: what the user wrote.
+        option: the option's name, for error messages.
+        given: the option's values.
 
     Returns:
         Values by name.
 
     Raises:
-        typer.BadParameter: there is no `=`, no name, or a name twice.
+        typer.BadParameter: a value has no `=` or no name, or a name occurs twice.
     """
     found: dict[str, str] = {}
     for text in given:
@@ -215,17 +218,17 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a number of things in words, as `1 node` and `2 nodes`."""
+    """Return a count with its noun, for example `1 node` or `2 nodes`."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def copies_of_shards(copies: int) -> str:
-    """Return how many copies of every shard a job keeps."""
+    """Return the number of copies of every shard as text."""
     return f"{counted(copies, 'copy', 'copies')} of every shard"
 
 
 def duration(value: float) -> str:
-    """Return seconds as people say them: `42 s`, `12 min 05 s`, `3 h 20 min`, `2 d 4 h`."""
+    """Return a number of seconds as text: `42 s`, `12 min 05 s`, `3 h 20 min`, `2 d 4 h`."""
     whole = max(0, round(value))
     days, hours, minutes = whole // 86_400, whole % 86_400 // 3600, whole % 3600 // 60
     if days:
@@ -236,17 +239,20 @@ def duration(value: float) -> str:
 
 
 def without_none(**fields: Any) -> Any:
-    """Return the fields that have a value."""
+    """Return the keyword arguments whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def colored(text: str, color: str) -> str:
-    """Return text in a color, where people want colors (https://no-color.org); a pipe loses them when it is printed."""
+    """Return text in a color unless NO_COLOR is set (https://no-color.org).
+
+    `echo` removes the color again if its stream is not a terminal.
+    """
     return text if os.environ.get("NO_COLOR") else typer.style(text, fg=color)
 
 
 def tell(error: EverstepError) -> int:
-    """Print an error as one clear line with its hint, and return the exit code."""
+    """Print an error with its hint to stderr, and return the exit code."""
     console = stderr()
     code = f" ({error.code})" if isinstance(error, ServiceFailed) and error.code else ""
     console.print(Text.assemble(("error:", "bold red"), f" {safe_cell(error.message + code)}"), soft_wrap=True)
@@ -258,7 +264,7 @@ def tell(error: EverstepError) -> int:
 
 
 def exit_code(error: EverstepError) -> int:
-    """Return the exit code of an error."""
+    """Return the exit code for an error; see the table of this module."""
     if isinstance(error, WaitTimedOut):
         return TIMED_OUT
     if isinstance(error, ServiceFailed):

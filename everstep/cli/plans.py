@@ -1,4 +1,4 @@
-"""A job's plan, in words: what `jobs submit` shows before it submits."""
+"""The plan of a job as names and values, which `jobs submit` prints before it starts the job."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from everstep.cli.output import Json, copies_of_shards, counted, size
 
 
 def facts(plan: Json) -> list[tuple[str, Any]]:
-    """Return a plan as names and values; what the fleet cannot tell yet is left out.
+    """Return a plan as names and values. A value is None if the fleet does not provide the figure yet.
 
     Args:
-        plan: as the service answered a dry run.
+        plan: the service's answer to a dry run.
 
     Returns:
-        For `output.show_facts`.
+        Pairs for `output.Facts`.
     """
     ratio, cost, most = plan.get("ExpectedEttrRatio"), plan.get("CostUsdPerHour"), plan.get("MostCostUsd")
     return [

@@ -1,4 +1,7 @@
-"""`everstep server` and `everstep agent`: replaced by the program itself, because this package must not import it."""
+"""`everstep server` and `everstep agent`: start the program in place of this process.
+
+This package must not import the control plane or the agent.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from collections.abc import Sequence
 
 import typer
 
-# Options, also --help, belong to the program that is run.
+# The started program parses all options, --help included.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add both commands."""
+    """Add the commands `server` and `agent`."""
     app.command(context_settings=_PASS_ON)(server)
     app.command(context_settings=_PASS_ON)(agent)
 
@@ -33,13 +36,13 @@ def become(module: str, arguments: Sequence[str], *, extra: str, needs: Sequence
     """Replace this process by one of Everstep's programs.
 
     Args:
-        module: what `python -m` runs.
-        arguments: the user's, unread.
-        extra: of the distribution, that has what it needs.
-        needs: modules that come with the extra.
+        module: the module that `python -m` runs.
+        arguments: the user's arguments, passed on unparsed.
+        extra: the extra of the distribution that installs the program's dependencies.
+        needs: modules that the extra installs.
 
     Raises:
-        typer.Exit: code 2, when the extra is not installed.
+        typer.Exit: code 2, if a needed module is not installed.
     """
     if any(importlib.util.find_spec(needed) is None for needed in (module, *needs)):
         typer.echo(
@@ -48,5 +51,5 @@ def become(module: str, arguments: Sequence[str], *, extra: str, needs: Sequence
             err=True,
         )
         raise typer.Exit(2)
-    # -P: a file of the user's in the working directory must not shadow a module.
+    # -P: a file in the user's working directory must not shadow a module.
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])

@@ -1,4 +1,7 @@
-"""What `jobs wait` and `wait …` show while they wait: one live line on a terminal, a line per change elsewhere; incidents as they open and close."""
+"""The progress that `jobs wait` and `wait …` print while they wait.
+
+A terminal shows one live line. Elsewhere, each change prints a line. Incidents print a line when they open and close.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ from everstep.cli.commands import Pages
 from everstep.cli.output import Json, cell, counted, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
-"""Where nobody watches live, a step or an age alone is worth a line this often."""
+"""Seconds between two lines without a live display, if only the step number or a duration in the reason has changed."""
 _AGES: Final = re.compile(r"\b\d+(\.\d+)? s\b")
-"""Seconds in a reason; those of a suspected hang change with every look."""
+"""A number of seconds in a reason. The age of a suspected hang grows with every poll, which is no news."""
 _TRAINS: Final = "trains from step "
-"""Begins the reason of a job that trains and has nothing more to say."""
+"""Beginning of the reason of a job that trains without problems. Such a reason is not printed."""
 
 
 class Progress:
-    """Shows a job's way on stderr. A context manager, because a live line has to be cleared.
+    """Prints the progress of one job to stderr. Use as a context manager, which clears the live line at the end.
 
     Args:
-        service: to ask for incidents.
+        service: client for the list of incidents.
         name: of the job.
-        console: another one, for tests.
-        monotonic: seconds of a clock that never jumps.
+        console: replaces stderr in tests.
+        monotonic: returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Progress:
             self._live.stop()
 
     def show(self, job: Json) -> None:
-        """Show the job as it is now; called at every look."""
+        """Print the job's present state if it is news. Called after every poll."""
         self._show_incidents(job)
         line = line_of(job)
         if self._live is not None:
@@ -86,7 +89,7 @@ class Progress:
 
 
 def line_of(job: Json) -> str:
-    """Return one line on where a job stands."""
+    """Return the state of a job as one line."""
     status = job["SecondaryStatus"]
     if job["Boundary"] < 0 or status not in ("Training", "Stopping"):
         return f"{job['TrainingJobName']}: {status}: {job['Reason']}"
@@ -100,7 +103,7 @@ def line_of(job: Json) -> str:
 
 
 def incident_line(incident: Json) -> str:
-    """Return one line on an incident: what failed, or how it was overcome."""
+    """Return one line about an incident: its cause and decision while open, its outcome and duration when closed."""
     if not incident.get("ClosedAt"):
         evidence = incident["Evidence"][0] if incident["Evidence"] else incident["Reason"]
         return f"! {incident['Cause']}: {evidence} → {incident['Decision']}"

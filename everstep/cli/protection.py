@@ -1,4 +1,4 @@
-"""`everstep protection …`: who holds what of a job right now."""
+"""`everstep protection …`: show which nodes hold the shards of a job in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @command(app)
 def describe(service: Service, name: JobName) -> Shown:
-    """Show how well a job's state is kept: every shard, and the nodes that hold it."""
+    """Show the protection of a job's state: every shard, and the nodes that hold a copy of it."""
     protection = service.describe_protection(TrainingJobName=name)
     checkpoint = protection.get("LastCheckpoint")
     state, reason = protection["ProtectionState"], protection["Reason"]

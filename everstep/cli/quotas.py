@@ -1,4 +1,4 @@
-"""`everstep quotas …`: how many nodes and jobs each project may have, and what of AWS its submitters may name."""
+"""`everstep quotas …`: limits of each project, and the AWS resources that its submitters may use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Project = Annotated[str, typer.Argument(help="Name of the project.")]
 
 @command(app, "list")
 def list_quotas(service: Service, pages: Pages) -> Shown:
-    """List quotas, by project."""
+    """List quotas, sorted by project."""
     answer = pages.of(service, "list_project_quotas")
     columns: Columns = {
         "PROJECT": "Project",
@@ -36,29 +36,35 @@ def set_quota(
     service: Service,
     project: Project,
     max_node_count: Annotated[
-        int | None, typer.Option(min=0, help="Nodes of each fleet that all its jobs may hold; no limit unless said.")
+        int | None,
+        typer.Option(min=0, help="Maximum number of nodes per fleet for all jobs of the project; by default no limit."),
     ] = None,
     max_job_count: Annotated[
-        int | None, typer.Option(min=0, help="Jobs that have not ended; no limit unless said.")
+        int | None, typer.Option(min=0, help="Maximum number of unfinished jobs; by default no limit.")
     ] = None,
     max_source_bytes: Annotated[
-        int | None, typer.Option(min=0, help="What its source archives may take together; no limit unless said.")
+        int | None, typer.Option(min=0, help="Maximum total size of source archives; by default no limit.")
     ] = None,
-    max_priority: Annotated[int, typer.Option(help="The highest priority that its submitters may set.")] = 0,
+    max_priority: Annotated[int, typer.Option(help="Highest priority that submitters may set.")] = 0,
     allow_role: Annotated[
         list[str] | None,
-        typer.Option(help="ARN of a role that its submitters may name; may be repeated, and end with *."),
+        typer.Option(help="ARN of a role that submitters may use; may be repeated, and may end with *."),
     ] = None,
     allow_secret: Annotated[
         list[str] | None,
-        typer.Option(help="Secret that they may name without a role; may be repeated, and end with *."),
+        typer.Option(help="Secret that submitters may use without a role; may be repeated, and may end with *."),
     ] = None,
     allow_data: Annotated[
         list[str] | None,
-        typer.Option(help="S3 URI (without a role) or directory that they may read; may be repeated, and end with *."),
+        typer.Option(
+            help="S3 URI (without a role) or directory that submitters may read; may be repeated, and may end with *."
+        ),
     ] = None,
 ) -> Shown:
-    """Set a project's quota, in place of the one that it had: what is left out is not allowed, or has no limit."""
+    """Replace the quota of a project.
+
+    A limit that is left out does not exist. A role, secret or data location that is left out is not allowed.
+    """
     quota = service.put_project_quota(
         Project=project,
         MaxPriority=max_priority,
@@ -73,7 +79,7 @@ def set_quota(
 
 @command(app)
 def delete(service: Service, project: Project) -> Shown:
-    """Lift a project's quota."""
+    """Delete a project's quota."""
     quota = service.delete_project_quota(Project=project)
     return Shown(quota, f"{project} has no quota any more")
 

@@ -1,4 +1,4 @@
-"""How far a training job is, in words: the same for `jobs list`, `wait`, `top` and `describe`."""
+"""The progress of a training job as text, for `jobs list`, `wait`, `top` and `describe`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BAR_CELLS: Final = 20
 
 
 def reached(job: Json) -> str:
-    """Return the step and, once the script has named it, the target: `4895/10000`."""
+    """Return the latest step, followed by the target step if the script has reported it: `4895/10000`."""
     target = job.get("TargetStep")
     return step(job["Boundary"]) if target is None else f"{max(0, job['Boundary'])}/{target}"
 
@@ -22,7 +22,7 @@ def remaining(job: Json) -> str | None:
 
 
 def bar(job: Json) -> str:
-    """Return a progress bar with the percentage behind it; empty where the script has not named a target."""
+    """Return a progress bar followed by the percentage; empty if the script has not reported a target."""
     target = job.get("TargetStep")
     if target is None:
         return ""
@@ -32,7 +32,7 @@ def bar(job: Json) -> str:
 
 
 def words(job: Json) -> str:
-    """Return step, target, bar and remaining time on one line."""
+    """Return step, target, bar and remaining time in one line."""
     left = remaining(job)
     target = "" if job.get("TargetStep") is None else f" of {job['TargetStep']} {bar(job)}"
     return f"step {step(job['Boundary'])}{target}{'' if left is None else f', about {left} left'}"

@@ -1,20 +1,17 @@
-"""What a person wants to submit, put together: a file, changes of it, and options.
+"""Build the request of `jobs submit`, `jobs update` and `jobs diff` from a file, `--set` and options.
 
-`jobs submit` and `jobs diff` read it.
+The file contains the fields of CreateTrainingJob as YAML or JSON. `-` reads stdin:
 
-The file says what the API says, in its words, as YAML or as JSON; `-` is stdin:
-
-    TrainingJobName: gpt            # made up where it is left out
+    TrainingJobName: gpt            # generated if missing
     Source: {Directory: ../code}    # relative to the file; or {SourceId: …}, or --source-dir
     EntryPoint: train.py
     NodeCount: 4
-    HyperParameters: {lr: 1e-3}     # taken as it is written: values are text
+    HyperParameters: {lr: 1e-3}     # values are text, kept as written
 
-It is what the AWS CLI's `--cli-input-json` takes for CreateTrainingJob, and a directory besides; there is no second
-option for it.
+The AWS CLI's `--cli-input-json` accepts the same file, except for `Source.Directory`.
 
-Invariant: what is wrong with a field is said by the client, in the service's words; here only what cannot be sent at
-all is refused.
+Invariant: this module only refuses input that cannot be sent. The client checks the fields and reports faults in the
+service's words.
 """
 
 from __future__ import annotations
@@ -34,25 +31,25 @@ Request = dict[str, Any]
 STDIN: Final = Path("-")
 
 TEXTS: Final = ("HyperParameters", "Environment", "Secrets", "Tags")
-"""Fields whose values are text, whatever they look like in YAML."""
+"""Fields whose values stay text, even if YAML would parse them as numbers or booleans."""
 _ABOUT_THE_REQUEST: Final = ("TrainingJobName", "ClientRequestToken", "DryRun")
 _LIMITS: Final = ("MaxRuntimeInSeconds", "MaxPendingTimeInSeconds", "MaxCostUsd")
-"""0 lifts one; a job without it has no such field."""
+"""Fields in which 0 removes the limit. The service omits them in the description of a job without that limit."""
 _PLACES: Final = {"S3Uri": "{TrainingJobName}/", "S3OutputPath": "{TrainingJobName}/run={RunId}/"}
-"""What the service adds to where a request sends its checkpoints and outputs: a place of the job's own."""
+"""Path that the service appends to the S3 locations of a request, so that each job has a prefix of its own."""
 
 
 def from_file(path: Path) -> Request:
-    """Read a job's file.
+    """Read a job from a file.
 
     Args:
-        path: YAML or JSON; `-`: stdin.
+        path: a YAML or JSON file, or `-` for stdin.
 
     Returns:
-        The request that it says, with `Source.Directory` relative to where the file is.
+        The request. A relative `Source.Directory` is resolved against the directory of the file.
 
     Raises:
-        ConfigurationError: it cannot be read, or is not a set of fields.
+        ConfigurationError: the file cannot be read, or does not contain fields with values.
     """
     where = "stdin" if path == STDIN else str(path)
     try:
@@ -69,17 +66,17 @@ def from_file(path: Path) -> Request:
 
 
 def changed(request: Request, changes: Sequence[str]) -> Request:
-    """Return a request with `--set` applied.
+    """Return a request with the values of `--set` applied.
 
     Args:
-        request: what there is.
-        changes: each `Field.Inner=value`; the value is YAML, except where the field's values are text.
+        request: the request before the changes. It is not modified.
+        changes: each of the form `Field.Inner=value`. The value is parsed as YAML, except in the fields of `TEXTS`.
 
     Returns:
         A new request.
 
     Raises:
-        ConfigurationError: one is not of that form, or leads through a value.
+        ConfigurationError: a change does not have this form, or its value cannot be parsed.
     """
     merged = request
     for change in changes:
@@ -98,14 +95,16 @@ def changed(request: Request, changes: Sequence[str]) -> Request:
 
 
 def texts_of(job: Mapping[str, Any], changes: Sequence[str]) -> Request:
-    """Return a job's fields of texts of which `--set` changes one each: the service takes such a field as a whole.
+    """Return those text fields of a job of which `--set` changes single entries.
+
+    The service replaces such a field as a whole, so an update has to contain the other entries, too.
 
     Args:
-        job: as the service describes it.
-        changes: as `changed` takes them.
+        job: the service's description of the job.
+        changes: values of `--set`, as `changed` accepts them.
 
     Returns:
-        A request to change.
+        The job's present fields, to which `changed` applies the changes.
     """
     return {
         name: job[name] for name in TEXTS if name in job and any(change.startswith(f"{name}.") for change in changes)
@@ -113,7 +112,7 @@ def texts_of(job: Mapping[str, Any], changes: Sequence[str]) -> Request:
 
 
 def joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> Request:
-    """Return two requests as one, field by field; where both say something, the second counts."""
+    """Return two requests merged field by field. If both have a value, the value of `above` counts."""
     request = dict(below)
     for name, value in above.items():
         inner = request.get(name)
@@ -122,11 +121,11 @@ def joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> Request:
 
 
 def channels(below: Any, given: Mapping[str, str]) -> list[Any]:
-    """Return a job's inputs: those of a file, and those of options, which count where both have the name.
+    """Return the input channels of a file and of options. An option replaces the file's channel of the same name.
 
     Args:
-        below: InputDataConfig as it was written, or None.
-        given: an S3 URI, or the path of a directory, by the channel's name.
+        below: the file's InputDataConfig, or None.
+        given: an S3 URI or the path of a directory by channel name.
 
     Returns:
         InputDataConfig.
@@ -146,15 +145,16 @@ def _data_source(where: str) -> Request:
 
 
 def named(request: Request, *, now: datetime | None = None, token: str | None = None) -> Request:
-    """Return the request with a name.
+    """Return the request with a job name.
 
     Args:
-        request: with or without one.
-        now: by default the present.
-        token: what makes the name one of its own; by default random.
+        request: with or without a name.
+        now: time for a generated name. None: the present.
+        token: suffix that makes a generated name unique. None: random.
 
     Returns:
-        The same request where it has a name; else one called after its script and the time.
+        The same request if it has a name. Otherwise a request with a name made of the script's name, the time and the
+        suffix.
     """
     if request.get("TrainingJobName"):
         return request
@@ -162,7 +162,7 @@ def named(request: Request, *, now: datetime | None = None, token: str | None = 
         re.sub(r"[^A-Za-z0-9]+", "-", Path(str(request.get("EntryPoint", "job"))).stem).strip("-")[:32].strip("-")
         or "job"
     )
-    import secrets  # no --help needs them
+    import secrets  # slow: unused by --help
 
     when = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
     return {
@@ -172,20 +172,20 @@ def named(request: Request, *, now: datetime | None = None, token: str | None = 
 
 
 def directory_of(request: Request) -> str | None:
-    """Return the directory that is to be uploaded for a request, or None where its source is uploaded already."""
+    """Return the directory to upload for a request, or None if the request has no `Source.Directory`."""
     source = request.get("Source")
     return source.get("Directory") if isinstance(source, dict) else None
 
 
 def difference(job: Mapping[str, Any], wanted: Request) -> Request:
-    """Return what of a request differs from a job.
+    """Return the fields of a request that differ from a job.
 
     Args:
-        job: as the service describes it.
-        wanted: as a file and `--set` say it.
+        job: the service's description of the job.
+        wanted: the request built from a file and `--set`.
 
     Returns:
-        The fields that differ, fixed ones included: who is asked to change them says that they cannot be.
+        The fields that differ. Fields that cannot change are included, so that the service refuses them by name.
     """
     different: Request = {}
     for name, value in wanted.items():
@@ -211,14 +211,14 @@ def _is_so(job: Mapping[str, Any], there: Mapping[str, Any], key: str, asked: An
 
 
 def lines(job: Mapping[str, Any], different: Request) -> list[dict[str, str]]:
-    """Return what differs as rows: the field's path, and its value before and after.
+    """Return differences as table rows: the path of a field, and its value before and after.
 
     Args:
-        job: as the service describes it.
-        different: as `difference` found it.
+        job: the service's description of the job.
+        different: the result of `difference`.
 
     Returns:
-        One row for each field.
+        One row per field.
     """
     rows = []
     for name, value in different.items():
@@ -246,9 +246,9 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _of_json(text: str) -> tuple[Any, Any]:
-    """Return what JSON says, and the same with each scalar as the text that it is written as.
+    """Parse JSON twice: into values, and into the same structure with every scalar as the text in the file.
 
-    YAML as PyYAML reads it is no superset: 1e-3, tabs.
+    PyYAML is not used for JSON because it rejects some JSON, such as tabs, and reads 1e-3 as text.
     """
 
     def refused(constant: str) -> Any:
@@ -268,9 +268,9 @@ def _as_text(value: Any) -> Any:
 
 
 def _of_yaml(text: str, where: str) -> tuple[Any, Any]:
-    import yaml  # no --help needs it
+    import yaml  # slow: unused by --help
 
     try:
-        return yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)  # the second has scalars alone
+        return yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)  # BaseLoader keeps every scalar as text
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{where} is neither JSON nor YAML: {' '.join(str(error).split())}") from error

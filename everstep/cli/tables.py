@@ -1,9 +1,9 @@
-"""How a table fits a terminal: which columns are printed, and how wide each is. Pure.
+"""Fit a table to the terminal: select the columns and their widths. Pure.
 
-A cell is one line. An id or a name is never cut, because people copy it. Where the terminal is too narrow, `Prose`
-columns are cut first, then `Detail` columns are left out, the last one first.
+A cell is one line. Ids and names are never cut, because people copy them. If the terminal is too narrow, `Prose`
+columns are cut first. Then `Detail` columns are left out, starting with the last.
 
-Invariant: the lines of a table are at most as wide as the terminal, unless the columns that are never cut need more.
+Invariant: no line is wider than the terminal, unless the columns that are never cut need more.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rich.text import Text
 from everstep.cli.terminal import safe_cell
 
 Field = str | Callable[[Mapping[str, Any]], str]
-"""What a cell shows: a field of the row by its name, or the result of a function of the row."""
+"""The content of a cell: the name of a field of the row, or a function of the row."""
 
 GAP: Final = "  "
-"""Between two columns."""
+"""Separator between two columns."""
 PROSE_WIDTH: Final = 24
-"""Terminal columns that a `Prose` column keeps at least before `Detail` columns are left out."""
+"""Minimum width of a `Prose` column, in terminal columns, while `Detail` columns are still shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,40 +35,40 @@ class Prose:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """A column that is left out where the terminal is too narrow for all columns."""
+    """A column that is left out if the terminal is too narrow for all columns."""
 
     field: Field
 
 
 Column = Field | Prose | Detail
 Columns = Mapping[str, Column]
-"""By heading, in the order in which they are printed."""
+"""Columns by heading, in the order of printing."""
 
 
 def cells_of(rows: Sequence[Mapping[str, Any]], columns: Columns) -> list[list[str]]:
-    """Return the text of every cell without control sequences, line breaks replaced by spaces.
+    """Return the text of every cell as one line without control sequences.
 
     Args:
         rows: items of an answer.
         columns: of the table.
 
     Returns:
-        By row, one cell for each column.
+        Rows with one cell per column.
     """
     fields = [column.field if isinstance(column, (Prose, Detail)) else column for column in columns.values()]
     return [[_one_line(_text(row, field)) for field in fields] for row in rows]
 
 
 def widths(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) -> dict[int, int]:
-    """Decide which columns are printed and how wide each is.
+    """Select the columns to print and compute their widths.
 
     Args:
-        cells: by row, with as many cells as there are columns.
+        cells: rows with one cell per column.
         columns: of the table.
-        width: of the terminal in columns; None: there is no limit.
+        width: of the terminal in columns; None: no limit.
 
     Returns:
-        By the column's number, its width in terminal columns. Columns that are left out are missing.
+        The width in terminal columns by column number. Columns that are left out are missing.
     """
     natural = {
         number: max(cell_len(heading), *(cell_len(row[number]) for row in cells))
@@ -93,15 +93,15 @@ def widths(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) 
 
 
 def lines(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) -> list[Text]:
-    """Return the lines of a table, its headings first.
+    """Return the lines of a table, headings first.
 
     Args:
-        cells: by row; see `cells_of`.
+        cells: the result of `cells_of`.
         columns: of the table.
-        width: of the terminal in columns; None: nothing is cut.
+        width: of the terminal in columns; None: no limit.
 
     Returns:
-        One text a line, without spaces at its end.
+        One text per line, without trailing spaces.
     """
     chosen = widths(cells, columns, width)
     return [_line(row, chosen, style) for row, style in ((list(columns), "bold"), *((row, "") for row in cells))]
@@ -110,7 +110,7 @@ def lines(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) -
 def _line(row: Sequence[str], chosen: Mapping[int, int], style: str) -> Text:
     line = Text()
     for number, size in chosen.items():
-        cell = Text(row[number], style=style)  # a Text: what users and instances wrote is never markup
+        cell = Text(row[number], style=style)  # a Text, because rich would interpret a str from users as markup
         cell.truncate(size, overflow="ellipsis", pad=True)
         line.append(GAP if line.cell_len else "")
         line.append_text(cell)

@@ -1,4 +1,4 @@
-"""`everstep tokens …` and `everstep whoami`: who may call the service, and as what."""
+"""`everstep tokens …`: create, list and revoke the tokens that authorize callers of the service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 class Role(StrEnum):
-    """What a token may do."""
+    """The permissions of a token."""
 
     ADMIN = "admin"
     SUBMITTER = "submitter"
@@ -25,15 +25,17 @@ class Role(StrEnum):
 def create(
     service: Service,
     role: Annotated[
-        Role, typer.Option(help="viewer reads, submitter also runs jobs, admin does everything in every project.")
+        Role, typer.Option(help="viewer reads, submitter also runs jobs, admin may do everything in every project.")
     ],
     project: Annotated[
-        str | None, typer.Option(help="The only project that it opens; every project unless said.")
+        str | None, typer.Option(help="Project that the token is limited to; by default every project.")
     ] = None,
-    description: Annotated[str, typer.Option(help="Whose it is, or what for.")] = "",
-    expires_in_seconds: Annotated[int | None, typer.Option(min=60, help="It does not expire unless said.")] = None,
+    description: Annotated[str, typer.Option(help="Owner or purpose of the token.")] = "",
+    expires_in_seconds: Annotated[
+        int | None, typer.Option(min=60, help="Lifetime in seconds; by default unlimited.")
+    ] = None,
 ) -> Shown:
-    """Make a token. It is printed once and known nowhere else."""
+    """Create a token. It is printed once, and the service does not store its secret."""
     made = service.create_token(
         Role=role.value, Description=description, **without_none(Project=project, ExpiresInSeconds=expires_in_seconds)
     )
@@ -48,10 +50,10 @@ def create(
 def list_tokens(
     service: Service,
     pages: Pages,
-    project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
-    ended: Annotated[bool, typer.Option("--ended", help="Also those that are revoked or have expired.")] = False,
+    project: Annotated[str | None, typer.Option(help="Only tokens of this project.")] = None,
+    ended: Annotated[bool, typer.Option("--ended", help="Include revoked and expired tokens.")] = False,
 ) -> Shown:
-    """List tokens, oldest first. Secrets are known to nobody but those who have them."""
+    """List tokens, oldest first. The list has no secrets."""
     answer = pages.of(service, "list_tokens", Project=project, IncludeEnded=ended)
     columns: Columns = {
         "ID": "TokenId",
@@ -71,6 +73,6 @@ def list_tokens(
 def revoke(
     service: Service, token_id: Annotated[str, typer.Argument(help="Id of the token, as tokens list shows it.")]
 ) -> Shown:
-    """End a token at once: for requests, for browsers signed in with it, and for answers that still go on."""
+    """Revoke a token at once. Browser sessions and open streams that use the token end, too."""
     token = service.revoke_token(TokenId=token_id)
     return Shown(token, f"{token_id} is revoked since {moment(token.get('RevocationTime'))}")

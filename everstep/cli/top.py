@@ -1,7 +1,8 @@
-"""`jobs top` on a terminal: the board, drawn again whenever something happens, and every two seconds.
+"""The live display of `jobs top`: a board, redrawn after every event and at least every two seconds.
 
-An event makes it look at once; how far training is, no event tells. Invariant: trouble with the service is shown and
-not an end: it looks again.
+The board polls the service after each event. It also polls at intervals, because no event reports the step of a job.
+
+Invariant: a failed poll is shown on the board, and polling continues.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from everstep.errors import ServiceFailed
 
 LOOK_SECONDS: Final = 2.0
 Wait = Callable[[float], Json | None]
-"""Waits for an event, at most so many seconds; None: there was none."""
+"""Waits for an event, at most for a number of seconds. Returns None if no event arrived."""
 
 
 def jobs_under_way(service: Any, name: str | None) -> list[Json]:
-    """Return the jobs that have not ended, newest first; of one name, that one, ended or not."""
+    """Return the jobs that have not ended, newest first. With a name, return that job, even if it has ended."""
     if name is not None:
         return [service.describe_training_job(TrainingJobName=name)]
     found = [
@@ -39,11 +40,11 @@ def jobs_under_way(service: Any, name: str | None) -> list[Json]:
 
 
 def live(service: Any, name: str | None, console: Console) -> None:
-    """Show the board until the user has seen enough (^C)."""
+    """Show the board until the user presses ^C."""
     arrived: queue.SimpleQueue[Json] = queue.SimpleQueue()
 
     def read() -> None:
-        # Looking goes on without events, and says what is wrong.
+        # The board keeps polling without events and shows the reason of a failure.
         with suppress(ServiceFailed):
             for event in following.events(service, without_none(TrainingJobName=name)):
                 arrived.put(event)
@@ -63,19 +64,19 @@ def live(service: Any, name: str | None, console: Console) -> None:
 def boards(
     service: Any, name: str | None, *, wait: Wait, now: Callable[[], datetime]
 ) -> Iterator[tuple[board.Board, datetime]]:
-    """Yield the board after each look, without an end.
+    """Yield the board after each poll, without an end.
 
     Args:
         service: the client.
-        name: of the only job that is wanted, or None.
-        wait: for an event.
-        now: the time.
+        name: shows only the job of this name; None shows all unfinished jobs.
+        wait: waits for an event.
+        now: returns the present time.
 
     Yields:
-        The board, and when that was.
+        The board and the time of the poll.
 
     Raises:
-        ServiceFailed: there is no such job, or the token is not good.
+        ServiceFailed: the job does not exist, or the token is not valid.
     """
     from everstep import failures
 
@@ -90,6 +91,6 @@ def boards(
             seen = board.in_trouble(seen, "the service does not answer")
         yield seen, now()
         event = wait(LOOK_SECONDS)
-        while event is not None:  # all that has happened is one look
+        while event is not None:  # one poll covers all events that are waiting
             seen = board.told(seen, event)
             event = wait(0)

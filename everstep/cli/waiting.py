@@ -1,6 +1,6 @@
-"""Waiting for the end of a job with somebody watching: through restarts of the control plane, and with a word at every look.
+"""Wait for the end of a job on behalf of a person: report every poll and survive restarts of the control plane.
 
-boto3's waiters give up at the first call that fails and say nothing meanwhile; for programs they are right.
+boto3's waiters fail at the first failed call and report nothing before their end, which suits programs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from everstep.cli.output import Json
 from everstep.errors import ServiceFailed, WaitTimedOut
 
 ENDED: Final = frozenset({"Completed", "Stopped", "Failed"})
-"""Values of `TrainingJobStatus` that nothing follows."""
+"""Final values of `TrainingJobStatus`."""
 UNANSWERED_SECONDS: Final = 60.0
-"""How long a control plane may not answer: it may be restarting."""
+"""Seconds without an answer of the control plane before waiting fails. A restart takes less."""
 
 
 def ended(
@@ -29,25 +29,25 @@ def ended(
     pause: Callable[[float], object] = threading.Event().wait,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Json:
-    """Wait until a job has ended, however it did.
+    """Wait until a job has ended, in whichever status.
 
     Args:
         service: the client.
         name: of the job.
-        show: called with every description, also the last.
-        interval_seconds: between two looks.
-        timeout_seconds: in all, or None.
-        pause: waits for so many seconds.
-        monotonic: seconds of a clock that never jumps.
+        show: called with every description of the job, including the last.
+        interval_seconds: between two polls.
+        timeout_seconds: for the whole wait; None: no limit.
+        pause: sleeps for a number of seconds.
+        monotonic: returns the seconds of a monotonic clock.
 
     Returns:
-        The job's last description.
+        The last description of the job.
 
     Raises:
-        WaitTimedOut: the time is up.
-        ServiceFailed: the service refuses to tell, or nobody has answered for a minute.
+        WaitTimedOut: the job has not ended within `timeout_seconds`.
+        ServiceFailed: the service refuses the request or has not answered for a minute.
     """
-    from everstep import failures  # with botocore, which no --help needs
+    from everstep import failures  # slow: imports botocore, unused by --help
 
     started_at = seen_at = monotonic()
     while True:

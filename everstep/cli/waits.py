@@ -1,6 +1,6 @@
-"""`everstep wait …`: until something is so.
+"""`everstep wait …`: block until a condition holds.
 
-One command for each waiter of the service model; boto3 and the AWS CLI have the same.
+The module adds one command for each waiter of the service model. boto3 and the AWS CLI have the same waiters.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def _add(waiter: str, settings: Json) -> None:
 
     def wait(
         service: Service,
-        name: Annotated[str, typer.Argument(help="Name of what is waited for.")],
-        delay: Annotated[int, typer.Option(min=1, help="Seconds between two looks.")] = settings["delay"],
-        max_attempts: Annotated[int, typer.Option(min=1, help="Looks, before it has taken too long.")] = settings[
+        name: Annotated[str, typer.Argument(help="Name of the training job or fleet.")],
+        delay: Annotated[int, typer.Option(min=1, help="Seconds between two polls.")] = settings["delay"],
+        max_attempts: Annotated[int, typer.Option(min=1, help="Polls before the wait times out.")] = settings[
             "maxAttempts"
         ],
     ) -> Shown:
@@ -47,7 +47,7 @@ def _add(waiter: str, settings: Json) -> None:
 
 
 def _show_looks(service: Any, progress: Progress) -> None:
-    """Show each description that a waiter asks for. botocore's waiters themselves say nothing before their end."""
+    """Print each description that a waiter polls. botocore's waiters report nothing before their end."""
 
     def show(http_response: Any, parsed: Json, **_: Any) -> None:
         if http_response.status_code < 300:

@@ -1,4 +1,4 @@
-"""`everstep whoami`: the role, the project and the end of the caller's token."""
+"""`everstep whoami`: the role, the project and the expiration time of the caller's token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = typer.Typer(add_completion=False)
 
 @command(app)
 def whoami(service: Service) -> Shown:
-    """Say who the service takes you for: role, project, and how long that lasts."""
+    """Show the role and the project of your token, and when it expires."""
     identity: Json = service.get_caller_identity()
     return Shown(
         identity,
