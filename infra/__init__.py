@@ -1,1 +1,1 @@
-"""What Everstep runs on. So far one room: the local cloud, which stands in for AWS on one machine."""
+"""The infrastructure that Everstep runs on: for now, the local cloud, which emulates AWS on one machine."""

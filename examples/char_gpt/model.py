@@ -1,4 +1,4 @@
-"""A small GPT: pre-norm blocks, learned positions, no bias in the head."""
+"""A small GPT with pre-norm blocks, learned positions and an output head without bias."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GPTConfig:
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer perceptron, each added to what came in."""
+    """A transformer block: attention, then a two-layer perceptron, each with a residual connection."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x: [batch, time, width] after the block."""
+        """Return the output of the block for x: float[batch, time, width], in the same shape."""
         batch, time, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, time, width)
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Characters in, the mean cross-entropy of the next character out."""
+    """The model: maps characters to the mean cross-entropy of the next character."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -56,7 +56,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of inputs, targets: int64[batch, time]."""
+        """Return the mean loss for inputs and targets: int64[batch, time]."""
         x = self.token(inputs) + self.position(torch.arange(inputs.shape[1], device=inputs.device))
         for block in self.blocks:
             x = block(x)

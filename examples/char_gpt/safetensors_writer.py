@@ -1,4 +1,4 @@
-"""Writes tensors in the safetensors format: eight bytes of header length, a JSON header, then the bytes."""
+"""Writes tensors in the safetensors format: eight bytes of header length, a JSON header, then the tensors' bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write `tensors` to `path`, in the order of their names."""
+    """Write `tensors` to `path`, sorted by name."""
     header, pieces, end = {}, [], 0
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

@@ -1,11 +1,11 @@
-"""A char-level GPT on Python's own standard library, trained with DeepSpeed ZeRO-3.
+"""A character-level GPT, trained with DeepSpeed ZeRO-3 on the source code of Python's standard library.
 
-Every machine has the text; no GPU is needed.
+Every machine with Python has the text. No GPU is needed.
 
-    torchrun --nproc-per-node=2 train.py --steps 20                                      # alone
-    everstep jobs submit --name gpt --source-dir . --entry-point train.py --node-count 4  # under Everstep, unchanged
+    torchrun --nproc-per-node=2 train.py --steps 20                                      # without Everstep
+    everstep jobs submit --name gpt --source-dir . --entry-point train.py --node-count 4  # on Everstep, unchanged
 
-Only four lines know of Everstep: `init`, `batches`, `log` and `close`.
+Only four calls belong to Everstep: `init`, `batches`, `log` and `close`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ settings = everstep.training.hyperparameters(
 
 
 class StandardLibrary(Dataset):
-    """Windows of text from the standard library's top-level modules, in alphabetical order: the same bytes on every
-    node.
+    """Windows of text from the standard library's top-level modules, in alphabetical order.
+
+    Nodes with the same version of Python have the same bytes.
     """
 
     def __init__(self, context: int, size: int):
@@ -62,7 +63,7 @@ class StandardLibrary(Dataset):
 
 
 class Losses:
-    """The loss of every step. Part of the run's state, so the record is whole however often the run was interrupted."""
+    """The loss of every step. The list is part of the saved state, so it stays complete across interruptions."""
 
     def __init__(self):
         self.values = []
@@ -75,7 +76,7 @@ class Losses:
 
 
 def warm_up_then_cosine(step: int) -> float:
-    """Return the factor of the learning rate: up over 20 steps, then half a cosine down to a tenth."""
+    """Return the factor of the learning rate: a linear rise over 20 steps, then half a cosine down to a tenth."""
     warm_up = 20
     if step < warm_up:
         return (step + 1) / warm_up
@@ -84,7 +85,7 @@ def warm_up_then_cosine(step: int) -> float:
 
 warnings.filterwarnings(
     "ignore", category=FutureWarning, module="torch"
-)  # DeepSpeed calls collectives by their former names
+)  # DeepSpeed uses deprecated names of collectives
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 deepspeed.init_distributed("gloo")
@@ -94,7 +95,7 @@ torch.manual_seed(settings.seed)
 config = {
     "train_micro_batch_size_per_gpu": settings.batch,
     "gradient_clipping": 1.0,
-    # Buckets to the size of the model: the default reserves 2 GB on every rank.
+    # Small buckets for a small model: the default reserves 2 GB on every rank.
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, "reduce_bucket_size": 1_000_000},
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
@@ -110,7 +111,7 @@ dataset = StandardLibrary(settings.context, settings.text_bytes)
 sampler = DistributedSampler(dataset, world_size, rank, seed=settings.seed, drop_last=True)
 loader = DataLoader(dataset, batch_size=settings.batch, sampler=sampler, drop_last=True)
 losses = Losses()
-torch.manual_seed(settings.seed + rank)  # dropout differs between ranks
+torch.manual_seed(settings.seed + rank)  # a different dropout on each rank
 
 session = everstep.training.init(engine=engine, data=loader, extra={"losses": losses})
 for inputs, targets in session.batches(until_step=settings.steps):

@@ -1,7 +1,7 @@
-"""Are two runs of a job bit-identical? Read from what they left in S3, by nothing but this file.
+"""Checks whether two runs of a job are bit-identical, using only their output files.
 
-A run's output is one folder per rank: `rank=<r>/state-rank<r>.safetensors` (model and optimizer shard) and
-`rank=<r>/losses-rank<r>.json`.
+A run's output has one directory per rank, with two files: `rank=<r>/state-rank<r>.safetensors` (shard of the model and
+the optimizer) and `rank=<r>/losses-rank<r>.json`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run ended with."""
+    """The final state and the losses of a run."""
 
     digest: str
     """SHA-256 over rank, name, dtype, shape and bytes of every tensor of model and optimizer."""
     losses: tuple[tuple[str, ...], ...]
-    """By rank and step; exact, as hexadecimal floats."""
+    """Losses by rank and step, as hexadecimal floats, which are exact."""
 
 
 def read_run(folder: Path, world_size: int) -> RunResult:
-    """Read a run's output.
+    """Read the output of a run.
 
     Args:
-        folder: where `everstep jobs output` has put it.
-        world_size: how many ranks must be there.
+        folder: directory to which `everstep jobs output` has downloaded the files.
+        world_size: number of ranks.
 
     Raises:
-        FileNotFoundError: a rank's output is missing.
-        ValueError: an output holds no tensors or no losses.
+        FileNotFoundError: the output of a rank is missing.
+        ValueError: an output contains no tensors or no losses.
     """
     digest = hashlib.sha256()
     losses = []
@@ -57,7 +57,7 @@ def read_run(folder: Path, world_size: int) -> RunResult:
 
 
 def differences(run: RunResult, reference: RunResult) -> list[str]:
-    """Return in which ways two runs differ, one sentence each; empty when they are bit-identical."""
+    """Return the differences between two runs, one sentence each; empty if the runs are bit-identical."""
     found = []
     if run.digest != reference.digest:
         found.append(f"final weights or optimizer state differ: {run.digest} against {reference.digest}")

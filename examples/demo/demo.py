@@ -1,9 +1,8 @@
-"""The main job: a training run that loses a process, an instance and a whole group, and ends bit for bit as if nothing
-had happened.
+"""The demo: a training run that loses a process, an instance and a whole group, and still ends bit-identical.
 
-Everything goes through public faces: the Everstep API for the job, plain boto3 for the cloud. `make demo` runs it; the
-report is `.everstep/demo/report.json`. With KEEP=1 in the environment the cluster stays up afterwards, until it is
-interrupted.
+The reference is an undisturbed run of the same job. The demo uses only public interfaces: the Everstep API for jobs,
+plain boto3 for the cloud. `make demo` runs it and writes the report to `.everstep/demo/report.json`. With KEEP=1 in the
+environment, the cluster stays up until you interrupt the demo.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ POLL_SECONDS = 0.1
 
 
 class DemoFailed(Exception):
-    """The demo did not show what it is there to show."""
+    """The demo did not show the expected recovery."""
 
 
 class Demo:
@@ -56,17 +55,17 @@ class Demo:
         self.console = console
         self.begun = time.monotonic()
 
-    # -- telling
+    # -- progress
 
     def say(self, text: str) -> None:
-        """Print one line of the story, with the time."""
+        """Print one line with the time since the start."""
         self.console.print(f"[dim]{time.monotonic() - self.begun:6.1f} s[/]  {text}")
 
     def wait(self, what: str, job: str, arrived: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Poll the job until `arrived` says so, telling what is going on; give up when nothing moves any more.
+        """Poll the job until `arrived` returns True, and print its progress meanwhile.
 
         Raises:
-            DemoFailed: the job ended otherwise, or has not moved for `PATIENCE_SECONDS`.
+            DemoFailed: the job ended, or its state and step have not changed for `PATIENCE_SECONDS`.
         """
         told_state: tuple[object, ...] = ()
         told_step, last, moved_at, told_at = -1, None, time.monotonic(), time.monotonic()
@@ -108,7 +107,7 @@ class Demo:
     # -- the job
 
     def submit(self, job: str) -> None:
-        """Submit the char-GPT through the public API."""
+        """Submit the character GPT through the public API."""
         source = self.client.upload_source(Directory=ROOT / "examples" / "char_gpt")["SourceId"]
         self.client.create_training_job(
             TrainingJobName=job,
@@ -126,14 +125,14 @@ class Demo:
         )
 
     def result(self, job: str) -> RunResult:
-        """Download what a finished job left in S3 and read it."""
+        """Download and read the output of a finished job."""
         folder = HOME / "outputs" / job
         shutil.rmtree(folder, ignore_errors=True)
         self.client.download_outputs(TrainingJobName=job, Directory=folder)
         return read_run(folder, NODES)
 
     def incident(self, job: str, number: int) -> dict[str, Any]:
-        """Wait until the job's incident of this number is closed, and tell what it was."""
+        """Wait until the job's incident of this number (from 1) is closed, and print its outcome."""
         what = f"incident {number} to be closed"
 
         def closed(_: dict[str, Any]) -> bool:
@@ -153,25 +152,26 @@ class Demo:
         )
         return incident
 
-    # -- the faults
+    # -- faults
 
     def kill_rank(self, job: str) -> None:
-        """SIGKILL one rank process in the middle of training."""
+        """SIGKILL one rank process during training."""
         description = self.wait("the first steps", job, lambda seen: seen["CommittedStep"] >= FIRST_FAULT_STEP)
         rank = 2
         pid = self.cluster.kill_rank(description["NodeIds"][rank], rank)
         self.say(f"[red]killed[/] rank {rank} (pid {pid}, SIGKILL) on {description['NodeIds'][rank]}")
 
     def terminate_instance(self, job: str) -> None:
-        """Terminate one EC2 instance, past its group."""
+        """Terminate one EC2 instance without its Auto Scaling group."""
         description = self.wait("more steps", job, lambda seen: seen["CommittedStep"] >= SECOND_FAULT_STEP)
         victim = description["NodeIds"][1]
         self.cluster.inject(Terminate(target=victim))
         self.say(f"[red]terminated[/] instance {victim}")
 
     def terminate_group(self, job: str, base: int, newcomer: str) -> None:
-        """Wait for a checkpoint beyond `base`, then terminate both holders of one shard at once, neither of them the
-        newcomer.
+        """Wait for a checkpoint newer than step `base`, then terminate both holders of a shard at once.
+
+        `newcomer` is the replacement of the previous incident, and is not terminated.
         """
 
         def checkpointed(_: dict[str, Any]) -> bool:
@@ -190,16 +190,16 @@ class Demo:
         )
         self.cluster.aws("ec2").terminate_instances(
             InstanceIds=victims
-        )  # both in one call: as two faults one would be seen before the other
+        )  # one call, because Everstep would react to two separate faults one after the other
         self.say(f"[red]terminated[/] both holders of one group at once: {', '.join(victims)}")
 
-    # -- the story
+    # -- sequence
 
     def run(self) -> dict[str, Any]:
-        """Tell the whole story and return the report.
+        """Run the whole demo and return the report.
 
         Raises:
-            DemoFailed: it ended otherwise than it should.
+            DemoFailed: a step of the demo had another outcome than expected.
         """
         self.submit("survivor")
         self.kill_rank("survivor")
@@ -234,10 +234,10 @@ class Demo:
 
 
 def check(incidents: list[dict[str, Any]], report: dict[str, Any]) -> None:
-    """Hold the incidents against what each of them was there to show.
+    """Check that each incident has the expected cause, restore source and number of lost steps, and that the loss fell.
 
     Raises:
-        DemoFailed: one shows something else.
+        DemoFailed: an incident or the loss differs.
     """
     expected = [
         ("rank_exit", "local", 3),
@@ -256,7 +256,7 @@ def check(incidents: list[dict[str, Any]], report: dict[str, Any]) -> None:
 
 
 def summary(incident: dict[str, Any]) -> dict[str, Any]:
-    """Return an incident as the report has it."""
+    """Return the part of an incident that the report contains."""
     return {
         "cause": incident["Cause"],
         "evidence": incident["Evidence"],
@@ -275,7 +275,7 @@ def summary(incident: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(console: Console, incidents: list[dict[str, Any]]) -> None:
-    """Print what happened and what it cost."""
+    """Print a table of the incidents and their costs."""
     shown = Table(title="What happened to the job, and what it cost", show_lines=True)
     shown.add_column("incident", no_wrap=True)
     shown.add_column("evidence", max_width=48)
@@ -298,21 +298,21 @@ def _pause() -> None:
 
 
 class Steps:
-    """Tells what the cluster does while it starts."""
+    """Prints the start of the cluster step by step."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Print a step's title and how long it took."""
+        """Print the title and the duration of a step."""
         begun = time.monotonic()
         yield
         self.console.print(f"[dim]  ·  {title}: {time.monotonic() - begun:.1f} s[/]")
 
 
 def main() -> int:
-    """Run the demo; return the process's exit code."""
+    """Run the demo and return the exit code of the process."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     if any(part.is_alive for part in LocalCluster(HOME / "cluster").status()):
         console.print(f"[red bold]the demo is up already[/] in {HOME}: end it first (Ctrl-C where it runs)")
@@ -323,7 +323,7 @@ def main() -> int:
     console.print(f"[bold]Everstep demo[/]: {NODES} nodes, {SPARES} spare, one training job, three failures")
     signal.signal(
         signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # like an interrupt: what was started is ended
+    )  # raises SystemExit, so that the cluster is ended
     try:
         with cluster:
             cluster.up(ClusterOptions(nodes=NODES, spares=SPARES))
@@ -341,7 +341,7 @@ def main() -> int:
 
 
 def told(demo: Demo) -> int:
-    """Run the story and print how it ended; return the exit code."""
+    """Run the demo on a running cluster, print the outcome and return the exit code."""
     console = demo.console
     try:
         with failures.translated():
@@ -364,19 +364,19 @@ def told(demo: Demo) -> int:
 
 
 def dashboard(address: str, token_file: Path, *, is_built: bool) -> str:
-    """Return the line that says where to watch.
+    """Return a line with the address of the dashboard.
 
     Args:
-        address: of the control plane, which serves it.
-        token_file: holds the token to sign in with.
-        is_built: `make web` was run in this checkout.
+        address: URL of the control plane, which serves the dashboard.
+        token_file: contains the token to sign in with.
+        is_built: whether the dashboard was built in this checkout with `make web`.
     """
     build = "" if is_built else "; not built yet: `make web` in another terminal takes a minute, then reload"
     return f"dashboard: [bold]{address}[/] (sign in with the token in {token_file}{build})"
 
 
 def stay(console: Console, address: str, state: Path) -> None:
-    """Keep the cluster up until somebody interrupts."""
+    """Keep the cluster up until the user interrupts the demo."""
     console.print(f"KEEP=1: the cluster stays up, its dashboard at [bold]{address}[/]; Ctrl-C ends it", soft_wrap=True)
     console.print(
         f'in another terminal: eval "$(everstep local env --state-dir {state})"; everstep incidents list',

@@ -1,4 +1,4 @@
-"""Say in the first second whether this machine can run the demo; needs nothing but Python itself."""
+"""Checks whether this machine can run the demo, before the set-up. Uses only the standard library."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ NEEDED_DISK_BYTES = 4 * 1024**3
 
 
 def obstacles() -> list[str]:
-    """Return what is in the way, one sentence each; empty when the demo can run."""
+    """Return the missing requirements, one sentence each; empty if the demo can run."""
     if platform.system() != "Linux":
         return [f"Everstep needs Linux (tmpfs, pidfd); this is {platform.system()}. Use a Linux machine or container."]
     found = []

@@ -1,5 +1,5 @@
-"""A cloud on one machine: AWS's APIs served on loopback, instances as process trees, and a control plane started beside them.
+"""A cloud on one machine: AWS's APIs on loopback, instances as process trees, and a control plane.
 
-Invariant: nothing here ever speaks to another machine. It knows Everstep only from outside: its command line, its
-client, its file names, and the layout of a slot, to break one.
+Invariant: the local cloud never connects to another machine. It uses Everstep only through its command line, its
+client, its file names, and the layout of a slot, which one fault corrupts.
 """

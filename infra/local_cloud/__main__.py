@@ -1,6 +1,6 @@
-"""The command line of the local cloud: `python -P -m infra.local_cloud`, which `everstep local` runs.
+"""The command line of the local cloud: `python -P -m infra.local_cloud`, started by `everstep local`.
 
-Exit codes: 0 done, 1 it could not be done (one line says why), 3 `status` of a cloud that is not wholly up.
+Exit codes: 0 done, 1 an operating error, printed as one line, 3 `status` of a cloud that is not completely up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from infra.local_cloud.parts import write_private
 
 app = typer.Typer(
     name="everstep local",
-    help="A whole Everstep on this machine: no AWS account, no GPU.",
+    help="A complete Everstep on this machine, without AWS account or GPU.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -41,40 +41,39 @@ console = Console(stderr=True, highlight=False)
 
 
 class Network(StrEnum):
-    """What instances are connected by."""
+    """The network that connects instances."""
 
     LOOPBACK = "loopback"
     NAMESPACES = "namespaces"
 
 
-StateDir = Annotated[
-    Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="Where everything of this local cloud is kept.")
-]
+StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="State directory of the local cloud.")]
 DEFAULT_STATE_DIR = Path(".everstep")
 NO_KEYS = LocalKeys(access_key_id="", secret_access_key="")
-"""For the names of variables, where their values do not matter."""
+"""Placeholder for code that needs the names of the AWS variables, but not their values."""
 MAX_WIDTH = 240
-"""Of a table that no terminal shows: nothing is cut off in a file or a pipe."""
+"""Width of a table in a file or a pipe, in columns; wide enough that nothing is cut."""
 
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(min=1, max=48, help="Nodes that jobs can use.")] = 4,
-    spares: Annotated[int, typer.Option(min=0, max=16, help="Nodes that wait for another one to fail.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, max=48, help="Number of nodes for jobs.")] = 4,
+    spares: Annotated[int, typer.Option(min=0, max=16, help="Number of spare nodes.")] = 1,
     boot_delay: Annotated[
         float, typer.Option(min=0, max=600, help="Seconds from an instance's launch until it runs.")
     ] = 0.5,
     node_memory_mib: Annotated[
-        int | None, typer.Option(min=1, help="Memory for snapshots on each node; a share of what is there unless said.")
+        int | None,
+        typer.Option(min=1, help="Memory for snapshots on each node; by default a share of the free memory."),
     ] = None,
     detection_seconds: Annotated[
-        float | None, typer.Option(min=0.2, help="How fast silence is noticed; all timeouts derive from it.")
+        float | None, typer.Option(min=0.2, help="Time until a silent node is detected; all timeouts derive from it.")
     ] = None,
     network: Annotated[
-        Network, typer.Option(help="namespaces: each node has one, so that lines can be cut and slowed (needs root).")
+        Network, typer.Option(help="namespaces: one per node, so that faults can cut and slow lines (needs root).")
     ] = Network.LOOPBACK,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of all chance in the local AWS; a fresh one unless said.")
+        int | None, typer.Option(min=0, help="Seed of all randomness in the local AWS; by default random.")
     ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
@@ -83,7 +82,7 @@ def up(
 
     signal.signal(
         signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # like an interrupt: what was started is ended
+    )  # raises SystemExit, so that `up` ends the parts it has started
     began = time.monotonic()
     cluster = LocalCluster(state_dir, progress=_Printed())
     cluster.up(
@@ -107,7 +106,7 @@ def up(
 
 @app.command()
 def down(state_dir: StateDir = DEFAULT_STATE_DIR) -> None:
-    """End everything of the local cloud; logs stay. Safe to repeat, also after a crash."""
+    """Stop all processes of the local cloud. Logs are kept. Safe to repeat, also after a crash."""
     from infra.local_cloud.up import LocalCluster
 
     LocalCluster(state_dir).down()
@@ -119,7 +118,7 @@ def status(
     state_dir: StateDir = DEFAULT_STATE_DIR,
     output: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """Show what runs."""
+    """Show the running processes of the local cloud."""
     from infra.local_cloud.up import LocalCluster
 
     cluster = LocalCluster(state_dir)
@@ -149,10 +148,10 @@ def status(
 
 @app.command()
 def env(
-    unset: Annotated[bool, typer.Option("--unset", help="Print the lines that undo it.")] = False,
+    unset: Annotated[bool, typer.Option("--unset", help="Print the lines that revert the variables.")] = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Print shell lines that point the command line, the SDK and any AWS tool at the local cloud: eval "$(everstep local env)"."""
+    """Print shell lines that select the local cloud for Everstep and AWS tools: eval "$(everstep local env)"."""
     from infra.local_cloud.up import LocalCluster
 
     if unset:
@@ -176,11 +175,11 @@ def serve(
     seed: Annotated[int, typer.Option()] = 0,
     network_name: Annotated[str, typer.Option()] = "",
 ) -> None:
-    """Serve the local AWS until SIGTERM; `up` starts this."""
+    """Serve the local AWS until SIGTERM. `up` starts this command."""
     from infra.local_cloud.aws import AwsOptions, LocalAws
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
-    os.umask(0o077)  # instances inherit it: their files are this user's alone
+    os.umask(0o077)  # instances inherit the umask, so only this user can read their files
     marker = os.environ.get("EVERSTEP_LOCAL_CLUSTER", str(nodes_directory))
     keys = LocalKeys.read(keys_file)
     cloud = LocalAws(
@@ -210,17 +209,15 @@ def serve(
     write_private(ready_file, json.dumps(ready).encode())
     cloud.run()
     logging.shutdown()
-    os._exit(
-        0
-    )  # Python would first take apart what moto has in memory, which takes longer than all else that ends here
+    os._exit(0)  # skip the interpreter's teardown, which would spend seconds on freeing moto's objects
 
 
 class _Printed:
-    """Progress for a person: a spinner while a step runs, a line when it is done."""
+    """Progress of `up` on the terminal: a spinner while a step runs, a line after the step."""
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Show one step."""
+        """Show the progress of one step while the `with` block runs."""
         began = time.monotonic()
         with console.status(f"{title} …"):
             yield
@@ -228,7 +225,7 @@ class _Printed:
 
 
 def main() -> None:
-    """Run the command line; operating errors are one line on stderr."""
+    """Run the command line. An operating error prints one line on stderr and exits with code 1."""
     try:
         app(prog_name="everstep local")
     except (LocalCloudError, UnusableKeys) as error:

@@ -1,8 +1,8 @@
-"""Loopback addresses for instances: unique on this machine, also between local clouds that run at the same time.
+"""Loopback addresses for instances, unique on this machine across all running local clouds.
 
-All of 127.0.0.0/8 is this machine on Linux. A local cloud claims whole /24 blocks by binding an abstract unix socket of
-the block's name: the kernel grants a name once per network namespace (which is also what a loopback address belongs to)
-and takes it back when the process dies.
+On Linux, all of 127.0.0.0/8 belongs to this machine. A local cloud claims whole /24 blocks by binding an abstract unix
+socket with the block's name. The kernel grants each name once per network namespace and releases it when the process
+dies. Loopback addresses have the same scope.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ATTEMPTS = 1000
 
 
 class AddressPool:
-    """Addresses that nobody else gives out while this object lives. One owner, which closes it.
+    """A pool of addresses that no other pool hands out while this object lives. Its owner must close it.
 
     Args:
-        chooser: which blocks are tried, in which order.
+        chooser: picks the blocks to try. Only the order of attempts depends on it.
     """
 
     def __init__(self, chooser: random.Random) -> None:
@@ -31,18 +31,18 @@ class AddressPool:
         self._addresses = self._generate()
 
     def take(self) -> str:
-        """Return an address that this pool has not given out before.
+        """Return an address that this pool has not handed out before.
 
         Returns:
-            Dotted, in 127.0.0.0/8.
+            A dotted address in 127.0.0.0/8.
 
         Raises:
-            StartFailed: no free block was found.
+            StartFailed: no block is free, or the kernel refused the claim.
         """
         return next(self._addresses)
 
     def close(self) -> None:
-        """Give all blocks back."""
+        """Release all blocks."""
         for claim in self._claims:
             claim.close()
         self._claims.clear()
@@ -55,7 +55,7 @@ class AddressPool:
 
     def _claim_block(self) -> str:
         for _ in range(ATTEMPTS):
-            # 127.0 is left alone: 127.0.0.1 and 127.0.1.1 have other users.
+            # 127.0 is excluded, because other programs use 127.0.0.1 and 127.0.1.1.
             block = f"127.{self._random.randint(1, 254)}.{self._random.randint(0, 255)}"
             claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:

@@ -1,9 +1,10 @@
-"""EC2 Auto Scaling as AWS runs it, over moto's groups: what moto does at once or never, this does in its own time.
+"""EC2 Auto Scaling over moto's groups, with the delays and lifecycle states that moto does not emulate.
 
-    Pending ──boot──▶ InService ──unhealthy, scale-in, by request──▶ Terminating[:Wait] ──▶ gone
+    Pending ──boot──▶ InService ──unhealthy, scale-in, by request──▶ Terminating[:Wait] ──▶ removed
 
-One pass looks at each group and takes each member one step further. Suspended processes, scale-in protection, hooks and
-capacity are honoured as AWS documents them; activities are written in AWS's words. Works under the server's lock.
+One pass visits each group and moves each member one state further. The engine honours suspended processes, scale-in
+protection, lifecycle hooks and capacity as AWS documents them. Activities use AWS's wording. All methods run under the
+server's lock.
 
 Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle
 hooks).
@@ -49,11 +50,11 @@ PROCESSES: Final = frozenset(
 ACTIVITIES_KEPT: Final = 500
 LAUNCH_FAILED: Final = f"{INSUFFICIENT_CAPACITY} Launching EC2 instance failed."
 GLOBAL_TIMEOUT_SECONDS: Final = 172_800
-"""However often heartbeats are recorded, a member is held no longer than this or a hundred times its hook's timeout."""
+"""Maximum time that a hook holds a member, heartbeats included; at most 100 times the hook's timeout applies, too."""
 ADMINISTRATIVE: Final = (
     "Amazon EC2 Auto Scaling suspended this process: the group has repeatedly failed to launch instances since {since}."
 )
-"""AWS documents that it does this, and not in which words."""
+"""Reason of an administrative suspension. AWS documents the suspension, but not its wording."""
 ALL_PROTECTED: Final = (
     "Could not scale to desired capacity because all remaining instances are protected from scale-in."
 )
@@ -61,7 +62,7 @@ ALL_PROTECTED: Final = (
 
 @dataclass(slots=True)
 class _Wait:
-    """A member held by a lifecycle hook."""
+    """A lifecycle hook that holds a member."""
 
     hook: LifecycleHook
     deadline: float
@@ -72,7 +73,7 @@ class _Wait:
 
 @dataclass(slots=True)
 class _Member:
-    """What moto's member has no field for."""
+    """State of a group member for which moto's class has no field."""
 
     launch: Activity | None = None
     termination: Activity | None = None
@@ -82,27 +83,27 @@ class _Member:
 
 @dataclass(slots=True)
 class _Record:
-    """What moto's group has no field for."""
+    """State of a group for which moto's class has no field."""
 
     activities: list[Activity] = field(default_factory=list)
-    """Newest first."""
+    """Scaling activities, newest first, at most `ACTIVITIES_KEPT`."""
     no_launch_before: float = 0.0
     protected_at_desired: int | None = None
-    """The desired capacity for which it has been said that protection stands in the way."""
+    """Desired capacity for which the activity `ALL_PROTECTED` is already recorded. Avoids one activity per pass."""
     failing_since: tuple[float, str] | None = None
-    """Since when launches fail and none succeeds: monotonic, and as a stamp."""
+    """Start of the present series of failed launches, as monotonic seconds and as a timestamp; None after a success."""
     suspensions: dict[str, str] = field(default_factory=dict)
-    """Why a process is suspended; what moto has no room for."""
+    """Reason of each suspension, by process. moto stores only the names of suspended processes."""
 
 
 class AutoScaling:
-    """All groups of all accounts and regions.
+    """The engine for all groups of all accounts and regions.
 
     Args:
-        ec2: the instances.
-        faults: how soon a failed launch is tried again, and when AWS gives up.
-        announcements: where events go.
-        monotonic: seconds.
+        ec2: the engine for instances.
+        faults: conditions that set the retry delay of a failed launch and the time until AWS suspends launches.
+        announcements: receives the events of launches, terminations and hooks.
+        monotonic: returns the seconds of a monotonic clock.
     """
 
     def __init__(self, ec2: Ec2, faults: Faults, announcements: Announcements, monotonic: Callable[[], float]) -> None:
@@ -113,22 +114,22 @@ class AutoScaling:
         self._records: dict[str, _Record] = {}
         self._members: dict[str, _Member] = {}
 
-    # What the API asks for
+    # Operations of the API
 
     def create(self, group: FakeAutoScalingGroup) -> None:
-        """Take over a group that moto has just made."""
+        """Check the bounds of a group that moto has just created, and begin to manage the group."""
         _require_bounds(group.min_size, group.max_size, group.desired_capacity)
         self._records[group.arn] = _Record()
 
     def set_desired(self, group: FakeAutoScalingGroup, desired: int) -> None:
-        """Set desired capacity within the group's bounds; a launch that failed is tried again at once.
+        """Set the desired capacity within the group's bounds. The next pass retries a failed launch at once.
 
         Args:
-            group: whose.
+            group: the group to change.
             desired: number of instances.
 
         Raises:
-            ValidationError: outside the group's bounds, in AWS's words.
+            ValidationError: the number is outside the group's bounds. The message is AWS's.
         """
         if desired > group.max_size:
             raise ValidationError(
@@ -147,24 +148,26 @@ class AutoScaling:
         """Check new bounds before moto stores them."""
         lowest = group.min_size if min_size is None else min_size
         highest = group.max_size if max_size is None else max_size
-        # Without a desired capacity of its own, an update moves it into the new bounds.
+        # If an update sets no desired capacity, AWS moves the present one into the new bounds.
         _require_bounds(
             lowest, highest, min(max(group.desired_capacity, lowest), highest) if desired is None else desired
         )
 
     def terminate(self, group: FakeAutoScalingGroup, member: InstanceState, *, decrement: bool) -> Activity:
-        """TerminateInstanceInAutoScalingGroup: end this one; without a decrement another takes its place.
+        """TerminateInstanceInAutoScalingGroup: terminate one member.
+
+        Without a decrement, the group launches a replacement.
 
         Args:
-            group: the member's.
-            member: to end.
-            decrement: take one off desired capacity.
+            group: the member's group.
+            member: the member to terminate.
+            decrement: whether to lower the desired capacity by one.
 
         Returns:
-            The activity of its ending.
+            The activity of the termination.
 
         Raises:
-            ValidationError: a decrement would fall below the group's minimum.
+            ValidationError: the decrement would violate the group's minimum size.
         """
         before = group.desired_capacity
         if decrement:
@@ -187,14 +190,14 @@ class AutoScaling:
         return activity
 
     def delete(self, group: FakeAutoScalingGroup, *, force: bool) -> None:
-        """DeleteAutoScalingGroup: with force, every instance goes, protected or held or not.
+        """DeleteAutoScalingGroup: with `force`, terminate all instances, including protected and held ones.
 
         Args:
-            group: whose.
-            force: also with instances in it.
+            group: the group to delete.
+            force: delete the group even if it has instances.
 
         Raises:
-            AutoscalingClientError: ResourceInUse, there are instances and `force` was not said.
+            AutoscalingClientError: ResourceInUse, because the group has instances and `force` is not set.
         """
         if group.instance_states and not force:
             raise AutoscalingClientError(
@@ -220,17 +223,17 @@ class AutoScaling:
     def complete_lifecycle_action(
         self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None, result: str
     ) -> None:
-        """CompleteLifecycleAction: let a held member go on (CONTINUE) or end it (ABANDON).
+        """CompleteLifecycleAction: release a member from its hook (CONTINUE) or abandon its launch (ABANDON).
 
         Args:
-            group: the member's.
-            hook: by name.
-            instance_id: of the held member; or `token`.
-            token: of the action; or `instance_id`.
+            group: the member's group.
+            hook: name of the hook.
+            instance_id: of the held member; None if `token` is set.
+            token: of the lifecycle action; None if `instance_id` is set.
             result: CONTINUE or ABANDON.
 
         Raises:
-            ValidationError: another result, or no member is held like that.
+            ValidationError: the result is invalid, or this hook holds no such member.
         """
         if result not in ("CONTINUE", "ABANDON"):
             raise ValidationError(f"Invalid lifecycle action result {result}: CONTINUE or ABANDON")
@@ -239,24 +242,30 @@ class AutoScaling:
     def record_heartbeat(
         self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None
     ) -> None:
-        """RecordLifecycleActionHeartbeat: hold the member for another timeout."""
+        """RecordLifecycleActionHeartbeat: hold the member for another timeout of the hook."""
         wait = self._held(group, hook, instance_id, token)
         wait.deadline = min(self._monotonic() + wait.hook.heartbeat_timeout, wait.last_deadline)
 
     def suspend(self, group: FakeAutoScalingGroup, processes: Iterable[str], reason: str = "") -> None:
-        """Suspend processes; without a reason, a user does it. One that is suspended already keeps its reason."""
+        """Suspend processes of a group. An empty reason means that a user suspends them.
+
+        A process that is already suspended keeps its reason.
+        """
         record = self._record(group)
         for process in processes:
             record.suspensions.setdefault(process, reason or f"User suspended at {_stamp()}")
         group._suspended_processes = sorted({*group._suspended_processes, *processes})
 
     def suspend_administratively(self, group: FakeAutoScalingGroup) -> None:
-        """Suspend Launch as AWS does for its own reasons."""
+        """Suspend the process Launch as AWS does after launches have failed for a long time."""
         since = self._record(group).failing_since
         self.suspend(group, ["Launch"], ADMINISTRATIVE.format(since=since[1] if since else _stamp()))
 
     def resume(self, group: FakeAutoScalingGroup, processes: Iterable[str]) -> None:
-        """Resume processes, whoever suspended them; a launch that failed is tried again at once."""
+        """Resume processes, both those suspended by a user and those suspended by AWS.
+
+        The next pass retries a failed launch at once.
+        """
         record = self._record(group)
         for process in processes:
             record.suspensions.pop(process, None)
@@ -264,11 +273,11 @@ class AutoScaling:
         record.no_launch_before, record.failing_since = 0.0, None
 
     def suspension_reason(self, group: FakeAutoScalingGroup, process: str) -> str:
-        """Return why a process is suspended."""
+        """Return the reason why a process is suspended; empty if there is none."""
         return self._record(group).suspensions.get(process, "")
 
     def target_lifecycle_state(self, instance_id: str) -> str | None:
-        """Return what the instance's metadata says that its group wants of it; None if it is in no group."""
+        """Return the instance's target lifecycle state for its metadata; None if the instance is in no group."""
         for group in self.groups():
             for member in group.instance_states:
                 if member.instance.id == instance_id:
@@ -279,10 +288,10 @@ class AutoScaling:
         """Return the group's scaling activities, newest first."""
         return self._record(group).activities
 
-    # What time does
+    # Changes over time
 
     def reconcile(self) -> None:
-        """Take every member of every group one step further; called on every pass."""
+        """Move every member of every group one state further. The server calls this on every pass."""
         for group in self.groups():
             for member in list(group.instance_states):
                 self._check_health(group, member)
@@ -365,7 +374,7 @@ class AutoScaling:
         possible = self._ec2.free_count(instance_type, count)
         if possible:
             record.failing_since = None
-            # Not moto's own launch: that takes the template's default version, whichever the group asks for.
+            # moto's own launch would use the template's default version instead of the group's.
             reservation = group.ec2_backend.run_instances(
                 group.image_id,
                 possible,
@@ -411,7 +420,7 @@ class AutoScaling:
                 self._give_up(group, record)
 
     def _give_up(self, group: FakeAutoScalingGroup, record: _Record) -> None:
-        """Suspend Launch as AWS does for its own reasons, when no launch has succeeded for long."""
+        """Suspend Launch, as AWS does, after launches have failed for the configured time without a success."""
         record.failing_since = record.failing_since or (self._monotonic(), _stamp())
         after = self._faults.conditions.administrative_suspension_seconds
         if after is not None and self._monotonic() - record.failing_since[0] >= after:
@@ -466,7 +475,7 @@ class AutoScaling:
     def _tell(self, group: FakeAutoScalingGroup, instance_id: str, activity: Activity, *, is_launch: bool) -> None:
         is_success = activity.status_code != "Failed"
         detail = {
-            # In AWS's own examples a launch that worked out says InProgress.
+            # AWS's examples of a successful launch contain InProgress.
             "StatusCode": "InProgress" if is_success else "Failed",
             "Description": activity.description,
             "AutoScalingGroupName": group.name,
@@ -520,17 +529,17 @@ class AutoScaling:
 
 
 def find_group(backend: AutoScalingBackend, name: str | None) -> FakeAutoScalingGroup:
-    """Return a group, or answer as AWS does.
+    """Return a group by name.
 
     Args:
-        backend: moto's.
+        backend: moto's backend of the region.
         name: of the group.
 
     Returns:
         moto's group.
 
     Raises:
-        ValidationError: there is none of this name.
+        ValidationError: the group does not exist. The message is AWS's.
     """
     if name not in backend.autoscaling_groups:
         raise ValidationError(f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found")
@@ -538,17 +547,17 @@ def find_group(backend: AutoScalingBackend, name: str | None) -> FakeAutoScaling
 
 
 def find_member(backend: AutoScalingBackend, instance_id: str | None) -> tuple[FakeAutoScalingGroup, InstanceState]:
-    """Return a member of any group, or answer as AWS does.
+    """Return a member of any group by its instance id.
 
     Args:
-        backend: moto's.
+        backend: moto's backend of the region.
         instance_id: of the member.
 
     Returns:
-        (its group, the member).
+        The member's group and the member.
 
     Raises:
-        ValidationError: no group has it.
+        ValidationError: no group has this member. The message is AWS's.
     """
     for group in backend.autoscaling_groups.values():
         for member in group.instance_states:

@@ -1,11 +1,11 @@
-"""AWS's APIs on loopback: moto served in this process, the engine beside it, and the instances below.
+"""AWS's APIs on loopback: moto in this process, together with the engine that runs instances and groups.
 
-Every request passes the gate of `signatures` first: user data runs as whoever started this process, root included, so
-that only holders of the cluster's key may launch instances or inject faults.
+Every request first passes the signature check of `signatures`. User data runs with the privileges of this process, root
+included. Only holders of the cluster's key may therefore launch instances or inject faults.
 
-One lock is held around every request that is not S3's or SQS's and around every pass of the engine: moto itself has
-none. S3 stays concurrent, its backend is safe for that; so does SQS, whose receivers wait. One thread runs the engine
-and owns the instances.
+moto has no locks. One lock therefore protects every pass of the engine and every request, except those of S3 and SQS.
+moto's S3 backend is safe for concurrent use, and receivers of SQS block while they wait. One thread runs the engine and
+owns the instances.
 """
 
 from __future__ import annotations
@@ -48,47 +48,47 @@ from infra.local_cloud.signatures import ADMIN_SERVICE, Caller, Denied, IssuedKe
 log = logging.getLogger(__name__)
 
 PASS_SECONDS = 0.1
-"""Longest time between two passes; every request that may have changed something brings the next one forward."""
+"""Maximum time between two passes. A request that may have changed the state triggers a pass at once."""
 STOP_POLL_SECONDS = 0.05
-"""How often the server looks whether it is to stop."""
+"""Interval at which the HTTP server checks whether it should stop."""
 ADMIN_PREFIX = "/_everstep/"
-"""No bucket can have this name."""
+"""Prefix of administrative paths. It is not a valid bucket name, so it cannot collide with S3."""
 MAX_ADMIN_BODY_BYTES = 64 * 1024
 MAX_API_BODY_BYTES = 16 * 1024 * 1024
-"""Largest request of any service but S3: twice the largest that AWS documents for one of those."""
+"""Maximum body of a request to any service except S3: twice the largest size that AWS documents."""
 MOTO_PATHS = ("/moto-api", "/latest/meta-data/", "/latest/api/", "/favicon.ico")
-"""Paths that moto serves besides AWS's APIs, whoever signed the request; they are no part of this cloud."""
+"""Paths that moto serves without a signature besides AWS's APIs. The local cloud refuses them."""
 RECEIVED = "everstep.received"
-"""Key of the `Received` in a request's environ."""
+"""Key of the `Received` object in a request's WSGI environ."""
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2
-"""As many replicas of the control plane have room."""
+"""Maximum number of replicas of the control plane."""
 
 StartResponse = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsOptions:
-    """How the local AWS starts."""
+    """Options for the start of the local AWS."""
 
     nodes_directory: Path
     environment: Mapping[str, str]
-    """What instances get besides their own variables; AWS_ENDPOINT_URL is added."""
+    """Environment of every instance, besides the instance's own variables. AWS_ENDPOINT_URL is added."""
     conditions: Conditions
     keys: LocalKeys
-    """The only long-lived access key that this cloud accepts; instances get it."""
+    """The only long-lived access key that the local AWS accepts. Instances receive this key."""
     port: int = 0
     seed: int = 0
     network_name: str = ""
-    """Of a network that instances get namespaces in; empty: they share this machine's loopback."""
+    """Name of the network in which each instance has a namespace. Empty: instances share this machine's loopback."""
 
 
 class LocalAws:
-    """The served cloud. One per process: moto's state is the process's.
+    """The local AWS. At most one per process, because moto's state is global.
 
     Args:
-        options: how it starts. Port 0 lets the kernel choose.
+        options: for the start. With port 0, the kernel chooses the port.
     """
 
     def __init__(self, options: AwsOptions) -> None:
@@ -107,7 +107,7 @@ class LocalAws:
         self._network: Network | None = None
         self._address = LOOPBACK
         self.control_planes = [(LOOPBACK, 0)] * CONTROL_PLANES
-        """Where replicas of the control plane are to listen: address and port; port 0: anywhere."""
+        """Address and port for each replica of the control plane. Port 0: the kernel chooses."""
         if options.network_name:
             self._address, *addresses = (self._addresses.take() for _ in range(1 + CONTROL_PLANES))
             self._network = Network(options.network_name, services=(self._address, *addresses))
@@ -148,11 +148,14 @@ class LocalAws:
         )
 
     def start(self) -> None:
-        """Begin to answer requests; `run` must follow."""
+        """Start to answer requests. The caller must call `run` next."""
         self._serving.start()
 
     def run(self) -> None:
-        """Run the engine until `stop`, then end every instance; called from the process's main thread, which instances follow into death."""
+        """Run the engine until `stop`, then end every instance.
+
+        The process's main thread must call this method, because an instance dies with the thread that started it.
+        """
         try:
             while not self._is_stopping:
                 self._wake.wait(PASS_SECONDS)
@@ -167,10 +170,10 @@ class LocalAws:
             self._addresses.close()
 
     def stop(self) -> None:
-        """Make `run` return within a pass; idempotent.
+        """Request that `run` returns within one pass. Idempotent.
 
-        Called by a signal handler, so it takes no lock: an event's own may be held by the very code that the signal
-        interrupts.
+        A signal handler calls this method. It therefore takes no lock: the interrupted code may hold the lock of an
+        event.
         """
         self._is_stopping = True
 
@@ -186,11 +189,11 @@ class LocalAws:
                 self._announcements.advance()
                 running = self._ec2.running()
             self._runner.reconcile(running)
-        except Exception:  # the loop's top: one bad group must not stop the cloud
+        except Exception:  # top of the loop: one faulty group must not stop the cloud
             log.exception("a pass of the engine failed")
 
     def _serve(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request, if the gate admits it."""
+        """Answer one request after the checks of its origin and its signature."""
         received: Received = environ[RECEIVED]
         service = service_of(received.header("authorization"))
         if reason := stray(received, self._host):
@@ -218,11 +221,11 @@ class LocalAws:
         return self._call(caller.service, environ, _without_cors(start_response))
 
     def _call(self, service: str, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a call of AWS's API, in the name of the service that it is signed for."""
+        """Answer a call of AWS's API, for the service in the request's signature."""
         if self.faults.is_throttled(service):
             return _say(start_response, *throttled(service, str(uuid.uuid4())))
         scope = f"AWS4-HMAC-SHA256 Credential=key/date/us-east-1/{service}/aws4_request"
-        # moto guesses the service of a presigned URL from its path and body, which the signature need not cover.
+        # For a presigned URL, moto would guess the service from path and body, which the signature may not cover.
         application = self._moto.get_application(
             environ if "HTTP_AUTHORIZATION" in environ else {**environ, "HTTP_AUTHORIZATION": scope}
         )
@@ -248,9 +251,9 @@ class LocalAws:
     def _recorded(
         self, service: str, application: Any, environ: dict[str, Any], start_response: StartResponse
     ) -> list[bytes]:
-        """Let moto answer a call, and record it with the status of the answer.
+        """Pass a call to moto and record it with the status of the answer.
 
-        EC2 refuses filters that it does not document; moto does not.
+        EC2 refuses filters that it does not document. moto accepts them, so this method refuses them first.
         """
         at, request, statuses = time.time(), environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)), [""]
         environ["wsgi.input"] = io.BytesIO(request)
@@ -326,7 +329,7 @@ class LocalAws:
         return "200 OK", msgspec.json.encode(answer)
 
     def _facts(self, instance_id: str) -> dict[str, str]:
-        """Return what an instance's metadata says now, by path; called from the metadata service's threads."""
+        """Return an instance's present metadata by path. Called from the threads of the metadata service."""
         with self._lock:
             try:
                 _, instance, life = self._ec2.find(instance_id)
@@ -362,23 +365,23 @@ class LocalAws:
 
 
 def _free_port(address: str) -> int:
-    """Return a port that is free at an address which is this network's alone."""
+    """Return a free port of an address that only this network uses."""
     with socket.create_server((address, 0)) as taken:
         port: int = taken.getsockname()[1]
         return port
 
 
 class BodyTooLarge(Exception):
-    """A request of another service than S3 has a body beyond `MAX_API_BODY_BYTES`."""
+    """A request to a service other than S3 has a body larger than `MAX_API_BODY_BYTES`."""
 
 
 def _body(environ: dict[str, Any], service: str) -> bytes:
-    """Return a request's whole body, and leave it in place for moto."""
+    """Return a request's whole body, and restore the stream for moto."""
     stream, length = environ["wsgi.input"], int(environ.get("CONTENT_LENGTH") or 0)
     limit = length if service == "s3" else MAX_API_BODY_BYTES
     if length > limit:
         raise BodyTooLarge(f"the body has {length} bytes; {service} accepts {limit}")
-    if environ.get("wsgi.input_terminated"):  # chunks without a length
+    if environ.get("wsgi.input_terminated"):  # chunked transfer without a length
         content: bytes = stream.read() if service == "s3" else stream.read(limit + 1)
         if service != "s3" and len(content) > limit:
             raise BodyTooLarge(f"the body has more than {limit} bytes, which is all that {service} accepts")
@@ -394,7 +397,7 @@ def _say(start_response: StartResponse, status: str, headers: list[tuple[str, st
 
 
 def _without_cors(start_response: StartResponse) -> StartResponse:
-    """Return what moto answers through: no web page is allowed anything, whatever moto says."""
+    """Wrap `start_response` so that it drops moto's CORS headers, because no web page may call the local AWS."""
 
     def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> object:
         return start_response(
@@ -405,7 +408,10 @@ def _without_cors(start_response: StartResponse) -> StartResponse:
 
 
 class _QuietHandler(MotoRequestHandler):  # type: ignore[misc]
-    """Logs failures only, because a control plane polls; hands on the request as it arrived, which its signature is about."""
+    """Request handler that logs only server errors, because the control plane polls.
+
+    It stores the request as received, because the signature covers this form.
+    """
 
     def make_environ(self) -> dict[str, Any]:
         environ: dict[str, Any] = super().make_environ()

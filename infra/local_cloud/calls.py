@@ -1,6 +1,6 @@
-"""What was asked of AWS: every call of EC2 and Auto Scaling that may change something, as CloudTrail would have it.
+"""Record of all calls of EC2 and Auto Scaling that may change something, like CloudTrail's.
 
-Invariant: a call that was refused is no less a call; it is recorded with its status. Reading alone leaves no record.
+Invariant: refused calls are recorded, too, with the status of their answer. Read-only calls are not recorded.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One call that may have changed something."""
 
     at: float
-    """Unix seconds, when it came."""
+    """Time of the request in Unix seconds."""
     service: str
     action: str
     parameters: dict[str, str]
-    """As on the wire."""
+    """Parameters in AWS's query protocol, without Action and Version."""
     status: int
-    """Of HTTP."""
+    """HTTP status of the answer."""
 
 
 CALLS: Final = msgspec.json.Decoder(list[Call])
 
 
 class CallRecord:
-    """The newest calls of a local AWS, oldest first. Calls come in one at a time, under the lock of its server."""
+    """The newest calls of a local AWS, oldest first. The server adds calls under its lock."""
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=MAX_CALLS)
@@ -43,10 +43,10 @@ class CallRecord:
         """Record a call, unless it only reads.
 
         Args:
-            service: that it was signed for.
+            service: the service that the request is signed for.
             body: of the request, in AWS's query protocol.
-            status: the answer's, as `200 OK`.
-            at: Unix seconds.
+            status: status line of the answer, for example `200 OK`.
+            at: time of the request in Unix seconds.
         """
         parameters: Mapping[str, str] = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
         action = parameters.get("Action", "")
@@ -56,5 +56,5 @@ class CallRecord:
             self._calls.append(Call(at=at, service=service, action=action, parameters=given, status=code))
 
     def every(self) -> list[Call]:
-        """Return all that is remembered."""
+        """Return all recorded calls."""
         return list(self._calls)

@@ -1,7 +1,7 @@
-"""What AWS documents about the parameters of its calls beyond their types: filter names and enumerations. Pure.
+"""Rules on parameters that AWS documents besides their types: filter names and enumerations. Pure.
 
 botocore checks types only, and moto accepts filters that AWS refuses. The local cloud refuses undocumented filters as
-EC2 does, and the tests hold every call of the product against both rules.
+EC2 does. The tests check every call of the product against both rules.
 
 Source: the documentation strings and enumerations of botocore's service models, which AWS publishes.
 """
@@ -17,7 +17,7 @@ from typing import Any, Final
 from botocore.model import OperationModel, Shape
 
 GROWING: Final = frozenset({"InstanceType"})
-"""Enumerations that AWS extends every month, so that botocore's list proves nothing."""
+"""Enumerations that AWS extends every month. botocore's list is always incomplete, so it is not checked."""
 SHOWN_VALUES: Final = 12
 _ENTRY: Final = re.compile(r"<li>\s*(?:<p>\s*)?<code>([^<]+)</code>\s*(:&lt;[^&]+&gt;)?\s*-")
 _ALIASES: Final = re.compile(r"You can also use ((?:<code>[^<]+</code>(?:, | or | and )?)+)")
@@ -26,7 +26,7 @@ _CODE: Final = re.compile(r"<code>([^<]+)</code>")
 
 @lru_cache(maxsize=256)
 def _names(documentation: str) -> frozenset[str]:
-    """Return the filter names that a documentation string lists; a name that ends with a colon is a prefix."""
+    """Return the filter names that a documentation string lists. A name that ends with a colon is a prefix."""
     entries = {html.unescape(name) + (":" if key else "") for name, key in _ENTRY.findall(documentation)}
     aliases = {html.unescape(name) for names in _ALIASES.findall(documentation) for name in _CODE.findall(names)}
     return frozenset(name.partition("<")[0] for name in entries | aliases)
@@ -45,25 +45,25 @@ def filter_names(operation: OperationModel) -> frozenset[str]:
     filters = operation.input_shape.members.get("Filters") if operation.input_shape else None
     if filters is None or filters.type_name != "list" or "Name" not in getattr(filters.member, "members", {}):
         return frozenset()
-    # Auto Scaling documents the filters of all its operations at the shape that they share.
+    # Auto Scaling documents the filters of all its operations at their common shape.
     return _names(filters.documentation) or _names(filters.member.members["Name"].documentation)
 
 
 def is_documented(name: str, names: frozenset[str]) -> bool:
-    """Say whether a filter name is among those that `filter_names` returned."""
+    """Return whether a filter name is in the result of `filter_names`."""
     prefix, colon, _ = name.partition(":")
     return name in names or (bool(colon) and prefix + colon in names)
 
 
 def undocumented(operation: OperationModel, parameters: Mapping[str, Any]) -> list[str]:
-    """Return what a call says that AWS does not document for it.
+    """Return the undocumented filters and values in the parameters of a call.
 
     Args:
-        operation: that is called.
-        parameters: as boto3 gets them.
+        operation: the called operation.
+        parameters: in boto3's form.
 
     Returns:
-        A sentence for each unknown filter and each value that is none of its enumeration.
+        One sentence for each unknown filter and for each value outside of its enumeration.
     """
     names = filter_names(operation)
     filters = (

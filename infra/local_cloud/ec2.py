@@ -1,8 +1,12 @@
-"""What EC2 does with time and moto does not: instances boot, have an address of this machine, fail checks, are warned, and are forgotten.
+"""EC2's behaviour over time, which moto lacks: boots, addresses, status checks, warnings and removal of instances.
 
-Works on moto's own instances under the lock that the server holds around every request. Invariant: an instance that
-this has seen is `pending` until its boot is over, its PrivateIpAddress is a loopback address that nobody else has, and
-every change of its state is announced once.
+The engine works on moto's instances, under the lock that the server holds for every request.
+
+Invariants:
+
+- An instance is `pending` until its boot is over.
+- Its PrivateIpAddress is a loopback address that no other instance has.
+- Every change of its state is announced once.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ INSUFFICIENT_CAPACITY: Final = (
     "({zone}). Our system will be working on "
     "provisioning additional capacity."
 )
-"""Source: EC2 User Guide, instance launch issues."""
+"""AWS's message. Source: EC2 User Guide, instance launch issues."""
 StatusCheck = Literal["instance", "system"]
 End = Literal["terminate", "stop", "reboot"]
 REASONS: Final = {
@@ -47,20 +51,20 @@ REASONS: Final = {
         "Server.CapacityBlockExpired: The Capacity Block reservation has ended.", "Server.CapacityBlockExpired"
     ),
 }
-"""Why an instance ended. `block` is worded here: AWS documents no code for it."""
+"""AWS's state reasons for the end of an instance, by cause. AWS documents no code for `block`, so its text is ours."""
 TOPOLOGY_LAYERS: Final = ((1, 1), (2, 4), (3, 16))
-"""Of the three network nodes above an instance, outermost first: which layer, and how many nodes it has here."""
+"""Layers of network nodes above an instance, outermost first: the layer's number and its number of nodes."""
 
 
 class InsufficientCapacity(EC2ClientError):  # type: ignore[misc]
-    """There are not as many slots of the type."""
+    """The launch needs more slots of the instance type than are free."""
 
     code = "InsufficientInstanceCapacity"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledEvent:
-    """What AWS has planned for an instance."""
+    """A scheduled event of AWS for an instance."""
 
     event_id: str
     code: str
@@ -69,11 +73,11 @@ class ScheduledEvent:
 
     @property
     def description(self) -> str:
-        """AWS's words."""
+        """AWS's description of the event."""
         return HEALTH_WORDS[self.code][1]
 
     def as_metadata(self) -> dict[str, str]:
-        """Return it as the metadata service says it."""
+        """Return the event in the format of the metadata service."""
         return {
             "NotBefore": _metadata_date(self.not_before),
             "Code": self.code,
@@ -86,10 +90,10 @@ class ScheduledEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """An end that is announced."""
+    """A planned end or reboot of an instance."""
 
     at: float
-    """Monotonic."""
+    """Time of the end in monotonic seconds."""
     at_time: datetime
     how: End
     reason: str
@@ -98,7 +102,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Life:
-    """What moto's instance has no field for."""
+    """State of an instance for which moto's class has no field."""
 
     address: str
     boot: int = 0
@@ -106,25 +110,25 @@ class Life:
     ended_at: float | None = None
     slot_free_at: float = 0.0
     told: str = ""
-    """The state that was announced last."""
+    """The state that was last announced."""
     failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
-    """Status checks that do not pass, and since when."""
+    """Failing status checks, with the start of each failure."""
     scheduled: tuple[ScheduledEvent, ...] = ()
     spot_action: Plan | None = None
     rebalance_at: datetime | None = None
     plan: Plan | None = None
     has_crashed: bool = False
-    """Nothing runs on it, whatever EC2 says."""
+    """Whether the host has died. EC2 may still report the instance as running."""
 
 
 class Ec2:
-    """The lives of all instances of all accounts and regions.
+    """The engine for all instances of all accounts and regions.
 
     Args:
-        faults: boot delays, slots that stay taken, and how long the dead are remembered.
-        addresses: where private addresses come from.
-        announcements: where events go.
-        monotonic: seconds.
+        faults: conditions that set boot delays, slot releases and the time until an ended instance is forgotten.
+        addresses: pool of private addresses.
+        announcements: receives the events of state changes.
+        monotonic: returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -136,24 +140,24 @@ class Ec2:
         self._monotonic = monotonic
         self._lives: dict[str, Life] = {}
 
-    # What the API asks for
+    # Operations of the API
 
     def require_capacity(self, backend: EC2Backend, instance_type: str, count: int) -> None:
-        """Refuse a launch that there are no slots for.
+        """Refuse a launch that exceeds the free slots.
 
         Args:
-            backend: of the region.
+            backend: moto's backend of the region.
             instance_type: of the launch.
-            count: instances.
+            count: number of instances.
 
         Raises:
-            InsufficientCapacity: in AWS's words.
+            InsufficientCapacity: there are not enough free slots. The message is AWS's.
         """
         if count > self.free_count(instance_type, count):
             raise InsufficientCapacity(INSUFFICIENT_CAPACITY.format(type=instance_type, zone=f"{backend.region_name}a"))
 
     def launched(self, instance: Instance) -> None:
-        """Begin an instance's first boot."""
+        """Assign an address to a new instance and start its first boot."""
         life = self._lives[instance.id] = Life(self._addresses.take())
         nic = instance.nics[0]
         nic.private_ip_address = life.address
@@ -161,9 +165,9 @@ class Ec2:
         self.boot(instance)
 
     def boot(self, instance: Instance) -> None:
-        """Begin a boot: the first one, or one after a stop.
+        """Start a boot: the first, or one after a stop or a reboot.
 
-        What ran before is gone, and so is what was wrong with it.
+        The boot ends all earlier processes of the instance and clears its crash and its failed status checks.
         """
         self._set_state(instance, PENDING)
         life = self._lives[instance.id]
@@ -173,9 +177,9 @@ class Ec2:
         life.failed_checks = {}
 
     def ended(self, instance: Instance) -> None:
-        """Note an instance's end; at once, so that its slot is not taken for free by a launch in the same pass.
+        """Record the end of an instance. Idempotent.
 
-        Idempotent.
+        moto's termination calls this at once, so that a launch in the same pass does not take the slot.
         """
         life = self._lives.get(instance.id)
         if life and life.ended_at is None:
@@ -183,7 +187,7 @@ class Ec2:
             life.slot_free_at = life.ended_at + self._faults.slot_release_delay()
 
     def status(self, instance: Instance, check: StatusCheck) -> dict[str, Any]:
-        """Return an instance's status as DescribeInstanceStatus answers it."""
+        """Return one status check of an instance in the format of DescribeInstanceStatus."""
         if instance.state != "running":
             return {"Status": "not-applicable"}
         life = self._lives.get(instance.id)
@@ -196,7 +200,7 @@ class Ec2:
         return {"Details": [detail], "Status": "ok" if since is None else "impaired"}
 
     def scheduled_events(self, instance: Instance) -> list[dict[str, Any]]:
-        """Return an instance's scheduled events as DescribeInstanceStatus answers them."""
+        """Return an instance's scheduled events in the format of DescribeInstanceStatus."""
         life = self._lives.get(instance.id)
         return [
             {
@@ -210,25 +214,25 @@ class Ec2:
         ]
 
     def topology(self, instance: Instance) -> list[str]:
-        """Return the network nodes above an instance, outermost first; the same for as long as it lives."""
+        """Return the network nodes above an instance, outermost first. The result depends only on the instance id."""
         return [
             f"nn-{hashlib.sha256(f'{layer}/{_place(instance.id) % count}'.encode()).hexdigest()[:17]}"
             for layer, count in TOPOLOGY_LAYERS
         ]
 
-    # What faults do
+    # Operations of faults
 
     def find(self, instance_id: str) -> tuple[EC2Backend, Instance, Life]:
         """Return an instance that has not ended.
 
         Args:
-            instance_id: which.
+            instance_id: of the instance.
 
         Returns:
-            (moto's backend, moto's instance, what moto does not know of it).
+            moto's backend, moto's instance, and the state that moto does not store.
 
         Raises:
-            FaultRefused: there is none.
+            FaultRefused: the instance does not exist or has ended.
         """
         for backend, instance in self._all():
             if instance.id == instance_id and instance.state not in ("terminated", "shutting-down"):
@@ -236,11 +240,11 @@ class Ec2:
         raise FaultRefused(f"no instance {instance_id} is there to suffer it")
 
     def life(self, instance_id: str) -> Life | None:
-        """Return what is known of an instance, or None."""
+        """Return the additional state of an instance, or None if the instance is unknown."""
         return self._lives.get(instance_id)
 
     def in_order_of_launch(self) -> list[str]:
-        """Return every instance that is remembered, the oldest first."""
+        """Return the ids of all instances that are not forgotten, oldest first."""
         return list(self._lives)
 
     def owner(self, backend: EC2Backend) -> Owner:
@@ -248,19 +252,19 @@ class Ec2:
         return Owner(backend.account_id, backend.region_name)
 
     def plan(self, instance_id: str, how: End, reason: str, seconds: float) -> Plan:
-        """Let an instance end after a time.
+        """Schedule the end or the reboot of an instance.
 
         Args:
-            instance_id: whose.
-            how: what becomes of it.
+            instance_id: of the instance.
+            how: terminate, stop or reboot.
             reason: a key of `REASONS`.
-            seconds: from now.
+            seconds: delay from now.
 
         Returns:
-            The plan; it is carried out by a pass unless `unplan` comes first.
+            The plan. A later pass carries it out, unless `unplan` cancels it first.
 
         Raises:
-            FaultRefused: there is no such instance.
+            FaultRefused: the instance does not exist or has ended.
         """
         _, _, life = self.find(instance_id)
         life.plan = Plan(
@@ -272,7 +276,7 @@ class Ec2:
         return life.plan
 
     def unplan(self) -> list[str]:
-        """Take back every warning and every plan, and return the instances that had one."""
+        """Cancel all warnings and plans, and return the ids of the affected instances."""
         lives = {instance_id: life for instance_id, life in self._lives.items() if life.ended_at is None}
         warned = [
             instance_id
@@ -286,7 +290,7 @@ class Ec2:
         return warned
 
     def pass_checks(self) -> list[str]:
-        """Let every status check pass of what has not crashed, and return the instances whose did not."""
+        """Clear the failed status checks of all instances that have not crashed, and return their ids."""
         failing = [
             instance_id for instance_id, life in self._lives.items() if life.failed_checks and not life.has_crashed
         ]
@@ -295,15 +299,15 @@ class Ec2:
         return failing
 
     def end(self, instance_id: str, how: End, reason: str) -> None:
-        """End an instance now, as somebody other than its group would.
+        """Terminate, stop or reboot an instance now, without its Auto Scaling group.
 
         Args:
-            instance_id: whose.
-            how: what becomes of it.
+            instance_id: of the instance.
+            how: terminate, stop or reboot.
             reason: a key of `REASONS`.
 
         Raises:
-            FaultRefused: there is no such instance.
+            FaultRefused: the instance does not exist or has ended.
         """
         backend, instance, life = self.find(instance_id)
         life.plan = None
@@ -315,10 +319,13 @@ class Ec2:
         instance.state_reason = REASONS[reason]
         instance._reason = f"{REASONS[reason].code} ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC)"
 
-    # What time does
+    # Changes over time
 
     def advance(self) -> None:
-        """Finish the boots that are due, carry out plans, announce changes, and forget instances that ended long ago; called on every pass."""
+        """Finish due boots, carry out plans, announce state changes, and forget instances that ended long ago.
+
+        The server calls this on every pass.
+        """
         now = self._monotonic()
         memory = self._faults.conditions.remember_terminated_seconds
         for backend, instance in list(self._all()):
@@ -340,7 +347,7 @@ class Ec2:
     def _announce(self, backend: EC2Backend, instance: Instance, life: Life) -> None:
         if instance.state == life.told:
             return
-        # moto is at once where EC2 is on the way, and a pass may come after both states of a quick change.
+        # moto skips EC2's transitional states, and a pass may miss the first of two quick changes.
         before = {"running": "pending", "terminated": "shutting-down", "stopped": "stopping"}.get(instance.state, "")
         for state in (before, instance.state):
             if state and state != life.told:
@@ -358,7 +365,10 @@ class Ec2:
         ]
 
     def free_count(self, instance_type: str, wanted: int) -> int:
-        """Return how many of the wanted instances of a type there are slots for; one that has just ended may keep its slot for a while."""
+        """Return how many of the `wanted` instances of a type have a free slot.
+
+        An instance that has ended may keep its slot for a while.
+        """
         limit = self._faults.conditions.capacity.get(instance_type)
         if limit is None:
             return wanted
@@ -394,7 +404,7 @@ class Ec2:
 
 
 def _decoded(user_data: Base64EncodedString | None) -> bytes:
-    """Return user data as the machine sees it."""
+    """Return user data as the instance receives it."""
     return base64.b64decode(user_data.as_bytes()) if user_data else NO_USER_DATA
 
 

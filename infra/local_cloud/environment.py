@@ -1,8 +1,8 @@
-"""The environment of everything local: what points at the local cloud, and what keeps the user's own AWS settings out.
+"""Environment variables and clients for the local cloud, isolated from the user's own AWS settings.
 
-Invariant: the local AWS can never be real AWS. Clients get endpoint, region and keys explicitly and refuse any other
-machine before the first request; processes get an environment made from nothing, in which no AWS file of the user is
-read.
+Invariant: no client of the local cloud ever reaches real AWS. Clients receive endpoint, region and keys explicitly, and
+refuse any other machine before they send a request. Processes receive a new environment in which no AWS file of the
+user is read.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ POISONOUS: Final = (
     "AWS_ENDPOINT_URL_AUTO_SCALING",
     "AWS_ENDPOINT_URL_STS",
 )
-"""Variables that would lead a client away from the endpoint it was pointed at."""
+"""Variables that would redirect an AWS client away from its endpoint."""
 
 
 def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:
-    """Return the variables that point any AWS tool at the local cloud and at nothing else.
+    """Return the variables that direct any AWS tool to the local cloud only.
 
     Args:
-        endpoint_url: the local cloud.
-        keys: that it accepts.
+        endpoint_url: of the local cloud.
+        keys: an access key that the local cloud accepts.
 
     Returns:
         Variables for a process or a shell.
@@ -84,15 +84,16 @@ def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:
 
 
 def process_environment(marker: str, user: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a local process, made from nothing.
+    """Return a new environment for a process of the local cloud.
 
     Args:
-        marker: the state directory; every process of this local cloud carries it, so that it can be found after any
-            crash.
-        user: the user's own environment, of which a few harmless variables are passed on; None for this process's.
+        marker: the state directory. Every process of the local cloud has it in its environment, so that `down` finds
+            the
+            process after a crash.
+        user: environment from which the variables in `INHERITED` are copied; None: this process's environment.
 
     Returns:
-        Variables without any AWS setting except that no AWS file is read.
+        Variables without the user's AWS settings, with the AWS configuration files disabled.
     """
     user = os.environ if user is None else user
     own_bin = str(Path(sys.executable).parent)
@@ -111,15 +112,15 @@ def process_environment(marker: str, user: Mapping[str, str] | None = None) -> d
 
 
 def local_client(service: str, endpoint_url: str, keys: LocalKeys) -> Any:
-    """Return a boto3 client of the local cloud that reads nothing of the user's AWS settings.
+    """Return a boto3 client of the local cloud that ignores all AWS settings of the user.
 
     Args:
-        service: `s3`, `ec2`, `autoscaling` …
-        endpoint_url: the local cloud.
-        keys: that it accepts.
+        service: name of an AWS service, for example `s3`, `ec2` or `autoscaling`.
+        endpoint_url: of the local cloud.
+        keys: an access key that the local cloud accepts.
 
     Returns:
-        The client; each request is refused if it would leave this machine.
+        The client. It refuses to send a request to another machine.
 
     Raises:
         EndpointRefused: the endpoint is not on this machine.
@@ -154,17 +155,17 @@ def ask(method: str, url: str, content: bytes, keys: LocalKeys, *, timeout_secon
     """Send a signed request to a path below `/_everstep/` of a local AWS.
 
     Args:
-        method: of HTTP.
-        url: with its query.
+        method: the HTTP method.
+        url: including the query.
         content: the body.
-        keys: the cluster's own.
-        timeout_seconds: for each of connecting, sending and receiving.
+        keys: the cluster's own access key.
+        timeout_seconds: limit for each of connecting, sending and receiving.
 
     Returns:
         The answer, whatever its status.
 
     Raises:
-        httpx.TransportError: no answer.
+        httpx.TransportError: the local AWS did not answer.
     """
     return httpx.request(
         method,

@@ -1,28 +1,28 @@
 """Errors of the local cloud.
 
     LocalCloudError
-    ├── PreflightFailed      this machine cannot run it, or one runs already; nothing was started
-    ├── StartFailed          a part did not come up in time, or died; names its log
-    ├── NotUp                there is no local cloud in this state directory
-    ├── EndpointRefused      an address that is not on this machine
-    └── FaultRefused         this fault cannot really happen here, or not to this target; nothing was done
+    ├── PreflightFailed      this machine cannot run a local cloud, or one is already up; nothing was started
+    ├── StartFailed          a part did not start in time, or died; the message names its log
+    ├── NotUp                no local cloud is up in this state directory
+    ├── EndpointRefused      the address is not on this machine
+    └── FaultRefused         the fault is impossible here or for this target; nothing was done
 
-All are operating errors: the command line prints the message alone.
+All are operating errors: the command line prints only the message.
 """
 
 from __future__ import annotations
 
 
 class LocalCloudError(Exception):
-    """Base of what the local cloud raises."""
+    """Base class of the errors that the local cloud raises."""
 
 
 class PreflightFailed(LocalCloudError):
-    """This machine cannot run the local cloud, or one runs already."""
+    """This machine cannot run the local cloud, or a local cloud is already up."""
 
 
 class StartFailed(LocalCloudError):
-    """A part of the local cloud did not come up."""
+    """A part of the local cloud did not start."""
 
 
 class NotUp(LocalCloudError):
@@ -30,8 +30,8 @@ class NotUp(LocalCloudError):
 
 
 class EndpointRefused(LocalCloudError):
-    """The local cloud's clients talk to this machine only."""
+    """The endpoint is not on this machine. Clients of the local cloud connect to this machine only."""
 
 
 class FaultRefused(LocalCloudError):
-    """A fault cannot happen here, or not to this target."""
+    """The fault is impossible in this local cloud or for this target."""

@@ -1,7 +1,7 @@
-"""Events as AWS documents them, on their way to EventBridge: late, twice or never when the conditions say so.
+"""AWS's events on their way to EventBridge. The conditions can delay, duplicate or drop them.
 
-The shapes are pure functions; `Announcements` keeps what is still under way. An event goes to every rule of its
-region's default bus that matches, through moto, as if AWS had put it. Works under the server's lock.
+Pure functions build the events. `Announcements` holds events until their delivery. moto then sends an event to every
+matching rule on the default bus of its region. All methods run under the server's lock.
 
 Source: Amazon EC2 User Guide (events), Amazon EC2 Auto Scaling User Guide (event reference), AWS Health User Guide
 (EventBridge schema).
@@ -42,12 +42,15 @@ HEALTH_WORDS: Final = {
         "The host of the instance is scheduled for a reboot",
     ),
 }
-"""Of each code of a scheduled event: AWS Health's event type code, and the description that EC2 and the metadata service give."""
+"""AWS Health's event type and the description, by EC2's code of a scheduled event.
+
+EC2 and the metadata service use the same description.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What a rule is matched against."""
+    """The content of an event that rules are matched against."""
 
     source: str
     detail_type: str
@@ -59,18 +62,18 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The account and region that something is in."""
+    """The account and the region of a resource."""
 
     account: str
     region: str
 
     def instance_arn(self, instance_id: str) -> str:
-        """Return an instance's ARN."""
+        """Return the ARN of an instance."""
         return f"arn:aws:ec2:{self.region}:{self.account}:instance/{instance_id}"
 
 
 def stamp(at: datetime) -> str:
-    """Return a time as events and the metadata service write it."""
+    """Return a time in the format of events and of the metadata service."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -82,7 +85,7 @@ def state_change(owner: Owner, instance_id: str, state: str) -> Event:
 
 
 def spot_interruption(owner: Owner, instance_id: str, action: str) -> Event:
-    """Return the warning two minutes before a Spot interruption (`terminate`, `stop` or `hibernate`)."""
+    """Return the warning that AWS sends two minutes before a Spot interruption (`terminate`, `stop` or `hibernate`)."""
     return _ec2(
         owner,
         "EC2 Spot Instance Interruption Warning",
@@ -92,12 +95,15 @@ def spot_interruption(owner: Owner, instance_id: str, action: str) -> Event:
 
 
 def rebalance_recommendation(owner: Owner, instance_id: str) -> Event:
-    """Return the recommendation to leave an instance whose risk of interruption has grown."""
+    """Return the recommendation to replace an instance that has an increased risk of interruption."""
     return _ec2(owner, "EC2 Instance Rebalance Recommendation", instance_id, {"instance-id": instance_id})
 
 
 def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> Event:
-    """Return the warning 40 minutes before a Capacity Block ends; it names the reservation, no instance."""
+    """Return the warning that AWS sends 40 minutes before a Capacity Block ends.
+
+    The event contains the id of the reservation, but no instance id.
+    """
     return Event(
         source="aws.ec2",
         detail_type="Capacity Block Reservation Expiration Warning",
@@ -111,15 +117,15 @@ def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> Ev
 def scheduled_change(
     owner: Owner, instance_id: str, *, code: str, event_id: str, starts_at: datetime, ends_at: datetime
 ) -> Event:
-    """Return AWS Health's word of a scheduled event.
+    """Return AWS Health's event about a scheduled event of EC2.
 
     Args:
-        owner: of the instance.
-        instance_id: that it is about.
-        code: EC2's: `instance-retirement`, `system-reboot` …
-        event_id: EC2's.
-        starts_at: when it may begin.
-        ends_at: when it is over.
+        owner: account and region of the instance.
+        instance_id: of the affected instance.
+        code: EC2's code, for example `instance-retirement` or `system-reboot`.
+        event_id: EC2's id of the scheduled event.
+        starts_at: earliest start of the scheduled event.
+        ends_at: end of the scheduled event.
 
     Returns:
         The event.
@@ -170,7 +176,10 @@ def lifecycle_action(owner: Owner, group_arn: str, detail: Mapping[str, Any], *,
 def scaling_outcome(
     owner: Owner, group_arn: str, instance_id: str, detail: Mapping[str, Any], *, is_launch: bool, is_success: bool
 ) -> Event:
-    """Return the event of a launch or termination that has worked out or has not; `instance_id` is empty where there is none."""
+    """Return the event of a successful or failed launch or termination.
+
+    `instance_id` is empty if a failed launch created no instance.
+    """
     kind = f"EC2 Instance {'Launch' if is_launch else 'Terminate'} {'Successful' if is_success else 'Unsuccessful'}"
     resources = (group_arn, owner.instance_arn(instance_id)) if instance_id else (group_arn,)
     return Event(
@@ -184,12 +193,12 @@ def scaling_outcome(
 
 
 class Announcements:
-    """Events under way.
+    """Events that are not yet delivered.
 
     Args:
-        faults: what becomes of each.
-        monotonic: seconds.
-        deliver: who gets an event when its time has come, and the body as AWS would send it.
+        faults: conditions that decide the delay, duplication or loss of each event.
+        monotonic: returns the seconds of a monotonic clock.
+        deliver: receives each due event with the body as AWS would send it. None: `to_event_bridge`.
     """
 
     def __init__(
@@ -205,7 +214,10 @@ class Announcements:
         self._numbers = itertools.count()
 
     def put(self, event: Event) -> None:
-        """Announce something that happens now; a copy that is sent twice keeps its id and its time."""
+        """Schedule the delivery of an event that happens now.
+
+        Both copies of a duplicated event have the same id and time.
+        """
         body = {
             "version": "0",
             "id": str(uuid.uuid4()),
@@ -221,16 +233,16 @@ class Announcements:
             heapq.heappush(self._waiting, (self._monotonic() + delay, next(self._numbers), event, body))
 
     def advance(self) -> None:
-        """Deliver what is due; called on every pass."""
+        """Deliver the due events. The server calls this on every pass."""
         while self._waiting and self._waiting[0][0] <= self._monotonic():
             _, _, event, body = heapq.heappop(self._waiting)
             self._deliver(event, dict(body))
 
 
 def to_event_bridge(event: Event, body: dict[str, Any]) -> None:
-    """Send an event to the SQS targets of the rules of its region's default bus that match it.
+    """Send an event to the SQS targets of all matching rules on the default bus of its region.
 
-    Not by PutEvents: that refuses sources of AWS's own, and moto's leaves out the account and writes what AWS does not.
+    PutEvents is not used: AWS refuses `aws.` sources in it, and moto's version omits the account and adds other fields.
     """
     queues = sqs_backends[event.account][event.region]
     for rule in list(events_backends[event.account][event.region].describe_event_bus("default").rules.values()):

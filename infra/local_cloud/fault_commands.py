@@ -1,7 +1,7 @@
-"""`everstep local fault …`: one command for each kind of fault, made from the fields of its struct, and what goes with them.
+"""`everstep local fault …`: one command per kind of fault, and commands to list, clear, script and play faults.
 
-Every command prints one line for people on stderr, or with `--output json` what the fault has done on stdout, for
-whoever checks it.
+The options of a fault's command are generated from the fields of its struct. Each command prints one line for people on
+stderr. With `--output json`, it prints the effect of the fault to stdout, so that a program can check it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import FAULT_IN_WORDS, Effect, kinds
 from infra.local_cloud.fault_script import Moment
 
-app = typer.Typer(help="Let something break, for a test, a drill or to see what happens.", no_args_is_help=True)
+app = typer.Typer(help="Inject failures into the local cloud for tests and experiments.", no_args_is_help=True)
 console = Console(stderr=True, highlight=False)
 DEFAULT_STATE_DIR = Path(".everstep")
-StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="Of the local cloud.")]
+StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="State directory of the local cloud.")]
 Output = Annotated[str, typer.Option("--output", "-o", help="text or json.")]
 
 
@@ -40,7 +40,7 @@ def _cluster(state_dir: Path) -> Any:
 
 @app.command("list")
 def list_faults(output: Output = "text", state_dir: StateDir = DEFAULT_STATE_DIR) -> None:
-    """Show what faults have done so far, the conditions in force, and what the lines of the instances have counted."""
+    """Show the effects of all faults so far, the present conditions, and the counters of the instances' lines."""
     cluster = _cluster(state_dir)
     effects, conditions, links = cluster.injected(), cluster.conditions(), cluster.links()
     if output == "json":
@@ -61,12 +61,12 @@ def list_faults(output: Output = "text", state_dir: StateDir = DEFAULT_STATE_DIR
 @app.command()
 def clear(
     name: Annotated[
-        str, typer.Argument(help="Of one kind of fault; all that last unless said.", show_default=False)
+        str, typer.Argument(help="Kind of fault to clear; by default all lasting faults.", show_default=False)
     ] = "",
     output: Output = "text",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Undo what lasts: conditions, warnings, partitions, slow lines, stopped ranks …; what is dead stays dead."""
+    """Undo lasting faults: conditions, warnings, partitions, slow lines, stopped ranks … Ended processes stay ended."""
     said = _cluster(state_dir).clear_faults(name)
     if output == "json":
         print(msgspec.json.encode({"Cleared": said}).decode())
@@ -77,26 +77,26 @@ def clear(
 
 @app.command()
 def script(
-    seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal scripts.")],
-    minutes: Annotated[float, typer.Option(min=0.2, max=1440, help="How long it goes on.")] = 10.0,
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Instances that run.")] = 7,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds yield equal scripts.")],
+    minutes: Annotated[float, typer.Option(min=0.2, max=1440, help="Duration of the script in minutes.")] = 10.0,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of running instances.")] = 7,
     network: Annotated[
         Literal["loopback", "namespaces"],
-        typer.Option(help="As of `up`: with namespaces, lines are cut and slowed too."),
+        typer.Option(help="Network of `up`; namespaces adds faults that cut and slow lines."),
     ] = "loopback",
 ) -> None:
-    """Print a fault script: which fault happens when, made from a seed alone."""
+    """Print a fault script: a list of faults with their times, generated from a seed."""
     moments = fault_script.generate(seed=seed, minutes=minutes, nodes=nodes, has_namespaces=network == "namespaces")
     print(fault_script.encode(moments).decode(), end="")
 
 
 @app.command()
 def play(
-    file: Annotated[Path, typer.Argument(help="A fault script: JSON, or YAML where pyyaml is installed.")],
+    file: Annotated[Path, typer.Argument(help="Fault script as JSON, or as YAML if pyyaml is installed.")],
     output: Output = "text",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Play a fault script against the local cloud; what is refused is said and left out."""
+    """Play a fault script against the local cloud. Refused faults are reported and skipped."""
     moments = fault_script.read(file)
     cluster = _cluster(state_dir)
     began = time.monotonic()
@@ -199,7 +199,7 @@ def _parameters(kind: type[msgspec.Struct]) -> Iterator[inspect.Parameter]:
 
 
 def _unwrapped(declared: Any) -> tuple[Any, str]:
-    """Return what Typer is to parse a field as, and its help text."""
+    """Return the type as which typer parses a field, and the field's help text."""
     help_text = ""
     while get_origin(declared) is Annotated:
         declared, *notes = get_args(declared)
@@ -214,7 +214,7 @@ def _unwrapped(declared: Any) -> tuple[Any, str]:
 
 
 def _decoded(value: Any) -> Any:
-    """Return an option's value as the wire has it: a delay may be a number or JSON."""
+    """Return an option's value as the fault's field expects it. A delay may be a number or a JSON object."""
     if not isinstance(value, str):
         return value
     try:

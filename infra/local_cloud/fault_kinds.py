@@ -1,11 +1,15 @@
-"""The faults by name: what `everstep local fault`, a fault script and `POST /_everstep/faults` may ask for. Data only.
+"""The kinds of faults and their fields, for `everstep local fault`, fault scripts and `POST /_everstep/faults`.
 
     {"fault": "kill-rank", "target": "i-0123…", "rank": 3}
 
-A target is an instance: its id, or a number n for the n-th that runs, in the order of their launch and counted around,
-or nothing for one that the seed chooses. The command line and fault scripts also take roles (`roles`), and make ids of
-them before they ask. Where no id is given and a fault needs what not every node has, a rank or a replica, the next node
-that has it is meant. Whatever else a fault takes are its fields; the command line's options are made from them.
+Data only. The options of the command line are generated from the fields. A target selects one instance:
+
+- An instance id.
+- A number n: the n-th running instance in launch order, modulo the number of instances.
+- An empty target: the seed chooses an instance.
+
+The command line and fault scripts also accept roles (`roles`) and replace them by ids before they inject the fault. If
+a target is not an id, a fault that needs a rank or a replica uses the next instance that has one.
 """
 
 from __future__ import annotations
@@ -20,12 +24,12 @@ from infra.local_cloud.faults import Count, Delay, Seconds, Service, Share
 Target = Annotated[
     str,
     msgspec.Meta(
-        description="instance id; number: the n-th that runs; or role: 'job 0 node 2', 'job 0 rank 5', 'job 0 shard 1'; "
-        "the seed chooses unless said"
+        description="instance id; number of a running instance; or role: 'job 0 node 2', 'job 0 rank 5', "
+        "'job 0 shard 1'; by default the seed chooses"
     ),
 ]
 After = Annotated[Seconds, msgspec.Meta(description="seconds from the warning to the end")]
-RankNumber = Annotated[Count | None, msgspec.Meta(description="which rank; the lowest on the node unless said")]
+RankNumber = Annotated[Count | None, msgspec.Meta(description="rank to hit; by default the lowest on the node")]
 
 
 def _kebab(name: str) -> str:
@@ -33,82 +37,86 @@ def _kebab(name: str) -> str:
 
 
 class _Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="fault", tag=_kebab):
-    """Base: the name on the wire is the class's in kebab case."""
+    """Base class. On the wire, a fault's name is its class name in kebab case."""
 
 
 class _OnInstance(_Fault, frozen=True, kw_only=True):
     target: Target = ""
 
 
-# AWS's doing, to one instance
+# Faults of AWS on one instance
 
 
 class SpotWarning(_OnInstance, frozen=True):
-    """A Spot interruption: event and metadata now, the end after the notice."""
+    """Interrupt a Spot instance: event and metadata now, the end after the notice."""
 
     after: After = 120.0
-    action: Annotated[Literal["terminate", "stop"], msgspec.Meta(description="what becomes of the instance")] = (
-        "terminate"
-    )
+    action: Annotated[Literal["terminate", "stop"], msgspec.Meta(description="action at the end")] = "terminate"
 
 
 class Rebalance(_OnInstance, frozen=True):
-    """A rebalance recommendation: event and metadata; nothing need follow."""
+    """Send a rebalance recommendation: event and metadata, without an interruption."""
 
 
 class Maintenance(_OnInstance, frozen=True):
-    """A scheduled event: DescribeInstanceStatus, AWS Health event and metadata now, what they announce at its time."""
+    """Schedule a maintenance event, and carry it out at its time.
+
+    DescribeInstanceStatus, AWS Health and the metadata service announce the event at once.
+    """
 
     code: Annotated[
         Literal["instance-retirement", "instance-stop", "instance-reboot", "system-reboot", "system-maintenance"],
         msgspec.Meta(
-            description="EC2's code; a retirement and a stop stop the instance, reboots reboot it, maintenance leaves it"
+            description="EC2's code; retirement and stop stop the instance, reboots reboot it, maintenance does nothing"
         ),
     ] = "instance-retirement"
     after: After = 120.0
 
 
 class BlockEnd(_OnInstance, frozen=True):
-    """The capacity block of an instance ends half an hour after the instance does: the warning names the reservation and its end."""
+    """End an instance half an hour before the end of its Capacity Block.
+
+    The warning contains the reservation and the end of the block.
+    """
 
     after: After = 600.0
 
 
 class Terminate(_OnInstance, frozen=True):
-    """Somebody terminates an instance, past its group."""
+    """Terminate an instance without its Auto Scaling group."""
 
 
 class Crash(_OnInstance, frozen=True):
-    """An instance's host dies: nothing runs any more, EC2 says running, and its status checks fail."""
+    """Crash an instance's host: all processes end, EC2 reports running, and the status checks fail."""
 
 
 class FailStatus(_OnInstance, frozen=True):
-    """A status check fails on an instance that is well."""
+    """Fail a status check of a healthy instance."""
 
-    check: Annotated[StatusCheck, msgspec.Meta(description="which of the two")] = "instance"
+    check: Annotated[StatusCheck, msgspec.Meta(description="status check that fails")] = "instance"
 
 
-# AWS's doing, to everything
+# Faults of AWS on the whole cloud
 
 
 class Throttle(_Fault, frozen=True):
-    """A share of API calls is refused with AWS's throttling errors."""
+    """Refuse a share of API calls with AWS's throttling errors."""
 
-    share: Annotated[Share, msgspec.Meta(description="of the calls")] = 0.3
+    share: Annotated[Share, msgspec.Meta(description="share of the calls")] = 0.3
     service: Annotated[
-        Service | None, msgspec.Meta(description="which; autoscaling, ec2, events and sqs unless said")
+        Service | None, msgspec.Meta(description="service to throttle; by default autoscaling, ec2, events and sqs")
     ] = None
 
 
 class Capacity(_Fault, frozen=True):
-    """No more than so many instances can exist: launches beyond fail with InsufficientInstanceCapacity."""
+    """Limit the number of instances. Further launches fail with InsufficientInstanceCapacity."""
 
-    count: Annotated[Count, msgspec.Meta(description="instances, those that run included")] = 0
-    instance_type: Annotated[str, msgspec.Meta(description="of which type; every type of a group unless said")] = ""
+    count: Annotated[Count, msgspec.Meta(description="maximum number of instances, running ones included")] = 0
+    instance_type: Annotated[str, msgspec.Meta(description="instance type; by default the types of all groups")] = ""
 
 
 class SlowBoot(_Fault, frozen=True):
-    """Instances take longer to boot."""
+    """Delay the boots of instances."""
 
     delay: Annotated[
         Delay, msgspec.Meta(description='seconds, or JSON: {"kind":"lognormal","median_seconds":20,"sigma":0.5}')
@@ -116,29 +124,29 @@ class SlowBoot(_Fault, frozen=True):
 
 
 class SlotsTaken(_Fault, frozen=True):
-    """The slot of an instance that ends stays taken for a while."""
+    """Keep the slots of ended instances occupied for a while."""
 
     delay: Annotated[Delay, msgspec.Meta(description="seconds, or JSON as for slow-boot")] = 180.0
 
 
 class BadEvents(_Fault, frozen=True):
-    """Events come late, twice or never."""
+    """Delay, duplicate or drop events."""
 
     delay: Annotated[Delay, msgspec.Meta(description="seconds, or JSON as for slow-boot")] = 0.0
-    double: Annotated[Share, msgspec.Meta(description="share that comes twice")] = 0.0
-    drop: Annotated[Share, msgspec.Meta(description="share that never comes")] = 0.0
+    double: Annotated[Share, msgspec.Meta(description="share of events that are duplicated")] = 0.0
+    drop: Annotated[Share, msgspec.Meta(description="share of events that are dropped")] = 0.0
 
 
 class SuspendLaunch(_Fault, frozen=True):
-    """The Launch process of a group is suspended."""
+    """Suspend the process Launch of an Auto Scaling group."""
 
-    group: Annotated[str, msgspec.Meta(description="Auto Scaling group; all unless said")] = ""
-    administrative: Annotated[bool, msgspec.Meta(description="by AWS, as after long failure, instead of by a user")] = (
-        False
-    )
+    group: Annotated[str, msgspec.Meta(description="Auto Scaling group; by default all")] = ""
+    administrative: Annotated[
+        bool, msgspec.Meta(description="suspend as AWS does after failed launches, not as a user")
+    ] = False
 
 
-# Our own
+# Faults of Everstep's own processes and nodes
 
 
 class KillRank(_OnInstance, frozen=True):
@@ -148,13 +156,13 @@ class KillRank(_OnInstance, frozen=True):
 
 
 class KillAgent(_OnInstance, frozen=True):
-    """SIGKILL the agent of a node; its user data starts it again."""
+    """SIGKILL the agent of a node. The node's user data restarts it."""
 
 
 class KillControlPlane(_Fault, frozen=True):
-    """SIGKILL the control plane, and start it again at the same address."""
+    """SIGKILL the control plane, and restart it at the same address."""
 
-    down: Annotated[Seconds, msgspec.Meta(description="seconds until it is started again")] = 0.0
+    down: Annotated[Seconds, msgspec.Meta(description="seconds until the restart")] = 0.0
 
 
 class Hang(_OnInstance, frozen=True):
@@ -164,41 +172,43 @@ class Hang(_OnInstance, frozen=True):
 
 
 class Partition(_OnInstance, frozen=True):
-    """Nothing passes between a node and the rest; needs `up --network namespaces`."""
+    """Drop all packets between a node and other addresses. Needs `up --network namespaces`."""
 
     separate_from: Annotated[
-        str, msgspec.Meta(description="rest, aws, control-plane, peers, or instance ids with commas")
+        str, msgspec.Meta(description="rest, aws, control-plane, peers, or instance ids, separated by commas")
     ] = "rest"
 
 
 class SlowNetwork(_OnInstance, frozen=True):
-    """A node's line carries little; needs `up --network namespaces`."""
+    """Limit the bandwidth of a node's line. Needs `up --network namespaces`."""
 
-    megabits: Annotated[float, msgspec.Meta(description="per second, in each direction", gt=0, le=100_000)] = 10.0
-
-
-class CorruptReplica(_OnInstance, frozen=True):
-    """One bit of the newest sealed replica on a node changes."""
-
-    rank: Annotated[Count | None, msgspec.Meta(description="whose shard; any that does not run there unless said")] = (
-        None
+    megabits: Annotated[float, msgspec.Meta(description="megabits per second, in each direction", gt=0, le=100_000)] = (
+        10.0
     )
 
 
-class FillMemory(_OnInstance, frozen=True):
-    """Something takes up the memory that a node has for slots."""
+class CorruptReplica(_OnInstance, frozen=True):
+    """Flip one bit of the newest sealed replica on a node."""
 
-    mib: Annotated[Count | None, msgspec.Meta(description="how much; all that is left unless said")] = None
+    rank: Annotated[
+        Count | None, msgspec.Meta(description="owner of the shard; by default any rank that does not run on the node")
+    ] = None
+
+
+class FillMemory(_OnInstance, frozen=True):
+    """Fill the memory that a node has for slots."""
+
+    mib: Annotated[Count | None, msgspec.Meta(description="MiB to fill; by default all free memory")] = None
 
 
 class Xid(_OnInstance, frozen=True):
-    """NVML reports a GPU fault on a node."""
+    """Report a GPU fault through a node's NVML stub."""
 
-    code: Annotated[Count, msgspec.Meta(description="NVIDIA's Xid; 0 for none")] = 79
-    gpu: Annotated[Count, msgspec.Meta(description="which GPU")] = 0
+    code: Annotated[Count, msgspec.Meta(description="NVIDIA's Xid; 0: none")] = 79
+    gpu: Annotated[Count, msgspec.Meta(description="index of the GPU")] = 0
     ecc: Annotated[Count, msgspec.Meta(description="uncorrectable ECC errors")] = 0
-    throttled: Annotated[bool, msgspec.Meta(description="it is throttled")] = False
-    lost: Annotated[bool, msgspec.Meta(description="it has fallen off the bus")] = False
+    throttled: Annotated[bool, msgspec.Meta(description="whether the GPU is throttled")] = False
+    lost: Annotated[bool, msgspec.Meta(description="whether the GPU has fallen off the bus")] = False
 
 
 AnyFault = Union[  # noqa: UP007
@@ -208,28 +218,28 @@ AnyFault = Union[  # noqa: UP007
 ]  # fmt: skip
 FAULT: Final = msgspec.json.Decoder(AnyFault)
 FAULT_IN_WORDS: Final = msgspec.json.Decoder(AnyFault, strict=False)
-"""From a command line, where numbers are words, too."""
+"""Decoder for the command line, where numbers are text."""
 
 
 WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-end"})
-"""Taken back together: an instance has one end that is planned."""
+"""Warnings of an end. They are cleared together, because an instance has only one planned end."""
 LASTING: Final = WARNINGS | {
     "throttle", "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
     "fail-status", "hang", "fill-memory", "xid", "partition", "slow-network",
 }  # fmt: skip
-"""What goes on until it is cleared."""
+"""Faults that last until they are cleared."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fault has done."""
+    """The effect of an injected fault."""
 
     fault: str
     target: str
-    """The instance or group; empty where it is everything."""
+    """The affected instance or group; empty if the fault affects the whole cloud."""
     did: str
-    """One sentence."""
+    """Description of the effect in one sentence."""
     facts: dict[str, Any] = {}
-    """What can be looked up to see that it is so: pids, instance ids, files, times."""
+    """Values with which a test can verify the effect: pids, instance ids, files, times."""
 
 
 EFFECT: Final = msgspec.json.Decoder(Effect)
@@ -237,7 +247,7 @@ EFFECTS: Final = msgspec.json.Decoder(list[Effect])
 
 
 def kinds() -> dict[str, type[msgspec.Struct]]:
-    """Return the faults by name, in the order of this module."""
+    """Return the fault classes by name, in the order of `AnyFault`."""
     return {_kebab(kind.__name__): kind for kind in get_args(AnyFault)}
 
 

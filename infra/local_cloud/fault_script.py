@@ -1,11 +1,10 @@
-"""Fault scripts: which fault happens when. Made from a seed, written down as JSON, played against a local cloud.
+"""Fault scripts: lists of faults with their times, generated from a seed, stored as JSON, played on a local cloud.
 
     [{"at_seconds": 12.5, "fault": "kill-rank", "target": "2"},
      {"at_seconds": 20, "fault": "partition", "target": "job 0 node 1", "within_seconds": 10, "lasts_seconds": 5}, …]
 
-Invariant: a script is everything: equal scripts do the same to equal clouds, whoever made them. Targets are numbers, or
-roles that are settled when they are struck (`roles`), so that a script fits a cloud whose instances it has never heard
-of.
+Invariant: the script alone determines the faults. Equal scripts have the same effect on equal clouds. Targets are
+numbers, or roles that are resolved when the fault strikes (`roles`), so a script works on any cloud.
 """
 
 from __future__ import annotations
@@ -42,32 +41,32 @@ from infra.local_cloud.fault_kinds import (
 )
 
 FIRST_SECONDS: Final = 5.0
-"""Nothing happens before."""
+"""Earliest time of a generated fault."""
 SECONDS_PER_FAULT: Final = 12.0
-"""On the average: some five in a minute, fifty in ten."""
+"""Average time between two generated faults: about five faults per minute."""
 LASTS: Final = (4.0, 20.0)
-"""How long what lasts goes on until it is cleared, seconds."""
+"""Range of the time until a lasting fault is cleared, in seconds."""
 NOTICE: Final = (5.0, 30.0)
-"""From a warning to the end, seconds: less than AWS gives, as a script is short."""
+"""Range of the time from a warning to the end of the instance, in seconds. Shorter than AWS's, to fit short scripts."""
 
 
 AGAIN_SECONDS: Final = 0.3
-"""From a try that was refused to the next, where a line allows another."""
+"""Delay before a refused fault is retried, if its line allows a retry."""
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a script."""
 
     at_seconds: float
-    """After the start of the play."""
+    """Time since the start of the play."""
     fault: AnyFault | None = None
-    """None: something is cleared."""
+    """The fault to inject; None: this line clears faults."""
     clears: str = ""
-    """Which kind of fault; empty for all that last."""
+    """Kind of fault to clear; empty: all lasting faults."""
     within_seconds: float = 0.0
-    """How long a fault that is refused is tried again: whoever is meant may not be there yet."""
+    """Time during which a refused fault is retried, for example because its target does not run yet."""
     lasts_seconds: float | None = None
-    """Its kind is cleared so long after it struck; None: a later line does that."""
+    """Time after which the fault's kind is cleared; None: a later line clears it."""
 
 
 _Made = tuple[AnyFault, bool]
@@ -110,17 +109,18 @@ _CLEAR: Final = msgspec.json.Decoder(_Clear)
 
 
 def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> list[Moment]:
-    """Make a script.
+    """Generate a script.
 
     Args:
-        seed: equal arguments give equal scripts.
-        minutes: how long it goes on.
-        nodes: instances that run.
-        has_namespaces: lines can be cut and slowed.
+        seed: equal arguments yield equal scripts.
+        minutes: duration of the script.
+        nodes: number of running instances.
+        has_namespaces: whether the cloud can cut and slow lines.
 
     Returns:
-        What happens, in order; the last line clears what lasts. Each kind that is used comes equally often, give or
-        take one.
+        Lines in the order of their times. The last line clears all lasting faults. The kinds occur equally often,
+            within
+        one.
     """
     chance = random.Random(f"{seed}/{minutes}/{nodes}/{has_namespaces}")
     ends = minutes * 60
@@ -139,22 +139,22 @@ def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> 
 
 
 def encode(moments: Sequence[Moment]) -> bytes:
-    """Return a script as JSON, a line each."""
+    """Return a script as JSON with one line of text per moment."""
     lines = [msgspec.json.encode(_flat(moment)).decode() for moment in moments]
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
 
 
 def read(path: Path) -> list[Moment]:
-    """Read a script.
+    """Read a script from a file.
 
     Args:
-        path: JSON; or YAML, where `pyyaml` is installed.
+        path: a JSON file, or a YAML file if `pyyaml` is installed.
 
     Returns:
-        What happens, in order.
+        Lines in the order of their times.
 
     Raises:
-        FaultRefused: it is none; says which line of it.
+        FaultRefused: the file is not a fault script. The message contains the faulty line.
     """
     try:
         content: Any = _yaml(path) if path.suffix in (".yaml", ".yml") else msgspec.json.decode(path.read_bytes())
@@ -176,17 +176,17 @@ def play(
     wait_until: Callable[[float], float],
     tell: Callable[[Moment, Effect | FaultRefused | None], None],
 ) -> None:
-    """Let everything in a script happen at its time; what is refused is told and left out.
+    """Inject each fault of a script at its time. Refused faults are reported and skipped.
 
     Args:
-        moments: in order.
-        aim: settles whom a fault means now: one fault for each instance.
-        inject: lets a fault happen.
-        clear: undoes what lasts of one kind of fault, or of all.
-        wait_until: returns at a time, seconds since the start, or later; with the time that it is then.
-        tell: is told each line and what came of it, of each instance that is meant; None where something was cleared.
+        moments: lines in the order of their times.
+        aim: resolves the target of a fault: returns one fault per selected instance.
+        inject: injects a fault.
+        clear: clears the lasting faults of one kind, or all if the name is empty.
+        wait_until: waits until a time in seconds since the start. Returns the present time.
+        tell: receives each line with its outcome, once per selected instance. The outcome of a clearing is None.
     """
-    order = itertools.count()  # of two lines at the same time the first comes first
+    order = itertools.count()  # keeps the order of lines with equal times
     due = [(moment.at_seconds, next(order), moment) for moment in moments]
     heapq.heapify(due)
     while due:
@@ -208,14 +208,17 @@ def play(
 
 
 def role_of(moment: Moment) -> roles.Role | None:
-    """Return the role that a line's target names; None where it names none."""
+    """Return the role in a line's target; None if the target is not a role."""
     return roles.parse(getattr(moment.fault, "target", ""))
 
 
 def _struck(
     fault: AnyFault, aim: Callable[[AnyFault], Sequence[AnyFault]], inject: Callable[[AnyFault], Effect]
 ) -> Sequence[Effect | FaultRefused]:
-    """Return what came of a fault for each who is meant; raises the first refusal where nothing was done to anybody."""
+    """Inject a fault into each selected instance and return the outcomes.
+
+    If all instances refuse the fault, raise the first refusal.
+    """
     outcomes: list[Effect | FaultRefused] = []
     for one in aim(fault):
         try:

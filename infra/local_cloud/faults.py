@@ -1,8 +1,10 @@
-"""How the local cloud behaves today: what AWS's customers cannot choose, and its tests must.
+"""The conditions of the local cloud: behaviour of AWS that customers cannot influence, but tests must control.
 
-Read and changed at run time at `/_everstep/config`. What happens once, to one target, is a fault (`fault_kinds`); what
-holds until it is changed is a condition, and all chance in it comes from here: one seed, one stream per purpose, so
-that more of one thing does not move another.
+Conditions are read and changed at run time through `/_everstep/config`. A condition holds until it is changed. A single
+incident on one target is a fault (`fault_kinds`).
+
+All randomness in conditions comes from this module. One seed feeds one stream per purpose, so that more draws for one
+purpose do not change the results of another.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -22,7 +24,7 @@ Service = Literal["autoscaling", "ec2", "events", "s3", "sqs"]
 
 
 class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="uniform"):
-    """Anything between two times, equally probable."""
+    """A delay with a uniform distribution."""
 
     low_seconds: Seconds
     high_seconds: Seconds
@@ -33,60 +35,57 @@ class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class Lognormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
-    """Most near the median, a few far above it: what boots do."""
+    """A delay with a lognormal distribution, which is typical for boots: most near the median, a few far above."""
 
     median_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     sigma: Annotated[float, msgspec.Meta(ge=0, le=3)] = 0.5
     """Standard deviation of the logarithm."""
     longest_seconds: Seconds = 3600.0
-    """None takes longer."""
+    """Upper limit of the delay."""
 
 
 Delay = Seconds | Uniform | Lognormal
-"""A number is that many seconds, always."""
+"""A delay. A plain number is a constant number of seconds."""
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The conditions in force; replaced whole, never changed in place."""
+    """The present conditions. They are replaced as a whole and never modified."""
 
     boot_delay_seconds: Delay = 0.5
-    """From `pending` to `running`."""
+    """Time from `pending` to `running`."""
     capacity: dict[str, Count] = {}
-    """Most instances that may exist of a type; a type that is not named is unlimited."""
+    """Maximum number of instances by instance type. A missing type has no limit."""
     slot_release_seconds: Delay = 0.0
-    """How long an instance that has ended still takes up capacity: a reserved slot is not free at once.
-
-    AWS: minutes.
-    """
+    """Time during which an ended instance still occupies its slot. On AWS: minutes."""
     launch_retry_seconds: Seconds = 1.0
-    """How long a group waits after a failed launch. AWS backs off for minutes."""
+    """Time until a group retries a failed launch. AWS backs off for minutes."""
     administrative_suspension_seconds: Seconds | None = None
-    """How long launches of a group may fail, none succeeding, before AWS suspends its Launch process.
+    """Time of failed launches without a success after which AWS suspends a group's process Launch; None: never.
 
-    AWS: most often 24 hours.
+    On AWS: usually 24 hours.
     """
     remember_terminated_seconds: Seconds = 3600.0
-    """How long EC2 still describes an instance after its end. AWS: about an hour."""
+    """Time during which EC2 describes an instance after its end. On AWS: about an hour."""
     throttle: dict[Service, Share] = {}
-    """Which share of the calls of a service is refused with that service's own throttling error."""
+    """Share of calls that a service refuses with its throttling error, by service."""
     event_delay_seconds: Delay = 0.0
-    """From what happens to its event; delays of different lengths change the order."""
+    """Time from an incident to its event. Unequal delays change the order of events."""
     event_double_share: Share = 0.0
-    """Of events that come twice, with the same id, each with a delay of its own."""
+    """Share of events that are delivered twice, with the same id and independent delays."""
     event_drop_share: Share = 0.0
-    """Of events that never come."""
+    """Share of events that are lost."""
 
 
 CONDITIONS = msgspec.json.Decoder(Conditions)
 
 
 class Faults:
-    """The conditions in force, and the chance in them. Thread-safe.
+    """The present conditions and their random streams. Thread-safe.
 
     Args:
-        conditions: to begin with.
-        seed: equal seeds and equal questions give equal answers.
-        changed: called after every change, to wake who waits.
+        conditions: the initial conditions.
+        seed: equal seeds and equal sequences of calls yield equal results.
+        changed: called after every change, to wake the engine.
     """
 
     def __init__(self, conditions: Conditions, *, seed: int = 0, changed: Callable[[], None] = lambda: None) -> None:
@@ -98,30 +97,31 @@ class Faults:
 
     @property
     def conditions(self) -> Conditions:
-        """What is in force now."""
+        """The present conditions."""
         with self._lock:
             return self._conditions
 
     def replace(self, conditions: Conditions) -> None:
-        """Put other conditions in force; boots that have begun keep their delay."""
+        """Replace the conditions. Boots in progress keep their delay."""
         with self._lock:
             self._conditions = conditions
         self._changed()
 
     def boot_delay(self) -> float:
-        """Return the seconds that one boot beginning now takes."""
+        """Return the duration in seconds of a boot that starts now."""
         return self._delay("boot", self.conditions.boot_delay_seconds)
 
     def slot_release_delay(self) -> float:
-        """Return the seconds for which the slot of one instance that ends now stays taken."""
+        """Return the seconds during which an instance that ends now keeps its slot."""
         return self._delay("slot", self.conditions.slot_release_seconds)
 
     def is_throttled(self, service: str) -> bool:
-        """Say whether one call of a service is refused."""
-        return self._happens(f"throttle/{service}", self.conditions.throttle.get(service, 0.0))  # type: ignore[call-overload]
+        """Return whether a call of a service is refused. Each call draws a new random number."""
+        shares: Mapping[str, float] = {**self.conditions.throttle}
+        return self._happens(f"throttle/{service}", shares.get(service, 0.0))
 
     def event_delays(self) -> list[float]:
-        """Return the seconds after which one event comes: one of them mostly, two when it is doubled, none when it is lost."""
+        """Return the delay in seconds of each copy of an event: usually one, two if duplicated, none if dropped."""
         conditions = self.conditions
         if self._happens("event/drop", conditions.event_drop_share):
             return []
@@ -129,7 +129,7 @@ class Faults:
         return [self._delay("event/delay", conditions.event_delay_seconds) for _ in range(copies)]
 
     def choose(self, purpose: str, among: int) -> int:
-        """Return one of 0 … among-1."""
+        """Return a random number from 0 to `among` - 1."""
         with self._lock:
             return self._stream(purpose).randrange(among)
 

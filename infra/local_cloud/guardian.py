@@ -1,9 +1,9 @@
-"""Starts the process that ends a cluster whose maker dies (`infra.local_cloud.guardian_process`).
+"""Starts the guardian process, which ends a cluster if its maker dies (`infra.local_cloud.guardian_process`).
 
     maker ──pipe──▶ python -P -m infra.local_cloud.guardian_process STATE_DIR RUN
 
-The maker holds the only write end of the pipe. A byte means that the maker has ended the cluster itself. An end of file
-without a byte means that the maker died, however it died.
+The maker is the process that started the cluster. It holds the only write end of the pipe. A byte means that the maker
+has ended the cluster itself. An end of file without a byte means that the maker died.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Guardian:
 
     Args:
         state_dir: the cluster's state directory.
-        run: the name that this cluster's `up` writes there before it starts anything.
+        run: id of this run, which `up` writes to the state directory before it starts anything.
     """
 
     def __init__(self, state_dir: Path, run: str) -> None:

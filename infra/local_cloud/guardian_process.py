@@ -1,10 +1,10 @@
 """`python -P -m infra.local_cloud.guardian_process STATE_DIR RUN`: ends a cluster whose maker has died.
 
-It does what `LocalCluster.down` does: it ends processes, network namespaces, and what instances have mounted on tmpfs.
-A cluster that another command has started in the same folder has another run's name, and the guardian leaves it alone.
+The guardian calls `LocalCluster.down`, which ends processes and removes network namespaces and tmpfs mounts. If another
+command has started a new cluster in the same directory, that cluster has another run id, and the guardian ignores it.
 
-Invariant: the guardian is no part of the cluster. It runs in a session of its own, and imports only the standard
-library while it waits.
+Invariant: the guardian is not part of the cluster. It runs in its own session, and imports only the standard library
+while it waits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 COMMAND_PATIENCE_SECONDS: Final = 60.0
-"""Time for a command that works on the cluster when its maker dies."""
+"""Time to wait for another command that holds the cluster's lock when the maker dies."""
 RETRY_DOWN_SECONDS: Final = 0.2
 
 
 def main(arguments: list[str]) -> int:
-    """Wait for the maker, then end its cluster if it died. Return 1 if the cluster could not be ended."""
+    """Wait for the maker, and end its cluster if the maker died. Return 1 if the cluster could not be ended."""
     if sys.stdin.buffer.read(1):
         return 0
     from infra.local_cloud.errors import PreflightFailed

@@ -1,7 +1,7 @@
-"""Faults happen here: one method for each kind, whoever asks, a test, a drill, a fault script or a person.
+"""The implementation of all faults: one method per kind of fault.
 
-Invariant: a fault either takes effect and says what can be looked up to see it, or is refused and changes nothing. What
-lasts is remembered until `clear`. Works in the local AWS's own process, under the lock of its server.
+Invariant: a fault either takes effect and returns facts that prove it, or is refused and changes nothing. Lasting
+faults are recorded until `clear`. The injector runs in the process of the local AWS, under the lock of its server.
 """
 
 from __future__ import annotations
@@ -65,11 +65,13 @@ MAINTENANCE_ENDS: Final[Mapping[str, End]] = {
     "instance-reboot": "reboot",
     "system-reboot": "reboot",
 }
-"""What becomes of the instance at the time of a scheduled event; what is not here leaves it alone."""
+"""Action at the time of a scheduled event, by EC2's code. Other codes do not affect the instance."""
 MAINTENANCE_LASTS: Final = timedelta(hours=2)
 BLOCK_END_LEAD: Final = timedelta(minutes=30)
-"""So long before a capacity block ends AWS begins to terminate its instances; its warning tells of the end of the block.
-Source: Amazon EC2 User Guide (Capacity Blocks for ML)."""
+"""Time before the end of a Capacity Block at which AWS begins to terminate its instances.
+
+The warning of AWS contains the end of the block. Source: Amazon EC2 User Guide (Capacity Blocks for ML).
+"""
 THROTTLED: Final = ("autoscaling", "ec2", "events", "sqs")
 NO_NETWORK: Final = (
     "this local cloud has no network of its own, and a {fault} is a real one or none: `everstep local "
@@ -83,12 +85,12 @@ CONDITIONS_OF: Final = {
     "slots-taken": ("slot_release_seconds",),
     "bad-events": ("event_delay_seconds", "event_double_share", "event_drop_share"),
 }
-"""What of the conditions a fault changes."""
+"""Fields of the conditions that each fault changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """What faults are done to."""
+    """The parts of the local cloud that faults act on."""
 
     ec2: Ec2
     auto_scaling: AutoScaling
@@ -102,7 +104,7 @@ class Places:
 
 @dataclass(slots=True)
 class _Lasting:
-    """What goes on until it is cleared."""
+    """Effects that last until they are cleared."""
 
     stopped: list[Process] = field(default_factory=list)
     ballooned: set[str] = field(default_factory=set)
@@ -112,17 +114,17 @@ class _Lasting:
 
 
 class Injector:
-    """Does faults and undoes them.
+    """Injects faults and clears them.
 
     Args:
-        places: what they are done to.
+        places: the parts of the local cloud that faults act on.
     """
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._lasting = _Lasting()
         self.history: list[Effect] = []
-        """What took effect, oldest first."""
+        """Effects of injected faults, oldest first, at most `HISTORY`."""
         self._kinds: dict[type[Any], Callable[[Any], Effect]] = {
             SpotWarning: self._spot_warning,
             Rebalance: self._rebalance,
@@ -149,16 +151,16 @@ class Injector:
         }
 
     def inject(self, fault: AnyFault) -> Effect:
-        """Let a fault happen.
+        """Inject a fault.
 
         Args:
-            fault: which, to whom.
+            fault: the fault with its target.
 
         Returns:
-            What it has done.
+            The effect of the fault.
 
         Raises:
-            FaultRefused: it cannot really happen here, or not to this target; nothing was done.
+            FaultRefused: the fault is impossible here or for this target; nothing was done.
         """
         effect = self._kinds[type(fault)](fault)
         log.info("fault %s: %s %s", effect.fault, effect.did, effect.facts)
@@ -167,17 +169,17 @@ class Injector:
         return effect
 
     def clear(self, name: str = "", target: str = "") -> list[str]:
-        """Undo what lasts of one kind of fault, or of all. What is dead stays dead.
+        """Clear the lasting faults of one kind, or all lasting faults. Ended processes and instances stay ended.
 
         Args:
-            name: of the kind; empty for all.
-            target: one instance's line alone; empty for whatever has the fault.
+            name: kind of fault; empty: all kinds.
+            target: instance whose line is repaired; empty: all affected instances.
 
         Returns:
-            A sentence for each thing that was undone.
+            One sentence per cleared effect.
 
         Raises:
-            FaultRefused: there is no such fault, nothing of it lasts, or it is not cleared one by one.
+            FaultRefused: the fault is unknown, is not a lasting fault, or cannot be cleared for a single target.
         """
         if target:
             if name not in ("partition", "slow-network"):
@@ -244,7 +246,7 @@ class Injector:
             if target not in ("", instance_id):
                 continue
             if network and fault == "partition" and link.cut_from != set():
-                counters = network.counters(instance_id)  # they end with what has counted
+                counters = network.counters(instance_id)  # read before `cut` removes the counters
                 network.cut(instance_id, ())
                 said.append(
                     f"{instance_id} is reached again; {counters['dropped_to'] + counters['dropped_from']} "
@@ -255,7 +257,7 @@ class Injector:
                 said.append(f"the line of {instance_id} carries what it can")
         return said
 
-    # AWS, one instance
+    # Faults of AWS on one instance
 
     def _spot_warning(self, fault: SpotWarning) -> Effect:
         instance_id = self._running(fault.target)
@@ -351,7 +353,7 @@ class Injector:
             {"check": fault.check, "status": "impaired"},
         )
 
-    # AWS, everything
+    # Faults of AWS on the whole cloud
 
     def _throttle(self, fault: Throttle) -> Effect:
         services = (fault.service,) if fault.service else THROTTLED
@@ -413,7 +415,7 @@ class Injector:
             fault, names[0], f"Launch of {', '.join(names)} is suspended", {"groups": names, "reason": reason}
         )
 
-    # Ours
+    # Faults of Everstep's own processes and nodes
 
     def _kill_rank(self, fault: KillRank) -> Effect:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_rank(init, fault.rank))
@@ -504,14 +506,17 @@ class Injector:
             fault, instance_id, f"NVML of {instance_id} reports Xid {fault.code} on GPU {fault.gpu}", facts
         )
 
-    # What they share
+    # Shared helpers
 
     def _running(self, target: str) -> str:
-        """Return the instance that is meant: by id, by number, or by chance."""
+        """Return the running instance that a target selects by id, by number or by chance."""
         return self._running_from(target)[0]
 
     def _running_from(self, target: str) -> list[str]:
-        """Return the instance that is meant, and after it, where it was not named, the others around."""
+        """Return the running instances to try, in order.
+
+        The first is the one that the target selects. The others follow only if the target is not an instance id.
+        """
         running = [
             instance_id
             for instance_id in self._places.ec2.in_order_of_launch()
@@ -527,7 +532,10 @@ class Injector:
         return running[first:] + running[:first]
 
     def _where_it_can(self, target: str, work: Callable[[str, int], Facts]) -> tuple[str, Facts]:
-        """Do something to the instance that is meant, or, where it was not named, to the next one around that has what it takes."""
+        """Call `work` on the selected instance and return the instance with the result.
+
+        If the target is not an instance id and `work` refuses, try the next running instance.
+        """
         refused = None
         for instance_id in self._running_from(target):
             try:

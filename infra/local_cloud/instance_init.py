@@ -1,13 +1,14 @@
-"""Process 1 of an instance: runs the user data, and ends everything that ever came from it.
+"""Process 1 of an instance: runs the user data, and at the end kills all processes of the instance.
 
     python -P -m infra.local_cloud.instance_init PARENT_PID INSTANCE_ID SCRIPT [NETWORK_NAMESPACE]
 
-It is a subreaper, so that daemons of other sessions stay below it; it gets SIGTERM when the local cloud dies; on
-SIGTERM it kills all below it, removes the instance's directory on tmpfs (an instance's memory goes with it) and its
-ranks' cgroups, and exits. It lives on when the user data has
-ended: a machine does.
-Standard library only; one thread, no handlers: it waits for its signals. With a network namespace, all of the instance
-lives in that.
+- The process is a subreaper, so daemons in other sessions stay its descendants.
+- The kernel sends it SIGTERM when the local cloud dies.
+- On SIGTERM, it kills all descendants, removes the instance's tmpfs directory and the cgroups of its ranks, and exits.
+- It keeps running after the user data has ended, as a machine does.
+- With a network namespace, the whole instance runs inside it.
+
+The process uses the standard library only. It has one thread and no signal handlers, because it waits for its signals.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ AWAITED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
 def memory_directory(instance_id: str) -> Path:
-    """Return where an instance of this user keeps its slots on tmpfs."""
+    """Return the tmpfs directory in which an instance of this user stores its slots."""
     return Path(f"/dev/shm/everstep-{os.getuid()}-{instance_id}")
 
 
 def remove_memory(instance_id: str) -> None:
-    """Remove what an instance kept on tmpfs, and the tmpfs that its agent may have mounted there."""
+    """Remove an instance's tmpfs directory, and unmount the tmpfs that its agent may have mounted there."""
     directory = memory_directory(instance_id)
-    ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_DETACH)  # most often there is none, and that is all right
+    ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_DETACH)  # usually nothing is mounted; the failure is harmless
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def remove_cgroups(instance_id: str) -> None:
-    """Remove the cgroups that an instance's agent made for its ranks; their processes have ended."""
+    """Remove the cgroups that an instance's agent created for its ranks. Their processes have ended."""
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     for root, controllers in (
         ("/sys/fs/cgroup", ""),
@@ -51,12 +52,12 @@ def remove_cgroups(instance_id: str) -> None:
         for cgroup in (*folder.glob("*/"), folder):
             with contextlib.suppress(
                 OSError
-            ):  # not there, or what is killed has not quite gone: the next instance of this name tidies up
+            ):  # missing, or a killed process still exits; the next instance of this id removes the cgroup
                 cgroup.rmdir()
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM; `arguments` are those of the command line."""
+    """Run the instance until SIGTERM. `arguments` are the arguments of the command line."""
     parent_pid, instance_id, script = int(arguments[0]), arguments[1], arguments[2]
     for namespace in arguments[3:]:
         enter(Path(namespace))
@@ -66,19 +67,19 @@ def main(arguments: list[str]) -> int:
         if libc.prctl(option, int(value), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), f"prctl({option})")
     if os.getppid() != parent_pid:
-        return 1  # the local cloud died before it could be followed
+        return 1  # the local cloud died before prctl took effect
     user_data_pid = os.posix_spawn(script, [script], os.environ, setsigmask=[], setsigdef=AWAITED)
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
         _reap(user_data_pid, exit_file(Path(script)))
     kill_descendants(os.getpid())
-    _reap(user_data_pid, told_in=None)  # it ends with its machine, and not on one that is there
+    _reap(user_data_pid, told_in=None)  # no exit file: the user data ends together with its machine
     remove_memory(instance_id)
     remove_cgroups(instance_id)
     return 0
 
 
 def exit_file(script: Path) -> Path:
-    """Return where the exit code of a user data script is written that has ended before its machine."""
+    """Return the path of the file with the exit code of a user data script that ended before its machine."""
     return script.with_name("user-data.exit")
 
 

@@ -1,7 +1,7 @@
-"""Instances as process trees: started from user data when EC2 says `running`, gone at once when it does not.
+"""Instances as process trees: started from user data while EC2 reports `running`, killed otherwise.
 
-Invariant: what runs is what was last asked for. One thread owns the runner and must live as long as it: an instance
-dies with the thread that started it (PR_SET_PDEATHSIG is about threads).
+Invariant: the process trees match the last call of `reconcile`. One thread owns the runner and must live as long as the
+runner. An instance dies with the thread that started it, because PR_SET_PDEATHSIG refers to threads.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ class RunningInstance:
 
     instance_id: str
     boot: int
-    """Grows with every boot: another number means that the machine was started again."""
+    """Number of the boot. A different number means that the machine has to be restarted."""
     address: str
     user_data: bytes
 
 
 class InstanceRunner:
-    """Keeps process trees equal to the instances that should run.
+    """Starts and ends process trees so that they match the instances that should run.
 
     Args:
-        nodes_directory: an instance's own directory is below it; kept after its end, for its logs.
-        environment: what every instance's user data gets, before its own variables.
-        metadata: what instances can ask about themselves; None: nothing.
-        network: that instances are attached to; None: they share this machine's loopback.
+        nodes_directory: parent of the directories of the instances. Directories are kept after an instance's end, for
+            logs.
+        environment: common environment variables of all instances.
+        metadata: serves the metadata of each instance; None: no metadata.
+        network: network with a namespace per instance; None: instances share this machine's loopback.
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class InstanceRunner:
         self._running: dict[str, tuple[RunningInstance, subprocess.Popen[bytes]]] = {}
 
     def reconcile(self, wanted: Iterable[RunningInstance]) -> None:
-        """End what is not wanted, start what is missing; called by the owning thread after every change.
+        """End surplus instances and start missing ones. The owning thread calls this on every pass.
 
-        An instance whose init has died is not started again: EC2 does not notice a machine that has crashed either.
+        An instance whose init has died is not restarted, because EC2 does not notice a crashed machine either.
         """
         by_id = {instance.instance_id: instance for instance in wanted}
         for instance_id, (instance, _) in list(self._running.items()):
@@ -75,11 +76,11 @@ class InstanceRunner:
                 self._start(instance)
 
     def pids(self) -> dict[str, int]:
-        """Return the pid of each running instance's init."""
+        """Return the pid of each running instance's init process."""
         return {instance_id: process.pid for instance_id, (_, process) in self._running.copy().items()}
 
     def directory(self, instance_id: str) -> Path:
-        """Return where an instance keeps its files."""
+        """Return the directory with an instance's files."""
         return self._nodes / instance_id
 
     def end_all(self) -> None:
@@ -129,7 +130,11 @@ class InstanceRunner:
         log.info("%s runs at %s", instance.instance_id, instance.address)
 
     def _end(self, instance_id: str) -> None:
-        """Pull the plug: everything below init is killed here, too, so that nothing has time to say goodbye; init knows by then that it is over."""
+        """End an instance like a power failure.
+
+        This method kills all descendants of init itself, so that no process has time for an orderly shutdown. Before
+        that, it signals init, so that init does not report the end of the user data.
+        """
         _, process = self._running.pop(instance_id)
         process.send_signal(signal.SIGTERM)
         count = kill_descendants(process.pid)
@@ -143,7 +148,7 @@ class InstanceRunner:
         if self._network:
             self._network.detach(instance_id)
         remove_memory(instance_id)
-        exit_file(self._script(instance_id)).unlink(missing_ok=True)  # it speaks of machines that are there
+        exit_file(self._script(instance_id)).unlink(missing_ok=True)  # an exit file exists only for running machines
         log.info("%s is gone with %d processes", instance_id, count)
 
     def _script(self, instance_id: str) -> Path:

@@ -1,10 +1,11 @@
-"""The instance metadata service, version 2: what an instance can ask about itself, at an address of its own.
+"""The instance metadata service, version 2, with one address per instance.
 
     PUT /latest/api/token                          with X-aws-ec2-metadata-token-ttl-seconds: a token
-    GET /latest/meta-data/spot/instance-action     with X-aws-ec2-metadata-token: 200, or 404 while there is nothing to say, 401 without a token
+    GET /latest/meta-data/spot/instance-action     with X-aws-ec2-metadata-token: 200; 404 without a value; 401 without
+                                                   a valid token
 
-Invariant: it answers as AWS documents and knows nothing itself: what there is to say is asked for at every request.
-Source: EC2 User Guide (IMDSv2).
+Invariant: the service answers as AWS documents. It stores no metadata, but calls `facts` for every request. Source: EC2
+User Guide (IMDSv2).
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ TOKEN_PATH: Final = "/latest/api/token"
 LONGEST_TTL_SECONDS: Final = 21_600
 REQUEST_SECONDS: Final = 5.0
 MAX_TOKENS: Final = 1000
-"""Per instance; the oldest are forgotten first."""
+"""Maximum number of tokens per instance. The oldest tokens are dropped first."""
 
 
 class MetadataService:
-    """One endpoint per instance.
+    """The metadata endpoints of all instances.
 
     Args:
-        facts: asked at every request with the instance's id; the answer's keys are paths below `/latest/meta-data/`.
-            Called from many threads.
-        monotonic: seconds.
+        facts: returns an instance's metadata, keyed by the path below `/latest/meta-data/`. Called for every request,
+            from
+            many threads.
+        monotonic: returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class MetadataService:
         self._endpoints: dict[str, socket.socket] = {}
 
     def open(self, instance_id: str, listening: socket.socket) -> str:
-        """Serve an instance on a socket that listens, until `close`; return the URL."""
+        """Serve an instance's metadata on a listening socket until `close`. Return the URL."""
         self.close(instance_id)
         self._endpoints[instance_id] = listening
         tokens: dict[str, float] = {}
@@ -55,10 +57,10 @@ class MetadataService:
         return f"http://{host}:{port}"
 
     def close(self, instance_id: str) -> None:
-        """Serve an instance no more. Idempotent."""
+        """Stop to serve an instance's metadata. Idempotent."""
         listening = self._endpoints.pop(instance_id, None)
         if listening:
-            listening.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            listening.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
             listening.close()
 
     def _accept(self, instance_id: str, listening: socket.socket, tokens: dict[str, float]) -> None:
@@ -81,7 +83,7 @@ class MetadataService:
             try:
                 Handler(connection, peer, None)  # type: ignore[arg-type]
             except OSError:
-                return  # it has hung up
+                return  # the client has closed the connection
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -90,12 +92,12 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = REQUEST_SECONDS
     known: dict[str, float]
-    """Tokens, and until when they are good."""
+    """Tokens with their expiration in monotonic seconds."""
     facts: Callable[[], Mapping[str, str]]
     monotonic: Callable[[], float]
 
     def parse_request(self) -> bool:
-        """Refuse what web pages and forwarders send, as AWS does with X-Forwarded-For; then answer as usual."""
+        """Parse a request. Refuse requests from web pages, and forwarded ones, as AWS refuses X-Forwarded-For."""
         if not super().parse_request():
             return False
         host, port = self.connection.getsockname()[:2]
@@ -141,10 +143,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing: an agent polls."""
+        """Log nothing, because agents poll."""
 
 
 def _child(name: str, path: str) -> str:
-    """Return how a listing of `path` shows what stands below it."""
+    """Return the entry for `name` in a listing of `path`: one path segment, with a slash if it has children."""
     first, slash, _ = name.removeprefix(f"{path}/" if path else "").partition("/")
     return first + slash

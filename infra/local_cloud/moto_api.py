@@ -1,7 +1,7 @@
-"""The seam to moto 5.2.5: the only file that replaces something of moto's, one entry per replaced name.
+"""The seam to moto 5.2.5: the only module that replaces functions of moto.
 
-moto answers what the engine has no opinion on; these answer the rest. Private names are used, so the version is pinned
-exactly and the contract suite runs against the served result.
+moto answers all calls that the engine does not implement. The seam uses private names of moto. Its version is therefore
+pinned, and the contract suite checks the resulting service.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ NAMED_GROUP_ACTIONS = (
     "put_scaling_policy",
     "put_warm_pool",
 )
-"""Actions that fail inside moto when the group does not exist."""
+"""Actions that fail inside moto if the group does not exist."""
 
 
 def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
-    """Put the engine in place of moto's own behaviour, for this process and for good; called once, before the first request."""
+    """Replace moto's behaviour by the engine's for the rest of this process. Called once, before the first request."""
     _install_instances(ec2)
     _install_launch_templates()
     _install_groups(auto_scaling)
@@ -57,15 +57,13 @@ def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
 
 
 def session_key(access_key_id: str) -> IssuedKey | None:
-    """Return what moto's STS issued under an access key id: the keys of an assumed role.
-
-    Called under the server's lock.
+    """Return the key of an assumed role that moto's STS issued. Called under the server's lock.
 
     Args:
-        access_key_id: that a request is signed with.
+        access_key_id: the id in a request's signature.
 
     Returns:
-        The session's secret, token and end; None if STS issued no such key.
+        The session's secret, token and expiration; None if STS issued no such key.
     """
     for partitions in sts_backends.values():
         for backend in partitions.values():
@@ -79,13 +77,13 @@ def session_key(access_key_id: str) -> IssuedKey | None:
 
 
 def undocumented_filter(request: bytes) -> str:
-    """Return the first filter of an EC2 call that AWS does not document for it.
+    """Return the first filter of an EC2 call that AWS does not document for the operation.
 
     Args:
         request: the call's body, in AWS's query protocol.
 
     Returns:
-        The filter's name; empty if AWS documents all.
+        The filter's name; empty if all filters are documented.
     """
     parameters = dict(parse_qsl(request.decode(errors="replace")))
     service, action = get_service_model("ec2"), parameters.get("Action", "")
@@ -165,7 +163,7 @@ def _install_launch_templates() -> None:
         template = backend.get_launch_template_by_name(name) if name else backend.get_launch_template(template_id)
         data = dict(self._get_param("LaunchTemplateData", {}))
         user_data = self._get_param("LaunchTemplateData.UserData")
-        if user_data:  # moto keeps a plain string here, and its next launch fails on that
+        if user_data:  # moto would store a plain string, which breaks its next launch
             data["UserData"] = parse_user_data(user_data)
         source = self._get_param("SourceVersion")
         if source:
@@ -288,7 +286,7 @@ def _install_groups(engine: AutoScaling) -> None:
 
 def _install_members(engine: AutoScaling) -> None:
     def notify_terminate_instances(self: AutoScalingBackend, instance_ids: list[str]) -> None:
-        """An instance ended from outside stays a member until a health check, or somebody, removes it."""
+        """Do nothing: an instance ended from outside stays a member until a health check removes it."""
 
     def terminate_instance(self: AutoScalingBackend, instance_id: str, should_decrement: bool) -> Any:
         group, member = find_member(self, instance_id)

@@ -1,16 +1,16 @@
-"""A network of the local cloud's own: one namespace per instance, a bridge between them, links that can be cut and slowed.
+"""The network of a local cloud: one namespace per instance, a bridge, and links that faults can cut and slow.
 
     this machine ── bridge ─┬─ port ══ eth0 of an instance's namespace
     (AWS and control plane  ├─ port ══ eth0 of another
      each with an address)  └─ …
 
-Addresses stay those of 127.0.0.0/8, so that what may speak to this machine only goes on to refuse everything else: the
-bridge and the namespaces route them (`route_localnet`), and an instance keeps 127.0.0.0/16 for itself. An instance
-reaches the ports of AWS and of the control plane and its peers; it has no route to anything else, this machine's other
-services included.
+All addresses stay in 127.0.0.0/8, so that the checks for loopback addresses keep working. The bridge and the namespaces
+route these addresses (`route_localnet`). Inside an instance, 127.0.0.0/16 is its own loopback. An instance can reach
+the ports of AWS and of the control plane, and its peers. It has no route to other addresses or services of this
+machine.
 
-Invariant: whatever is made here bears the network's name and goes with `remove`, by whom and whenever that is called.
-Nothing is pretended: a cut link drops packets in the kernel, which counts them.
+Invariant: all devices and namespaces have the network's name as prefix, so `remove` finds them after a crash. Faults
+are real: the kernel drops the packets of a cut link and counts them.
 """
 
 from __future__ import annotations
@@ -35,22 +35,25 @@ from infra.local_cloud.errors import FaultRefused, StartFailed
 NAMESPACES: Final = Path("/run/netns")
 CLONE_NEWNET: Final = 0x40000000
 UNLIMITED: Final = "32gbit"
-"""HTB has no class without a rate."""
+"""Rate of an unlimited link, because an HTB class needs a rate."""
 T = TypeVar("T")
 
 
 def network_name(state_dir: Path) -> str:
-    """Return the name of everything that the network of a state directory makes: the same at every call, so that a crash leaves nothing unknown."""
+    """Return the name prefix of all devices and namespaces of a state directory's network.
+
+    The name depends only on the directory, so that `remove` works after a crash.
+    """
     return f"ev{sha256(os.fsencode(state_dir)).hexdigest()[:6]}"
 
 
 def namespace_path(network: str, instance_id: str) -> Path:
-    """Return where an instance's namespace in the network of that name can be opened."""
+    """Return the path of an instance's network namespace."""
     return NAMESPACES / f"{network}-{instance_id}"
 
 
 def obstacle() -> str | None:
-    """Return why this machine cannot have such a network, in one sentence; None when it can."""
+    """Return in one sentence why this machine cannot run such a network; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "tc"):
@@ -69,12 +72,12 @@ def obstacle() -> str | None:
 
 
 def remove(name: str) -> int:
-    """Take away all that a network of this name has made, and return how many namespaces that were.
+    """Remove all devices and namespaces of a network, and return the number of namespaces.
 
-    Idempotent; also for what a crash has left.
+    Idempotent. Also removes the leftovers of a crash.
     """
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        return 0  # whoever may not make one has none
+        return 0  # without root or ip, no network can exist
     links = json.loads(_run("ip", "-json", "link", "show"))
     for link in sorted((str(link["ifname"]) for link in links), reverse=True):
         if link == name or link.startswith(f"{name}p"):
@@ -86,7 +89,7 @@ def remove(name: str) -> int:
 
 
 def enter(namespace: Path) -> None:
-    """Move the calling thread into a namespace, for good."""
+    """Move the calling thread into a namespace for the rest of its life."""
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -112,16 +115,16 @@ class Link:
     port: str
     address: str
     cut_from: set[str] | None = field(default_factory=set)
-    """Addresses that nothing passes to or from; None: all."""
+    """Addresses to and from which all packets are dropped; None: all addresses."""
     bits_per_second: int | None = None
 
 
 class Network:
-    """The bridge and what hangs on it. One owner, which calls `remove` at the end. Thread-safe.
+    """The bridge with its links. Its owner calls `remove` at the end. Thread-safe.
 
     Args:
         name: from `network_name`.
-        services: addresses of AWS and of the control plane, on this machine.
+        services: addresses of AWS and of the control plane on this machine.
     """
 
     def __init__(self, name: str, *, services: Collection[str]) -> None:
@@ -140,8 +143,8 @@ class Network:
             raise
 
     def _build(self) -> None:
-        # An address of its own: without one it takes a port's, and changes it when that port goes, under everybody who
-        # has learned it.
+        # A fixed MAC address. By default, a bridge inherits a port's address and changes it when that port is removed,
+        # which breaks the ARP caches of all instances.
         mac = ":".join(("02", *(sha256(self.name.encode()).hexdigest()[i : i + 2] for i in range(0, 10, 2))))
         _ip(
             "",
@@ -155,23 +158,23 @@ class Network:
         _ip("", [f"link set {self.name} up"])
 
     def allow(self, address: str, port: int) -> None:
-        """Name the port of a service that instances may reach; before the first instance is attached."""
+        """Allow instances to reach a service's port. Must be called before the first instance is attached."""
         self._allowed[address] = port
 
     def namespace(self, instance_id: str) -> Path:
-        """Return where an instance's namespace can be opened."""
+        """Return the path of an instance's network namespace."""
         return namespace_path(self.name, instance_id)
 
     @_locked
     def attach(self, instance_id: str, address: str) -> Path:
-        """Make an instance's namespace and its line to the bridge.
+        """Create an instance's namespace and its link to the bridge.
 
         Args:
-            instance_id: whose.
-            address: its own, unique in this network.
+            instance_id: of the instance.
+            address: the instance's address, unique in this network.
 
         Returns:
-            The namespace.
+            The path of the namespace.
 
         Raises:
             StartFailed: the kernel refused.
@@ -181,7 +184,7 @@ class Network:
         port, namespace = f"{self.name}p{self._made}", self.namespace(instance_id)
         block = address.rsplit(".", 1)[0]
         if block not in self._blocks:
-            # In the table `local`, where 127.0.0.0/8 stands: the longer prefix is asked first there.
+            # The table `local` already routes 127.0.0.0/8; this longer prefix takes precedence there.
             _ip("", [f"route replace unicast {block}.0/24 dev {self.name} src {self._services[0]} table local"])
             self._blocks.add(block)
         try:
@@ -212,25 +215,27 @@ class Network:
             )
             _no_ipv6(port)
         except BaseException:
-            _remove_line(port, namespace)  # else the next attempt would find it in its way
+            _remove_line(port, namespace)  # a leftover link would block the next attempt
             raise
         self._links[instance_id] = Link(port, address)
         return namespace
 
     @_locked
     def detach(self, instance_id: str) -> None:
-        """Take an instance's line and namespace away. Idempotent."""
+        """Remove an instance's link and namespace. Idempotent."""
         link = self._links.pop(instance_id, None)
         if link:
             _remove_line(link.port, self.namespace(instance_id))
 
     @_locked
     def cut(self, instance_id: str, addresses: Iterable[str] | None) -> None:
-        """Let nothing pass between an instance and these addresses, in both directions; what waits for an answer waits.
+        """Drop all packets between an instance and some addresses, in both directions.
+
+        Connections stay open and receive no answers.
 
         Args:
-            instance_id: whose line.
-            addresses: instead of those that were cut before; None for all, empty to mend it.
+            instance_id: of the instance.
+            addresses: replace the earlier addresses; None: all addresses; empty: repair the link.
 
         Raises:
             FaultRefused: the instance does not run.
@@ -241,11 +246,11 @@ class Network:
 
     @_locked
     def slow(self, instance_id: str, bits_per_second: int | None) -> None:
-        """Let an instance's line carry no more than this, in each direction; None for what it can.
+        """Limit the bandwidth of an instance's link in each direction.
 
         Args:
-            instance_id: whose line.
-            bits_per_second: the limit.
+            instance_id: of the instance.
+            bits_per_second: the limit; None: no limit.
 
         Raises:
             FaultRefused: the instance does not run.
@@ -255,18 +260,19 @@ class Network:
         self._shape(instance_id, link)
 
     def links(self) -> dict[str, Link]:
-        """Return every instance's line."""
+        """Return the links of all instances."""
         return dict(self._links)
 
     def counters(self, instance_id: str) -> dict[str, int]:
-        """Return what the kernel counts on an instance's line.
+        """Return the kernel's counters for an instance's link.
 
         Args:
-            instance_id: whose line.
+            instance_id: of the instance.
 
         Returns:
-            `sent_bytes` and `received_bytes` by the instance; `dropped_to` and `dropped_from` it, packets that a cut
-            has swallowed.
+            `sent_bytes` and `received_bytes` of the instance; `dropped_to` and `dropped_from`, the numbers of packets
+                to and
+            from the instance that a cut has dropped.
 
         Raises:
             FaultRefused: the instance does not run.
@@ -306,7 +312,7 @@ class Network:
 
 
 def inside(namespace: Path, work: Callable[[], T]) -> T:
-    """Do something in a namespace: in a thread that enters it and ends."""
+    """Call a function inside a namespace, in a new thread that enters the namespace and then ends."""
 
     def entered() -> T:
         enter(namespace)
@@ -317,14 +323,14 @@ def inside(namespace: Path, work: Callable[[], T]) -> T:
 
 
 def listening_socket(address: str, namespace: Path | None = None) -> socket.socket:
-    """Return a socket that listens at an address, on a port of the kernel's choice.
+    """Return a socket that listens at an address, on a port chosen by the kernel.
 
     Args:
         address: to listen at.
-        namespace: where; None for this process's.
+        namespace: in which the socket is created; None: this process's namespace.
 
     Returns:
-        The socket. It belongs to its namespace for good, whoever accepts from it.
+        The socket. It stays in its namespace, even if a thread of another namespace accepts from it.
     """
 
     def listen() -> socket.socket:
@@ -340,7 +346,7 @@ def _remove_line(port: str, namespace: Path) -> None:
 
 def _prepare_inside() -> None:
     Path("/proc/sys/net/ipv4/conf/all/route_localnet").write_text("1")
-    _no_ipv6("eth0")  # else every instance and this machine could meet at link-local addresses
+    _no_ipv6("eth0")  # link-local addresses would bypass the routes and cuts
 
 
 def _no_ipv6(device: str) -> None:
@@ -350,12 +356,16 @@ def _no_ipv6(device: str) -> None:
 
 
 def _shaping(device: str, *, rate: str, dropped: Iterable[str]) -> list[str]:
-    """Return the lines for `tc` that limit what a device sends and drop what matches; ARP passes, as in a VPC, where nobody sees it fail."""
+    """Return lines for `tc` that limit the rate of a device and drop matching packets.
+
+    ARP packets always pass, because a VPC never shows ARP failures either.
+    """
     return [
         f"qdisc add dev {device} root handle 1: htb default 10",
         f"class add dev {device} parent 1: classid 1:10 htb rate {rate} quantum 60000",
         f"class add dev {device} parent 1: classid 1:20 htb rate {rate} quantum 60000",
-        f"qdisc add dev {device} parent 1:20 handle 20: bfifo limit 1",  # a queue that no packet fits into
+        # a queue too small for any packet, so it drops all
+        f"qdisc add dev {device} parent 1:20 handle 20: bfifo limit 1",
         *(f"filter add dev {device} parent 1: protocol ip u32 {match} flowid 1:20" for match in dropped),
     ]
 

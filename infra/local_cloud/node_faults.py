@@ -1,6 +1,6 @@
-"""Faults of our own, done to the processes and the memory of one instance.
+"""Faults on the processes and the memory of one instance.
 
-Invariant: each does what it says or raises; what it returns is what an outside checker can look up: pids, files, bytes.
+Invariant: each function does what it promises or raises. It returns facts that a test can verify: pids, files, bytes.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ def kill_rank(init_pid: int, rank: int | None) -> Facts:
     """SIGKILL one rank process, as a crash would.
 
     Args:
-        init_pid: of the instance.
-        rank: of the job; None for the lowest one here.
+        init_pid: pid of the instance's init.
+        rank: global rank; None: the lowest on the instance.
 
     Returns:
         `rank` and `pid`.
 
     Raises:
-        FaultRefused: no such rank runs on the instance.
+        FaultRefused: the rank does not run on the instance.
     """
     number, process = _rank(init_pid, rank)
     return {"rank": number, "pid": _kill(process)}
 
 
 def kill_agent(init_pid: int) -> Facts:
-    """SIGKILL the agent, as a crash would; its ranks train on, and its user data starts it again.
+    """SIGKILL the agent, as a crash would. Its ranks keep training, and the user data restarts the agent.
 
     Args:
-        init_pid: of the instance.
+        init_pid: pid of the instance's init.
 
     Returns:
         `pid`.
@@ -60,17 +60,17 @@ def kill_agent(init_pid: int) -> Facts:
 
 
 def stop_rank(init_pid: int, rank: int | None) -> Facts:
-    """SIGSTOP one rank: it stands still, holding all that it holds, until `continue_stopped`.
+    """SIGSTOP one rank. The rank keeps its memory and its locks until `continue_stopped`.
 
     Args:
-        init_pid: of the instance.
-        rank: of the job; None for the lowest one here.
+        init_pid: pid of the instance's init.
+        rank: global rank; None: the lowest on the instance.
 
     Returns:
-        `rank` and `pid`.
+        `rank`, `pid` and `start_ticks`.
 
     Raises:
-        FaultRefused: no such rank runs on the instance.
+        FaultRefused: the rank does not run on the instance.
     """
     number, process = _rank(init_pid, rank)
     if not process.send(signal.SIGSTOP):
@@ -79,21 +79,21 @@ def stop_rank(init_pid: int, rank: int | None) -> Facts:
 
 
 def continue_stopped(stopped: Iterable[Process]) -> list[int]:
-    """SIGCONT what `stop_rank` has stopped and still is there, and return the pids."""
+    """SIGCONT those processes that still exist, and return their pids."""
     return [process.pid for process in stopped if process.send(signal.SIGCONT)]
 
 
 def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: random.Random) -> Facts:
-    """Change one byte of the newest sealed replica that an instance holds, behind its agent's back.
+    """Flip one bit of the newest sealed replica on an instance, without its agent's knowledge.
 
     Args:
-        init_pid: of the instance.
-        instance_id: the same.
-        rank: whose shard; None for any that does not run here.
-        chance: chooses the byte.
+        init_pid: pid of the instance's init.
+        instance_id: of the same instance.
+        rank: owner of the replica; None: any rank that does not run on the instance.
+        chance: chooses the byte and the bit.
 
     Returns:
-        `file`, `rank`, `step`, `offset` in the file, and the byte `before` and `after`.
+        `file`, `rank`, `step`, `offset` in the file, and the values of the byte `before` and `after`.
 
     Raises:
         FaultRefused: the instance holds no such replica.
@@ -134,18 +134,19 @@ def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: r
 
 
 def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
-    """Take up the memory that an instance has for slots, with a file beside them.
+    """Fill an instance's memory for slots with an additional file.
 
     Args:
-        instance_id: whose.
-        most_bytes: how much of it; None: all that is left.
+        instance_id: of the instance.
+        most_bytes: limit for the file; None: until the memory is full.
 
     Returns:
-        `file`, `bytes` taken and `free_bytes` left.
+        `file`, its size as `bytes`, and the remaining `free_bytes`.
 
     Raises:
-        FaultRefused: the instance has no memory of its own yet, or it is not apart from this machine's and no limit is
-            given.
+        FaultRefused: the instance has no directory for slots yet, or the directory is not a separate tmpfs and no limit
+            is
+            set.
     """
     folder = memory_directory(instance_id)
     if not folder.is_dir():
@@ -162,7 +163,7 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
             try:
                 os.posix_fallocate(descriptor, size, piece)
             except OSError:
-                break  # full, which was to be
+                break  # full, as intended
             size += piece
     finally:
         os.close(descriptor)
@@ -171,7 +172,7 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
 
 
 def free_memory(instance_id: str) -> bool:
-    """Give back what `fill_memory` took, and say whether there was any."""
+    """Remove the file of `fill_memory`. Return whether it existed."""
     balloon = memory_directory(instance_id) / BALLOON
     was_there = balloon.exists()
     balloon.unlink(missing_ok=True)
@@ -179,7 +180,7 @@ def free_memory(instance_id: str) -> bool:
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU as an agent's NVML stub sees it."""
+    """The state of a GPU in an agent's NVML stub."""
 
     index: int
     xids: tuple[int, ...] = ()
@@ -189,12 +190,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nvml_file(directory: Path) -> Path:
-    """Return the file that stands for NVML on an instance; EVERSTEP_NVML_STUB names it."""
+    """Return the path of an instance's NVML stub file, which EVERSTEP_NVML_STUB contains."""
     return directory / "nvml.json"
 
 
 def write_gpus(directory: Path, gpus: Sequence[Gpu]) -> Path:
-    """Say what NVML reports on an instance from now on."""
+    """Set the GPU states that NVML reports on an instance from now on."""
     path = nvml_file(directory)
     write_private(path, msgspec.json.encode({"gpus": gpus}))
     return path
@@ -209,7 +210,7 @@ def _pieces(most_bytes: int | None) -> Iterator[int]:
 
 
 def _rank(init_pid: int, rank: int | None) -> tuple[int, Process]:
-    # Parents come first, and a rank's own children look like it.
+    # Parents precede their children, and children of a rank also look like the rank.
     running = [(number, process) for process in descendants(init_pid) if (number := rank_of(process.pid)) is not None]
     for number, process in sorted(running, key=lambda one: one[0]):
         if rank in (None, number):

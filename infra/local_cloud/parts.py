@@ -1,7 +1,7 @@
-"""The long-lived processes of a local cloud: started detached, recorded before anything else, ended by record.
+"""The long-lived processes of a local cloud: started detached, recorded at once, ended by their records.
 
-Invariant: a process that was started is on record (pid and start time) or is found by its marker; both survive a crash
-of any part.
+Invariant: each started process is either recorded with pid and start time, or can be found by its environment marker.
+Both work after a crash of any part.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG_LINES_SHOWN: Final = 12
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A process as it is written down."""
+    """The stored record of a process."""
 
     name: str
     pid: int
@@ -36,7 +36,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def process(self) -> Process:
-        """The process, whether it lives or not."""
+        """The process, alive or not."""
         return Process(self.pid, self.start_ticks)
 
 
@@ -47,8 +47,8 @@ class Parts:
     """The processes of one local cloud.
 
     Args:
-        directory: where records are kept.
-        logs: where output goes.
+        directory: for the records.
+        logs: directory for the output of the processes.
     """
 
     def __init__(self, directory: Path, logs: Path) -> None:
@@ -57,7 +57,7 @@ class Parts:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> PartRecord:
-        """Start `python -P -m module arguments` in a session of its own and record it."""
+        """Start `python -P -m module arguments` in its own session and record it."""
         for directory in (self._directory, self._logs):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ready_file(name).unlink(missing_ok=True)
@@ -73,28 +73,28 @@ class Parts:
                 start_new_session=True,
             )
         self._children[name] = child
-        process = identify(child.pid)  # our unreaped child: it has an entry in /proc even if it has ended
+        process = identify(child.pid)  # an unreaped child keeps its entry in /proc even after its end
         assert process is not None
         record = PartRecord(name=name, pid=process.pid, start_ticks=process.start_ticks, log=str(log))
         write_private(self._directory / f"{name}.json", msgspec.json.encode(record))
         return record
 
     def ready_file(self, name: str) -> Path:
-        """Return the file in which a part says that it serves."""
+        """Return the path of the file that a part writes when it serves."""
         return self._directory / f"{name}.ready.json"
 
     def wait_ready(self, record: PartRecord, *, timeout_seconds: float) -> dict[str, str]:
         """Wait for a part's ready file and return its content.
 
         Args:
-            record: what `start` returned.
-            timeout_seconds: how long it may take.
+            record: the result of `start`.
+            timeout_seconds: maximum time to wait.
 
         Returns:
-            What the part wrote: its `url` at least.
+            The fields of the ready file, at least `url`.
 
         Raises:
-            StartFailed: it died, or is not ready in time; the message ends with the last lines of its log.
+            StartFailed: the part died or is not ready in time. The message ends with the last lines of its log.
         """
         deadline = time.monotonic() + timeout_seconds
         waiter = _Waiter(record.process)
@@ -116,7 +116,7 @@ class Parts:
         return content
 
     def ready(self, name: str) -> dict[str, str] | None:
-        """Return what a part said when it was ready, or None."""
+        """Return the fields of a part's ready file, or None if the part is not ready."""
         try:
             content: dict[str, str] = json.loads(self.ready_file(name).read_text())
         except FileNotFoundError:
@@ -124,19 +124,22 @@ class Parts:
         return content
 
     def record(self, name: str) -> PartRecord | None:
-        """Return the record of a part that was started and not ended by us."""
+        """Return the record of a part, or None if it was not started or was ended."""
         try:
             return _PART_RECORD.decode((self._directory / f"{name}.json").read_bytes())
         except FileNotFoundError:
             return None
 
     def is_alive(self, name: str) -> bool:
-        """Say whether a part is on record and lives."""
+        """Return whether a part is recorded and alive."""
         record = self.record(name)
         return record is not None and record.process.is_alive
 
     def end(self, name: str, *, grace_seconds: float = GRACE_SECONDS) -> None:
-        """End a part (SIGTERM, after the grace SIGKILL with all below it) and forget it. Idempotent."""
+        """End a part and delete its record. Idempotent.
+
+        The part first receives SIGTERM. After the grace period, it is killed with all its descendants.
+        """
         record = self.record(name)
         if record:
             end(record.process, grace_seconds=grace_seconds)
@@ -148,7 +151,7 @@ class Parts:
 
 
 class _Waiter:
-    """Waits for a process to end without polling for it."""
+    """Waits for the end of a process through a pidfd, without polling."""
 
     def __init__(self, process: Process) -> None:
         self._poller = select.poll()
@@ -169,7 +172,7 @@ class _Waiter:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file atomically, readable by its owner alone from the first moment on."""
+    """Write a file atomically. Only its owner can read it, from its creation on."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -184,4 +187,4 @@ def tail(log: Path) -> str:
 
 
 def _interpreter() -> list[str]:
-    return [sys.executable, "-P"]  # -P: a user's own worker.py would shadow ours
+    return [sys.executable, "-P"]  # -P: a worker.py in the working directory would shadow ours

@@ -1,4 +1,4 @@
-"""Whether this machine can run a local cloud, said in one line before anything is started."""
+"""Check that this machine can run a local cloud, before anything is started."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from infra.local_cloud.errors import PreflightFailed
 TMPFS: Final = Path("/dev/shm")
 TMPFS_BYTES_PER_NODE: Final = 64 * 1024**2
 MEMORY_BYTES_PER_NODE: Final = 512 * 1024**2
-"""An agent, its warm parent with torch imported (pages shared between nodes in part), and one small rank."""
+"""Memory for an agent, its warm parent process with torch imported (pages partly shared), and one small rank."""
 MEMORY_BYTES_AT_ALL: Final = 1024**3
-"""moto, the control plane, and room for the user."""
+"""Memory for moto, the control plane and the user's other programs."""
 SHARE_FOR_SLOTS: Final = 0.5
 NEEDED: Final = {"control_plane": "server", "worker": "worker", "moto": "local"}
 
 
 def check(node_count: int, *, has_namespaces: bool = False) -> None:
-    """Refuse what cannot work.
+    """Refuse a local cloud that cannot work on this machine.
 
     Args:
-        node_count: nodes and spares together.
-        has_namespaces: each gets a network namespace.
+        node_count: number of nodes, spares included.
+        has_namespaces: whether each node needs a network namespace.
 
     Raises:
-        PreflightFailed: with the one thing to change.
+        PreflightFailed: a requirement is missing. The message contains the change to make.
     """
     if platform.system() != "Linux":
         raise PreflightFailed(
@@ -62,12 +62,12 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
 
 
 def memory_bytes_per_node(node_count: int) -> int:
-    """Return what slots of one node may take when nothing else is asked for: an equal share of half of what is there."""
+    """Return the default memory for slots of one node: an equal share of half the available memory."""
     return int(SHARE_FOR_SLOTS * min(_free_bytes(TMPFS), available_memory_bytes()) / node_count)
 
 
 def available_memory_bytes() -> int:
-    """Return the memory that new processes may take: the machine's, or this container's if that is less."""
+    """Return the memory available to new processes: the machine's, or the container's if that is less."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
     for limit, used in (
@@ -76,7 +76,7 @@ def available_memory_bytes() -> int:
     ):
         try:
             available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):  # no such cgroup version here, or "max"
+        except (OSError, ValueError):  # another cgroup version, or no limit ("max")
             continue
     return available
 

@@ -1,7 +1,7 @@
-"""Processes by identity, trees of them, and how they end. Linux, standard library only: an instance's init runs on it.
+"""Processes and process trees: identity, signals and end. Linux and standard library only, for instance_init.
 
-A pid alone names nothing: it is used again. A process here is its pid and its start time, and a signal goes through a
-pidfd that was checked against both.
+The kernel reuses pids, so a pid alone does not identify a process. Here, a process is a pid with its start time.
+Signals go through a pidfd that was checked against both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that cannot be confused with a later one of the same pid."""
+    """A process, distinguishable from a later process with the same pid."""
 
     pid: int
     start_ticks: int
@@ -29,12 +29,12 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """It exists and is no zombie."""
+        """Whether the process exists and is not a zombie."""
         stat = _stat(self.pid)
         return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal, and say whether the process was there to get it."""
+        """Send a signal. Return whether the process was alive to receive it."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -51,13 +51,16 @@ class Process:
 
 
 def identify(pid: int) -> Process | None:
-    """Return the process that has this pid now."""
+    """Return the process that has this pid now, or None."""
     stat = _stat(pid)
     return Process(pid, stat.start_ticks) if stat else None
 
 
 def rank_of(pid: int) -> int | None:
-    """Return which rank a process is, None if it is none: a warm one carries it in its name, a cold one in its environment."""
+    """Return the rank that a process runs, or None if it is not a rank.
+
+    A warm rank has the number in its process name, a cold rank in its environment.
+    """
     with contextlib.suppress(OSError, ValueError):
         name, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
         if name == "rank":
@@ -71,14 +74,14 @@ def rank_of(pid: int) -> int | None:
 
 
 def is_agent(pid: int) -> bool:
-    """Say whether a process is a node's agent, by its command line."""
+    """Return whether a process is a node's agent, judged by its command line."""
     with contextlib.suppress(OSError):
         return b"\0-m\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 
 def descendants(root_pid: int) -> list[Process]:
-    """Return every living process below `root_pid`, parents before children; zombies are left out."""
+    """Return all living descendants of a process, parents before children, without zombies."""
     children: dict[int, list[tuple[int, _Stat]]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (stat := _stat(int(entry))):
@@ -94,11 +97,11 @@ def descendants(root_pid: int) -> list[Process]:
 
 
 def kill_descendants(root_pid: int) -> int:
-    """Kill everything below `root_pid`, not itself, and return how many there were.
+    """Kill all descendants of a process, but not the process itself. Return their number. Idempotent.
 
-    Freezes before it kills, so that nothing forks away between the look and the blow. It finds also what has become a
-    daemon, as long as the root is a subreaper. What forks and exits faster than /proc can be walked (some milliseconds)
-    may be chased for long: only a cgroup could stop that. Idempotent.
+    The function stops all descendants before it kills them, so that none can fork in between. It also finds daemons if
+    the root is a subreaper. Processes that fork and exit faster than /proc can be read (some milliseconds) may prolong
+    the loop. Only a cgroup would prevent this.
     """
     killed: set[Process] = set()
     while True:
@@ -116,7 +119,7 @@ def kill_descendants(root_pid: int) -> int:
 
 
 def wait_gone(processes: Iterable[Process], *, timeout_seconds: float) -> bool:
-    """Wait until all of them have ended (a zombie has), and say whether they have."""
+    """Wait until all processes have ended, zombies included. Return False after the timeout."""
     poller = select.poll()
     waiting: set[int] = set()
     try:
@@ -144,19 +147,19 @@ def wait_gone(processes: Iterable[Process], *, timeout_seconds: float) -> bool:
 
 
 def end(process: Process, *, grace_seconds: float) -> None:
-    """Ask a process to end, and after `grace_seconds` kill it together with all below it. Idempotent."""
+    """End a process with SIGTERM. After `grace_seconds`, kill it with all its descendants. Idempotent."""
     if not process.send(signal.SIGTERM):
         return
     if wait_gone([process], timeout_seconds=grace_seconds):
         return
-    process.send(signal.SIGSTOP)  # one that starts again what it has lost would do so for ever
+    process.send(signal.SIGSTOP)  # otherwise a supervisor would restart its killed children forever
     kill_descendants(process.pid)
     process.send(signal.SIGKILL)
     wait_gone([process], timeout_seconds=5.0)
 
 
 def marked_with(variable: str, value: str) -> list[Process]:
-    """Return this user's living processes that were started with `variable=value` in their environment, this one excepted."""
+    """Return this user's other living processes that were started with `variable=value` in their environment."""
     wanted = f"{variable}={value}".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -164,7 +167,7 @@ def marked_with(variable: str, value: str) -> list[Process]:
             continue
         try:
             variables = Path("/proc", entry, "environ").read_bytes().split(b"\0")
-        except OSError:  # gone, a kernel thread, or somebody else's
+        except OSError:  # ended, a kernel thread, or another user's process
             continue
         if wanted in variables and (process := identify(int(entry))) and process.is_alive:
             found.append(process)
@@ -183,5 +186,5 @@ def _stat(pid: int) -> _Stat | None:
         text = Path("/proc", str(pid), "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and parentheses
+    fields = text[text.rindex(")") + 2 :].split()  # the process name before it may contain spaces and parentheses
     return _Stat(state=fields[0], parent_pid=int(fields[1]), start_ticks=int(fields[19]))

@@ -1,14 +1,14 @@
-"""Targets by role: who is meant is settled when a fault strikes, by who trains what then.
+"""Fault targets by role, which are resolved to instances when the fault strikes.
 
-    job 0 node 2           the third node of the first job that trains
-    job 1 rank 5           the node where the sixth rank of the second one runs
-    last job shard 0       the holders of a shard of the job that was meant last
+    job 0 node 2           the third node of the first running job
+    job 1 rank 5           the node of the sixth rank of the second running job
+    last job shard 0       the holders of a shard of the job that the previous role selected
 
-Numbers begin at 0 and are counted around. Jobs come in the order of their names, nodes in that of GROUP_RANK, shards by
-the rank whose they are. Only jobs and nodes whose instances run count, and only shards whose holders all do. A job that
-was meant last and trains no more gives way to job 0.
+Numbers start at 0 and wrap around. Jobs are sorted by name, nodes by GROUP_RANK, and shards by their owner rank. Only
+jobs with a running instance count, only running nodes, and only shards whose holders all run. If the last job has
+ended, job 0 replaces it.
 
-Knows nothing of clusters and of time: `Aim` is told who trains and what runs.
+This module has no access to clusters or clocks. `Aim` receives the jobs and the running instances from its caller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from infra.local_cloud.fault_kinds import AnyFault, CorruptReplica, Hang, KillRa
 
 Part = Literal["node", "rank", "shard"]
 TRAINS: Final = "InProgress"
-"""The status of a job that has been launched and has not ended; whether nodes of it run is another question."""
+"""Status of a job that has been launched and has not ended. Its nodes may still be down."""
 _ROLE: Final = re.compile(r"(?:job (?P<job>\d{1,9})|last job) (?P<part>node|rank|shard) (?P<number>\d{1,9})", re.ASCII)
 _INSTANCE: Final = re.compile(r"(?:i-[0-9a-z]+|\d+)?", re.ASCII)
 _FORMS: Final = (
@@ -36,13 +36,13 @@ _FORMS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """Whom a target means."""
+    """A target by role."""
 
     job: int | None
-    """The how many-th of those that train; None: the one that was meant last."""
+    """Index of the job among the running jobs; None: the job that the previous role selected."""
     part: Part
     number: int
-    """The how many-th node, rank or shard of the job."""
+    """Index of the node, rank or shard of the job."""
 
     def __str__(self) -> str:
         return f"{'last job' if self.job is None else f'job {self.job}'} {self.part} {self.number}"
@@ -50,7 +50,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Who holds one rank's shard."""
+    """The holders of one rank's shard."""
 
     rank: int
     holders: tuple[str, ...]
@@ -59,11 +59,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A job that trains, as far as roles ask."""
+    """The facts about a running job that roles need."""
 
     name: str
     nodes: tuple[str, ...]
-    """Instance ids by GROUP_RANK; some may have ended."""
+    """Instance ids by GROUP_RANK. Some instances may have ended."""
     ranks_per_node: int
     committed_step: int
     shards: tuple[Shard, ...]
@@ -71,26 +71,26 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """Who a role is now."""
+    """The instances that a role selects now."""
 
     job: str
     instances: tuple[str, ...]
-    """One; of a shard all its holders."""
+    """One instance; for a shard, all its holders."""
     rank: int | None
-    """The rank that was named, or the one whose shard it is; None for a node."""
+    """The selected rank, or the owner of the selected shard; None for a node."""
 
 
 def parse(target: str) -> Role | None:
-    """Read a target.
+    """Parse a target.
 
     Args:
         target: of a fault.
 
     Returns:
-        The role that it names; None for an instance id, a number or nothing.
+        The role; None for an instance id, a number or an empty target.
 
     Raises:
-        FaultRefused: it is none of these; says what can be written.
+        FaultRefused: the target has none of these forms. The message lists them.
     """
     if _INSTANCE.fullmatch(target):
         return None
@@ -105,13 +105,13 @@ def parse(target: str) -> Role | None:
 
 
 def check(fault: AnyFault) -> None:
-    """Read a fault's target, and see whether the fault can be done to it.
+    """Check a fault's target and its compatibility with the fault's other fields.
 
     Args:
-        fault: as a script or a command line has it.
+        fault: from a script or a command line.
 
     Raises:
-        FaultRefused: it is no target, or a rank was said twice; says what to write instead.
+        FaultRefused: the target is invalid, or both the target and the field `rank` select a rank.
     """
     role = parse(_target(fault))
     if role is not None and _takes_rank(fault, role) and getattr(fault, "rank", None) is not None:
@@ -119,14 +119,14 @@ def check(fault: AnyFault) -> None:
 
 
 def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) -> TrainingJob:
-    """Read who works for a job from two answers of the API.
+    """Extract the facts about a job that roles need from two answers of the API.
 
     Args:
         described: of DescribeTrainingJob.
         protection: of DescribeProtection.
 
     Returns:
-        What roles ask of it.
+        The facts.
     """
     shards = sorted(protection["Shards"], key=lambda shard: int(shard["Rank"]))
     return TrainingJob(
@@ -142,32 +142,32 @@ def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) ->
 
 
 def with_nodes(jobs: Collection[TrainingJob], running: Collection[str]) -> list[TrainingJob]:
-    """Return the jobs that a role can mean: those of which a node runs, by name.
+    """Return the jobs that have a running node, sorted by name. Only these jobs can be selected.
 
     Args:
-        jobs: that train.
+        jobs: the running jobs.
         running: instance ids.
 
     Returns:
-        Some of the jobs.
+        A subset of the jobs.
     """
     return sorted((job for job in jobs if any(node in running for node in job.nodes)), key=lambda job: job.name)
 
 
 def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str], last_job: str = "") -> Hit:
-    """Return who a role is.
+    """Resolve a role to running instances.
 
     Args:
-        role: who is meant.
-        jobs: that train.
+        role: the role.
+        jobs: the running jobs.
         running: instance ids.
-        last_job: the name of the one that was meant last.
+        last_job: name of the job that the previous role selected; empty if there is none.
 
     Returns:
-        The job, and instances of it that run.
+        The job with the selected instances.
 
     Raises:
-        FaultRefused: nobody is that now; says why.
+        FaultRefused: no running instance has this role now. The message contains the reason.
     """
     named = with_nodes(jobs, running)
     if not named:
@@ -196,11 +196,13 @@ def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str],
 
 
 class Aim:
-    """Settles whom faults are meant for, and remembers which job was meant last.
+    """Resolves the targets of faults, and remembers the job that the previous role selected.
 
     Args:
-        jobs: returns those that train; raises `NotUp` while nobody can say, and then what it returned before counts.
-        running: returns the ids of the instances that run.
+        jobs: returns the running jobs. It raises `NotUp` while the control plane is down, and `Aim` then uses the
+            previous
+            result.
+        running: returns the ids of the running instances.
     """
 
     def __init__(self, jobs: Callable[[], Collection[TrainingJob]], running: Callable[[], Collection[str]]) -> None:
@@ -210,16 +212,17 @@ class Aim:
         self._last_job = ""
 
     def __call__(self, fault: AnyFault) -> list[AnyFault]:
-        """Return a fault as it is to be injected now.
+        """Return the faults to inject for a fault whose target may be a role.
 
         Args:
-            fault: its target may be a role.
+            fault: the fault.
 
         Returns:
-            Itself; or where its target is a role one for each instance that is meant, with its id.
+            One fault per selected instance, with the instance's id as target. A fault without a role is returned
+                unchanged.
 
         Raises:
-            FaultRefused: nobody has this role now, or it is no target.
+            FaultRefused: no running instance has this role now, or the target is invalid.
         """
         check(fault)
         role = parse(_target(fault))
@@ -241,7 +244,10 @@ def _target(fault: AnyFault) -> str:
 
 
 def _takes_rank(fault: AnyFault, role: Role) -> bool:
-    """Say whether a role also tells which rank a fault is for: the one that runs there, or the one whose copies the holders have."""
+    """Return whether a role also sets the fault's field `rank`.
+
+    A role for a rank sets the selected rank. A role for a shard sets the shard's owner.
+    """
     return (
         isinstance(fault, KillRank | Hang)
         if role.part == "rank"

@@ -1,8 +1,6 @@
-"""Refusals in each AWS service's own words and format: a call that comes too often, one whose signature is not good.
+"""Error answers in the format and wording of each AWS service: throttled calls and invalid signatures. Pure.
 
-Pure.
-
-Source: the services' API references (common errors) and the botocore models' protocols.
+Source: the services' API references (common errors) and the protocols in botocore's models.
 """
 
 from __future__ import annotations
@@ -18,15 +16,19 @@ from infra.local_cloud.signatures import Denial
 _SCOPE: Final = re.compile(r"Credential=[^/]+/\d{8}/[^/]+/([a-z0-9-]+)/aws4_request")
 _QUERY: Final = (
     "<ErrorResponse "
-    'xmlns="http://{service}.amazonaws.com/doc/"><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error><RequestId>{request_id}</RequestId></ErrorResponse>'
+    'xmlns="http://{service}.amazonaws.com/doc/"><Error><Type>Sender</Type><Code>{code}</Code>'
+    "<Message>{message}</Message></Error><RequestId>{request_id}</RequestId></ErrorResponse>"
 )
-_EC2: Final = "<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors><RequestID>{request_id}</RequestID></Response>"
+_EC2: Final = (
+    "<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
+    "<RequestID>{request_id}</RequestID></Response>"
+)
 _S3: Final = "<Error><Code>{code}</Code><Message>{message}</Message><RequestId>{request_id}</RequestId></Error>"
 _FORMS: Final = {"ec2": _EC2, "s3": _S3}
 _QUERY_SERVICES: Final = frozenset(
     {"autoscaling", "cloudformation", "elasticloadbalancing", "iam", "monitoring", "sns", "sts"}
 )
-"""Services other than EC2 and S3 whose answers are XML. All others answer in JSON."""
+"""Services besides EC2 and S3 that answer in XML. All others answer in JSON."""
 
 _THROTTLED: Final = {
     "autoscaling": ("400 Bad Request", "Throttling", "Rate exceeded"),
@@ -60,16 +62,16 @@ Answer = tuple[str, list[tuple[str, str]], bytes]
 
 
 def service_of(authorization: str) -> str:
-    """Return the service that an Authorization header names in its credential scope; empty if there is none."""
+    """Return the service in the credential scope of an Authorization header; empty if it has none."""
     found = _SCOPE.search(authorization)
     return found[1] if found else ""
 
 
 def throttled(service: str, request_id: str) -> Answer:
-    """Return the answer of a service that is asked too often.
+    """Return a service's answer to a throttled call.
 
     Args:
-        service: one that `Conditions.throttle` may name.
+        service: a service in `Conditions.throttle`.
         request_id: of this answer.
 
     Returns:
@@ -80,11 +82,11 @@ def throttled(service: str, request_id: str) -> Answer:
 
 
 def denied(service: str, denial: Denial, message: str, request_id: str) -> Answer:
-    """Return the answer of a service to a request whose signature is not good.
+    """Return a service's answer to a request with an invalid signature.
 
     Args:
-        service: that the request claims to be for; empty if it names none, which is answered as by S3.
-        denial: the kind.
+        service: the service in the request's signature. Empty: the answer has S3's format.
+        denial: the kind of refusal.
         message: for the caller.
         request_id: of this answer.
 
@@ -99,12 +101,12 @@ def denied(service: str, denial: Denial, message: str, request_id: str) -> Answe
 
 
 def answer_of(service: str, status: str, code: str, message: str, request_id: str) -> Answer:
-    """Return an error in a service's own format.
+    """Return an error in a service's format.
 
     Args:
-        service: by its signing name.
+        service: its signing name.
         status: the status line.
-        code: AWS's.
+        code: AWS's error code.
         message: for the caller.
         request_id: of this answer.
 

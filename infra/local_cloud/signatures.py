@@ -1,16 +1,16 @@
-"""The gate of the local AWS: who may make a request, judged from its SigV4 signature before moto sees it.
+"""Authentication of requests to the local AWS by their SigV4 signatures, before moto handles them.
 
-Pure but for the clock it is given.
+Pure; the caller passes the time.
 
-    stray(...)    any request: is it for this address, and does it come from a program, not from a web page?
-    verify(...)   whose signature is it, and does it cover this very request?
+    stray(...)    is the request for this address, and sent by a program rather than a web page?
+    verify(...)   who signed the request, and does the signature cover it?
 
-botocore's own signer computes the expected signature, so that whatever boto3 and the AWS CLI sign is accepted. Accepted
-forms: the Authorization header and presigned URLs, both version 4 with a body digest, UNSIGNED-PAYLOAD or an unsigned
-trailer (S3 only). SigV2, SigV4A and signed chunks are refused by name.
+botocore's own signer computes the expected signature, so the gate accepts all signatures of boto3 and the AWS CLI.
+Accepted forms are the Authorization header and presigned URLs, both version 4. The body is covered by a digest,
+UNSIGNED-PAYLOAD, or an unsigned trailer (S3 only). SigV2, SigV4A and signed chunks are refused.
 
-Invariant: nothing behind the gate runs for a caller who does not hold a secret that this cloud issued.
-Source: AWS Signature Version 4 in the IAM User Guide and the S3 API reference.
+Invariant: the local AWS handles only requests whose caller holds a secret that it issued. Source: AWS Signature Version
+4 in the IAM User Guide and the S3 API reference.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from everstep.protocol.local_keys import LocalKeys
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 SKEW: Final = timedelta(minutes=15)
-"""Largest difference between the caller's clock and this one, as on AWS."""
+"""Maximum difference between the caller's clock and the server's, as on AWS."""
 LONGEST_EXPIRY_SECONDS: Final = 7 * 24 * 3600
 ADMIN_SERVICE: Final = "everstep"
-"""The service name that requests below `/_everstep/` are signed for."""
+"""Service name in the signature of requests below `/_everstep/`."""
 UNSIGNED_PAYLOADS: Final = frozenset({"UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"})
 SIGNATURE_PARAMETERS: Final = (
     "X-Amz-Algorithm",
@@ -48,7 +48,8 @@ SIGNATURE_PARAMETERS: Final = (
     "X-Amz-Signature",
 )
 _AUTHORIZATION: Final = re.compile(
-    rf"{ALGORITHM} +Credential=(?P<credential>[^, ]+), *SignedHeaders=(?P<headers>[^, ]+), *Signature=(?P<signature>[0-9a-f]{{64}})"
+    rf"{ALGORITHM} +Credential=(?P<credential>[^, ]+), *SignedHeaders=(?P<headers>[^, ]+), "
+    r"*Signature=(?P<signature>[0-9a-f]{64})"
 )
 _CREDENTIAL: Final = re.compile(
     r"(?P<key>[^/]{1,128})/(?P<date>[0-9]{8})/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request"
@@ -58,23 +59,23 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class Denial(StrEnum):
-    """Why a request is refused; each service words it in its own way (`service_errors`)."""
+    """The reason why a request is refused. Each service words it differently (`service_errors`)."""
 
     MISSING = "missing"
-    """No signature, or one of a form that this cloud does not accept."""
+    """The request has no signature, or a form of signature that the local cloud does not accept."""
     UNKNOWN_KEY = "unknown_key"
     MISMATCH = "mismatch"
-    """The signature or the digest does not fit the request."""
+    """The signature or the digest does not match the request."""
     EXPIRED = "expired"
-    """Outside the signature's or the session's time."""
+    """The signature or the session has expired or is not yet valid."""
 
 
 class Denied(Exception):
-    """A request whose signature does not admit it.
+    """A request is refused because of its signature.
 
     Args:
-        denial: the kind.
-        message: for the caller; names no secret.
+        denial: the kind of refusal.
+        message: for the caller. It contains no secret.
     """
 
     def __init__(self, denial: Denial, message: str) -> None:
@@ -84,14 +85,14 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedKey:
-    """A secret that this cloud issued, and what belongs to it."""
+    """A secret that the local cloud issued, with its attributes."""
 
     secret_access_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)
-    """Of a role's session; empty for the cluster's own key."""
+    """Token of a role's session; empty for the cluster's own key."""
     expires_at: datetime | None = None
     is_owner: bool = False
-    """True for the cluster's own key: the only one that may use `/_everstep/`."""
+    """True for the cluster's own key, the only key that may use `/_everstep/`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +101,18 @@ class Received:
 
     method: str
     target: str
-    """Path and query as on the request line, still percent-encoded."""
+    """Path and query of the request line, still percent-encoded."""
     headers: Sequence[tuple[str, str]]
-    """In order of arrival."""
+    """Headers in order of arrival."""
 
     def header(self, name: str) -> str:
-        """Return a header's values joined by commas; empty if it is absent."""
+        """Return a header's values joined by commas; empty if the header is missing."""
         return ",".join(value for given, value in self.headers if given.lower() == name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who signed a request, and what of the body the signature covers."""
+    """The signer of a request, and the service in the signature."""
 
     access_key_id: str
     service: str
@@ -119,17 +120,17 @@ class Caller:
 
 
 def stray(request: Received, host: str) -> str:
-    """Return why a request cannot be meant for this cloud.
+    """Return the reason why a request is not meant for the local cloud; empty if it is.
 
-    A web page reaches loopback through its visitor's browser. Browsers name the page in `Origin`, the relation in
-    `Sec-Fetch-Site`, and, after DNS rebinding, another host.
+    A web page can reach loopback addresses through its visitor's browser. Browsers send the page's origin in `Origin`
+    and its relation in `Sec-Fetch-Site`. After DNS rebinding, they send another name in `Host`.
 
     Args:
         request: as it arrived.
-        host: the address and port that this cloud listens on, as `127.0.0.1:8080`.
+        host: address and port of the local cloud, for example `127.0.0.1:8080`.
 
     Returns:
-        The reason; empty if nothing speaks against the request.
+        The reason, or an empty text.
     """
     for name, _ in request.headers:
         if name.lower() == "origin" or name.lower().startswith("sec-fetch-"):
@@ -142,19 +143,19 @@ def stray(request: Received, host: str) -> str:
 def verify(
     request: Received, read_body: Callable[[], bytes], issued: Callable[[str], IssuedKey | None], now: datetime
 ) -> Caller:
-    """Return who signed a request.
+    """Check the signature of a request and return its signer.
 
     Args:
         request: as it arrived.
-        read_body: returns the whole body; called once at most, and for S3 only after the signature has been found good.
-        issued: returns what belongs to an access key id, None for an unknown one.
-        now: UTC.
+        read_body: returns the whole body. Called at most once, and for S3 only after the signature was found valid.
+        issued: returns the key for an access key id; None if the id is unknown.
+        now: the present time in UTC.
 
     Returns:
         The caller.
 
     Raises:
-        Denied: no caller may make this request.
+        Denied: the request is refused.
     """
     query = dict(parse_qsl(urlsplit(f"http://host{request.target}").query, keep_blank_values=True))
     is_presigned = "X-Amz-Signature" in query
@@ -197,7 +198,7 @@ def verify(
 
 
 def signed_headers(method: str, url: str, content: bytes, keys: LocalKeys) -> dict[str, str]:
-    """Return the headers of a signed request below `/_everstep/`, the signature among them."""
+    """Return the headers of a signed request below `/_everstep/`, including the signature."""
     request = AWSRequest(method=method, url=url, data=content)
     SigV4Auth(Credentials(keys.access_key_id, keys.secret_access_key), ADMIN_SERVICE, "us-east-1").add_auth(request)
     return dict(request.headers.items())
@@ -205,19 +206,19 @@ def signed_headers(method: str, url: str, content: bytes, keys: LocalKeys) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Signature:
-    """A signature and what its form says about it."""
+    """A parsed signature."""
 
     access_key_id: str
     date: str
     region: str
     service: str
     names: tuple[str, ...]
-    """Signed headers, in lower case."""
+    """Names of the signed headers, in lower case."""
     value: str
     timestamp: str = ""
-    """Of a presigned URL; empty: the x-amz-date header has it."""
+    """Time in a presigned URL; empty if the header x-amz-date contains it."""
     expiry: timedelta | None = None
-    """Of a presigned URL."""
+    """Lifetime of a presigned URL; None for other signatures."""
 
 
 def _of_header(authorization: str) -> _Signature:
@@ -281,7 +282,7 @@ def _check_time(timestamp: str, signature: _Signature, now: datetime) -> None:
 
 
 def _expected(request: Received, signature: _Signature, key: IssuedKey, timestamp: str, digest: str) -> str:
-    """Return the signature that the holder of the key would have made; raise `Denied` if the wrong headers are signed."""
+    """Return the signature that the key's holder would compute. Raise `Denied` if required headers are not signed."""
     present = {name.lower() for name, _ in request.headers}
     must = {"host", *(name for name in present if name.startswith("x-amz-"))}
     names = set(signature.names)
@@ -307,7 +308,7 @@ def _expected(request: Received, signature: _Signature, key: IssuedKey, timestam
 
 
 class _Recomputed(SigV4Auth):  # type: ignore[misc]  # botocore has no types
-    """botocore's signer over a request that has arrived: it signs the headers and the digest that the caller has signed, and no others."""
+    """botocore's signer for a received request: it uses exactly the headers and the digest that the caller signed."""
 
     signed: HTTPHeaders
     digest: str

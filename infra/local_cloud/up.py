@@ -1,8 +1,8 @@
-"""A whole Everstep on one machine: the local AWS, a control plane, and a fleet whose nodes have connected.
+"""A complete Everstep on one machine: the local AWS, a control plane, and a fleet of connected nodes.
 
-`LocalCluster` is what `everstep local up`, the demo and the tests use. Clusters are apart: each has its state
-directory, ports from the kernel and loopback addresses of its own, so several may run at once. Everything that runs can
-be found again from the state directory alone.
+`everstep local up`, the demo and the tests use `LocalCluster`. Each cluster has its own state directory, ports from the
+kernel and loopback addresses, so several clusters can run at once. The state directory alone suffices to find all
+processes of a cluster.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ FLEET: Final = "local"
 FLEET_TAG: Final = "everstep:fleet"
 AVAILABILITY_ZONE: Final = "us-east-1a"
 INSTANCE_TYPE: Final = "c7i.2xlarge"
-"""A name only: nodes are processes of this machine and have no GPU."""
+"""A name only. Nodes are processes of this machine and have no GPU."""
 IMAGE: Final = "ami-12c6146b"
-"""One of those that moto begins with; an instance here runs its user data and nothing else."""
+"""One of moto's predefined images. The local cloud ignores the image and runs the user data."""
 MAX_NODES: Final = 64
 EVENTS: Final = "everstep-events"
-"""The queue that AWS's events come to, and the rule that sends them there."""
+"""Name of the queue that receives AWS's events, and of the rule that sends them."""
 EVENT_PATTERN: Final = {"source": ["aws.ec2", "aws.autoscaling", "aws.health"]}
 USER_DATA: Final = """\
 #!/bin/sh
-# What systemd does on a real node (Restart=on-failure): again after a crash, unless crashes come too fast.
+# Like systemd on a real node (Restart=on-failure): restart after a crash, unless the crashes are too frequent.
 export EVERSTEP_JOIN_TOKEN={token}
 quick=0
 while [ $quick -lt 3 ]; do
@@ -82,22 +82,22 @@ done
 exit $code
 """
 START_SECONDS: Final = 120.0
-"""How long a part may take to serve: on a machine with too much to do its imports take most of a minute.
+"""Time limit for the start of a part. On an overloaded machine, its imports take most of a minute.
 
-One that ends is noticed at once.
+A part that dies is noticed at once.
 """
 NODES_POLL_SECONDS: Final = 0.1
 
 
 class Progress(Protocol):
-    """Who is told what `up` is doing."""
+    """Receives the steps of `up`."""
 
     def step(self, title: str) -> AbstractContextManager[None]:
-        """Return what is entered while one step runs."""
+        """Return a context manager that is active while one step runs."""
 
 
 class Silent:
-    """Tells nobody."""
+    """A `Progress` that shows nothing."""
 
     def step(self, title: str) -> AbstractContextManager[None]:  # noqa: ARG002
         """Do nothing."""
@@ -106,30 +106,33 @@ class Silent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """What to start."""
+    """Options for the start of a cluster."""
 
     nodes: int = 4
     spares: int = 1
     conditions: Conditions = field(default_factory=Conditions)
     node_memory_bytes: int | None = None
-    """What slots of one node may take; None: an equal share of half of what this machine has."""
+    """Memory for the slots of one node; None: an equal share of half the available memory."""
     detection_seconds: float | None = None
     connect_seconds: float = 120.0
-    """How long the nodes may take to connect."""
+    """Time limit for the nodes to connect."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """More variables for the instances' user data."""
+    """Additional environment variables of the instances."""
     control_plane_environment: Mapping[str, str] = field(default_factory=dict)
-    """More variables for the control plane."""
+    """Additional environment variables of the control plane."""
     has_standby: bool = False
-    """A second replica of the control plane, at an address of its own; agents know both."""
+    """Whether to start a second replica of the control plane at another address. Agents receive both addresses."""
     has_namespaces: bool = False
-    """Each instance has a network namespace, so that lines can be cut and slowed; else all share this machine's loopback."""
+    """Whether each instance has a network namespace, so that faults can cut and slow its link.
+
+    Without namespaces, all instances share this machine's loopback.
+    """
     seed: int | None = None
-    """Of all chance in the local AWS; None: a fresh one."""
+    """Seed of all randomness in the local AWS; None: a random seed."""
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written down about a cluster that is up."""
+    """The stored description of a running cluster."""
 
     fleet: str
     nodes: int
@@ -147,7 +150,7 @@ _CLUSTER_FILE = msgspec.json.Decoder(ClusterFile)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
-    """One process of a cluster."""
+    """The status of one process of a cluster."""
 
     name: str
     pid: int
@@ -159,11 +162,11 @@ class PartStatus:
 class LocalCluster:
     """One local cloud with its control plane.
 
-    A context manager that ends everything, also when this process is killed inside it.
+    As a context manager, it ends the whole cluster at the end of the block, even if this process is killed.
 
     Args:
-        state_dir: where it keeps all its files; made private to the user.
-        progress: who is told what it is doing.
+        state_dir: directory for all files of the cluster. Only the user can read it.
+        progress: receives the steps of `up`; None: no output.
     """
 
     def __init__(self, state_dir: Path, *, progress: Progress | None = None) -> None:
@@ -175,7 +178,7 @@ class LocalCluster:
         self._parts = Parts(self._local, self.logs)
         self._progress = progress or Silent()
         self._run = secrets.token_hex(8)
-        """Of what this object starts: clusters in the same folder, one after the other, have different ones."""
+        """Id of this object's run. Distinguishes successive clusters in the same directory."""
         self._guardian: Guardian | None = None
 
     def __enter__(self) -> Self:
@@ -185,22 +188,22 @@ class LocalCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.down(of_run=self._run)  # not one that was up before, for whose sake this one may have been refused
+        self.down(of_run=self._run)  # not an earlier cluster, whose presence may have made `up` fail
         if self._guardian is not None:
             self._guardian.dismiss()
 
     def up(self, options: ClusterOptions | None = None) -> None:
-        """Start everything and wait until all nodes have connected.
+        """Start the whole cluster and wait until all nodes have connected.
 
-        It begins from nothing: what AWS held is gone with the last one, so the database that spoke of it is removed as
-        well.
+        The cluster starts from scratch. The state of the local AWS is not kept between runs, so the control plane's
+        database is removed, too.
 
         Args:
-            options: what to start.
+            options: None: the defaults.
 
         Raises:
-            PreflightFailed: this machine cannot run it, or it is up already; nothing was started.
-            StartFailed: something did not come up; what was started has been ended, its logs are kept.
+            PreflightFailed: this machine cannot run the cluster, or it is already up; nothing was started.
+            StartFailed: a part did not start. All started parts have been ended; their logs are kept.
         """
         options = options or ClusterOptions()
         with self._progress.step("checking this machine"):
@@ -211,7 +214,7 @@ class LocalCluster:
                 raise PreflightFailed(
                     f"a local cloud is up already in {self.state_dir}: use it, or `everstep local down` first"
                 )
-            self._end_all()  # what a crash may have left
+            self._end_all()  # leftovers of a crash
             write_private(self._run_file, self._run.encode())
             try:
                 self._start(options)
@@ -220,26 +223,26 @@ class LocalCluster:
                 raise
 
     def down(self, *, of_run: str = "") -> None:
-        """End everything that belongs to this cluster, also what a crash has left; logs and databases stay. Idempotent.
+        """End all processes of this cluster, including leftovers of a crash. Logs and databases are kept. Idempotent.
 
         Args:
-            of_run: only if the newest `up` here was of this run; empty: whoever's it was.
+            of_run: end the cluster only if this run started it; empty: regardless of the run.
 
         Raises:
-            PreflightFailed: an `up` or a `down` is at work here.
+            PreflightFailed: another `up` or `down` is in progress.
         """
         if self.state_dir.exists():
             with self._locked():
                 if not of_run or not self._run_file.exists() or self._run_file.read_text() == of_run:
                     self._end_all()
-        else:  # somebody removed it under what runs
+        else:  # the directory was removed while the cluster ran
             self._end_marked()
             network.remove(network.network_name(self.state_dir))
             for part in (STANDBY, CONTROL_PLANE, AWS):
-                self._parts.end(part)  # no record is left; a child of ours is reaped
+                self._parts.end(part)  # the record is missing, but this reaps our child processes
 
     def status(self) -> tuple[PartStatus, ...]:
-        """Return the processes on record."""
+        """Return the status of the recorded processes."""
         records = [record for name in (AWS, CONTROL_PLANE, STANDBY) if (record := self._parts.record(name))]
         return tuple(
             PartStatus(
@@ -253,7 +256,7 @@ class LocalCluster:
         )
 
     def instances(self) -> dict[str, int]:
-        """Return the pid of every running instance's init.
+        """Return the pid of every running instance's init process.
 
         Returns:
             Pids by instance id.
@@ -266,10 +269,10 @@ class LocalCluster:
         return pids
 
     def conditions(self) -> Conditions:
-        """Return the local AWS's conditions.
+        """Return the conditions of the local AWS.
 
         Returns:
-            Those in force now.
+            The present conditions.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -277,10 +280,10 @@ class LocalCluster:
         return CONDITIONS.decode(self._admin("GET", "config").content)
 
     def set_conditions(self, conditions: Conditions) -> None:
-        """Change the local AWS's conditions at run time.
+        """Replace the conditions of the local AWS at run time.
 
         Args:
-            conditions: all of them; what is left out gets its default.
+            conditions: the new conditions. Fields that are not set have their defaults.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -289,25 +292,25 @@ class LocalCluster:
 
     @property
     def aws_url(self) -> str:
-        """The local AWS's endpoint.
+        """URL of the local AWS.
 
         Raises:
-            NotUp: it was not started.
+            NotUp: the cluster is not up.
         """
         return self._url(AWS)
 
     @property
     def endpoint_url(self) -> str:
-        """The control plane's address.
+        """URL of the control plane.
 
         Raises:
-            NotUp: it was not started.
+            NotUp: the cluster is not up.
         """
         return self._url(CONTROL_PLANE)
 
     @property
     def group(self) -> str:
-        """The fleet's Auto Scaling group."""
+        """Name of the fleet's Auto Scaling group."""
         return self._description().group
 
     @property
@@ -315,16 +318,16 @@ class LocalCluster:
         """The control plane's admin token.
 
         Raises:
-            NotUp: it was not started.
+            NotUp: the cluster is not up.
         """
         return self.token_file.read_text().strip()
 
     @property
     def token_file(self) -> Path:
-        """Where the control plane wrote its admin token, for its owner only.
+        """Path of the file with the control plane's admin token. Only its owner can read it.
 
         Raises:
-            NotUp: it was not started.
+            NotUp: the cluster is not up.
         """
         ready = self._parts.ready(CONTROL_PLANE)
         if ready is None:
@@ -333,10 +336,10 @@ class LocalCluster:
 
     @property
     def keys(self) -> LocalKeys:
-        """The access key of this cluster's AWS, made by `up`.
+        """The access key of this cluster's AWS, generated by `up`.
 
         Raises:
-            NotUp: it was not started.
+            NotUp: the cluster is not up.
         """
         try:
             return LocalKeys.read(self._keys_file)
@@ -344,7 +347,7 @@ class LocalCluster:
             raise NotUp(str(error)) from error
 
     def client(self) -> EverstepClient:
-        """Return a client of this cluster's control plane, with its admin token."""
+        """Return a client of this cluster's control plane that uses the admin token."""
         return sdk.client(self.endpoint_url, self.token)
 
     def aws(self, service: str) -> Any:
@@ -352,7 +355,7 @@ class LocalCluster:
         return local_client(service, self.aws_url, self.keys)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that point the command line, the SDK and any AWS tool at this cluster."""
+        """Return the variables that direct the command line, the SDK and any AWS tool to this cluster."""
         return {
             "EVERSTEP_ENDPOINT_URL": self.endpoint_url,
             "EVERSTEP_TOKEN": self.token,
@@ -369,28 +372,28 @@ class LocalCluster:
             wait_gone([record.process], timeout_seconds=10)
 
     def inject(self, fault: AnyFault) -> Effect:
-        """Let a fault happen.
+        """Inject a fault.
 
         Args:
-            fault: which, to whom.
+            fault: the fault with its target.
 
         Returns:
-            What it has done.
+            The effect of the fault.
 
         Raises:
-            FaultRefused: it cannot really happen here, or not to this target; nothing was done.
+            FaultRefused: the fault is impossible here or for this target; nothing was done.
             NotUp: the local AWS does not run.
-            StartFailed: a control plane that was killed did not come up again.
+            StartFailed: the killed control plane did not start again.
         """
         if isinstance(fault, KillControlPlane):
             return self._replace_control_plane(fault)
         return EFFECT.decode(_accepted(self._admin("POST", "faults", content=msgspec.json.encode(fault))).content)
 
     def training_jobs(self) -> list[roles.TrainingJob]:
-        """Return who trains, by the control plane's word.
+        """Return the running jobs as the control plane reports them.
 
         Returns:
-            As targets by role ask for it.
+            The facts that roles need.
 
         Raises:
             NotUp: the control plane does not answer.
@@ -410,14 +413,14 @@ class LocalCluster:
             raise NotUp(f"the control plane of {self.state_dir} does not say who trains: {error}") from error
 
     def aim(self) -> roles.Aim:
-        """Return what settles whom a fault's target means here."""
+        """Return an object that resolves the targets of faults in this cluster."""
         return roles.Aim(self.training_jobs, self.instances)
 
     def injected(self) -> list[Effect]:
-        """Return what faults have done to the local AWS and its instances, oldest first.
+        """Return the effects of the faults in the local AWS and its instances, oldest first.
 
         Returns:
-            The newest thousand.
+            At most the newest thousand.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -425,17 +428,17 @@ class LocalCluster:
         return EFFECTS.decode(self._admin("GET", "faults").content)
 
     def clear_faults(self, name: str = "", *, target: str = "") -> list[str]:
-        """Undo the faults that last.
+        """Clear lasting faults.
 
         Args:
-            name: of one kind; empty for all.
-            target: one instance's line alone; empty for whatever has the fault.
+            name: kind of fault; empty: all kinds.
+            target: instance whose link is repaired; empty: all affected instances.
 
         Returns:
-            A sentence for each thing that was undone.
+            One sentence per cleared effect.
 
         Raises:
-            FaultRefused: nothing of this kind lasts, or it is not cleared one by one.
+            FaultRefused: the fault is not a lasting fault, or cannot be cleared for a single target.
             NotUp: the local AWS does not run.
         """
         said: list[str] = _accepted(
@@ -444,10 +447,10 @@ class LocalCluster:
         return said
 
     def calls(self) -> list[Call]:
-        """Return the calls of EC2 and Auto Scaling that may have changed something, whoever made them, oldest first.
+        """Return the calls of EC2 and Auto Scaling that may have changed something, by any caller, oldest first.
 
         Returns:
-            The newest twenty thousand.
+            At most the newest twenty thousand.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -455,7 +458,7 @@ class LocalCluster:
         return CALLS.decode(self._admin("GET", "calls").content)
 
     def links(self) -> dict[str, dict[str, int]]:
-        """Return what the kernel counts on every instance's line: sent, received and dropped.
+        """Return the kernel's counters of every instance's link: sent, received and dropped.
 
         Returns:
             Counters by instance id; empty without namespaces.
@@ -468,18 +471,18 @@ class LocalCluster:
 
     @property
     def seed(self) -> int:
-        """Of all chance in the local AWS."""
+        """Seed of all randomness in the local AWS."""
         ready = self._parts.ready(AWS)
         if ready is None:
             raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up")
         return int(ready["seed"])
 
     def kill_rank(self, instance_id: str, rank: int) -> int:
-        """Inject `KillRank` and return the pid that was killed."""
+        """Inject `KillRank` and return the pid of the killed process."""
         return int(self.inject(KillRank(target=instance_id, rank=rank)).facts["pid"])
 
     def kill_agent(self, instance_id: str) -> int:
-        """Inject `KillAgent` and return the pid that was killed."""
+        """Inject `KillAgent` and return the pid of the killed process."""
         return int(self.inject(KillAgent(target=instance_id)).facts["pid"])
 
     def _replace_control_plane(self, fault: KillControlPlane) -> Effect:
@@ -499,11 +502,11 @@ class LocalCluster:
         )
 
     def restart_control_plane(self) -> None:
-        """Start the control plane again at the same address, after ending it if it runs.
+        """End the control plane if it runs, and start it again at the same address.
 
         Raises:
-            StartFailed: it did not come up again.
-            NotUp: it was never started.
+            StartFailed: it did not start again.
+            NotUp: the cluster is not up.
         """
         url = httpx.URL(self.endpoint_url)
         self._parts.end(CONTROL_PLANE)
@@ -513,11 +516,11 @@ class LocalCluster:
         """Wait until `count` nodes of the fleet are connected.
 
         Args:
-            count: how many, spares included.
-            timeout_seconds: how long it may take.
+            count: number of nodes, spares included.
+            timeout_seconds: maximum time to wait.
 
         Raises:
-            StartFailed: fewer are after `timeout_seconds`, or an agent has ended; the message says where the logs are.
+            StartFailed: fewer nodes are connected after the timeout, or an agent has ended. The message names the logs.
         """
         deadline = time.monotonic() + timeout_seconds
         connected: set[str] = set()
@@ -539,7 +542,7 @@ class LocalCluster:
                 if len(connected) >= count:
                     return
                 if any(self.nodes_directory.glob("*/user-data.exit")):
-                    break  # an agent that has ended on a living machine does not come back by itself
+                    break  # nothing restarts an agent whose user data has ended
                 _pause(NODES_POLL_SECONDS)
         raise StartFailed(
             f"{len(connected)} of {count} nodes connected; see {self.nodes_directory}/*/console.log and "
@@ -569,7 +572,7 @@ class LocalCluster:
         )
         write_private(self._local / "cluster.json", msgspec.json.encode(description))
         for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
-            shutil.rmtree(stale, ignore_errors=True)  # a new AWS has none of the instances that these speak of
+            shutil.rmtree(stale, ignore_errors=True)  # they refer to instances that a new AWS does not have
             stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
             ready = self._start_aws(description, options)
@@ -589,7 +592,7 @@ class LocalCluster:
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
     def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> dict[str, str]:
-        # The machine is the user's own: ranks are to reach what the user reaches.
+        # Ranks run as this user, because the machine is the user's own.
         ranks = {"EVERSTEP_RANK_USER": str(os.getuid())}
         instance_environment = {
             **ranks,
@@ -611,7 +614,10 @@ class LocalCluster:
         return self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
 
     def _create_event_queue(self) -> str:
-        """Make the queue and the rule that send AWS's events to the control plane, as its owner does on AWS; return the queue's URL."""
+        """Create the queue and the rule that send AWS's events to the control plane. Return the queue's URL.
+
+        On AWS, the owner of the control plane creates them.
+        """
         queue: str = self.aws("sqs").create_queue(QueueName=EVENTS)["QueueUrl"]
         arn = self.aws("sqs").get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"][
             "QueueArn"
@@ -696,7 +702,10 @@ class LocalCluster:
     # Ending
 
     def _end_all(self) -> None:
-        """End by record, then by marker; the control plane first, so that it does not see its fleet die."""
+        """End all processes: first by record, then by marker.
+
+        The control plane ends first, so that it does not react to the end of its fleet.
+        """
         for part in (STANDBY, CONTROL_PLANE, AWS):
             self._parts.end(part)
         self._end_marked()
@@ -707,9 +716,9 @@ class LocalCluster:
             file.unlink(missing_ok=True)
 
     def _end_marked(self) -> None:
-        """End what no record tells of.
+        """End processes without a record.
 
-        An instance follows the local AWS into death by itself, also after a crash; this waits for it.
+        An instance ends by itself when the local AWS ends, even by a crash. This method waits for that end.
         """
         for process in marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir)):
             end(process, grace_seconds=2.0)
@@ -768,5 +777,5 @@ def _accepted(answer: httpx.Response) -> httpx.Response:
 
 
 def _pause(seconds: float) -> None:
-    """Let time pass between two looks at something that cannot be waited for."""
+    """Wait between two polls."""
     threading.Event().wait(seconds)
