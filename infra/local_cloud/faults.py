@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -117,8 +117,9 @@ class Faults:
 
     def is_throttled(self, service: str) -> bool:
         """Return whether a call of a service is refused. Each call draws a new random number."""
-        shares: Mapping[str, float] = {**self.conditions.throttle}
-        return self._happens(f"throttle/{service}", shares.get(service, 0.0))
+        shares = self.conditions.throttle
+        share = shares.get(service, 0.0)  # type: ignore[call-overload]
+        return self._happens(f"throttle/{service}", share)
 
     def event_delays(self) -> list[float]:
         """Return the delay in seconds of each copy of an event: usually one, two if duplicated, none if dropped."""
