@@ -1,12 +1,13 @@
-"""What this instance's own metadata announces (IMDSv2): spot interruption, rebalance recommendation, maintenance, and its group's end of it.
+"""Notices for this EC2 instance from its own metadata service (IMDSv2).
 
-The nearest source of a notice there is: no event bus, no permission, no region. A service that is absent is quiet; one
-that fails keeps what it said last, for a notice does not go away because a question about it failed.
+The service announces spot interruptions, rebalance recommendations, maintenance, and termination by the Auto Scaling
+group. It needs no event bus, no permission and no region. An absent service means no notices. While the service fails,
+its last notices stay valid.
 
-Invariant: GET requests with a session token alone, each bounded in time and size, to one address that was given or to
-EC2's own on an EC2 instance. Source: Amazon EC2 User Guide, `Use the Instance Metadata Service`, `Spot Instance
-interruption notices`, `rebalance recommendations`, `scheduled events`; Amazon EC2 Auto Scaling User Guide, `Retrieve
-the target lifecycle state through instance metadata`.
+Invariant: only GET requests with a session token (plus the token's own PUT), bounded in time and size, to the
+configured address, or to EC2's own address on an EC2 instance. Source: Amazon EC2 User Guide, `Use the Instance
+Metadata Service`, `Spot Instance interruption notices`, `rebalance recommendations`, `scheduled events`; Amazon EC2
+Auto Scaling User Guide, `Retrieve the target lifecycle state through instance metadata`.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ from everstep.protocol.loopback import url_host
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
-"""AWS's own advice for spot interruptions."""
+"""Seconds between two polls, as AWS recommends for spot interruptions."""
 TIMEOUT_SECONDS = 1.0
 TOKEN_SECONDS = 21_600
-"""The longest that AWS gives."""
+"""Lifetime of a session token; the longest that AWS permits."""
 MAX_ANSWER_BYTES = 64 * 1024
 EC2_ENDPOINT = "http://169.254.169.254"
 
 
 def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
-    """Return where this node's metadata service is, or None where there is none.
+    """Return the URL of this node's metadata service, or None if there is none.
 
     Args:
-        environment: of the agent; `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `AWS_EC2_METADATA_DISABLED` as the AWS SDKs
-            read them.
-        dmi: what the machine's firmware says of itself.
+        environment: the agent's environment. `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `AWS_EC2_METADATA_DISABLED` have
+            the
+            same meaning as in the AWS SDKs.
+        dmi: folder with the firmware's identification of the machine.
 
     Returns:
-        The endpoint that is named; else EC2's own, but only on an EC2 instance: elsewhere anybody may answer at a
-        link-local address.
+        The configured endpoint, or EC2's own on an EC2 instance. Elsewhere any machine could answer at a link-local
+        address.
     """
     if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
@@ -60,7 +62,7 @@ def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
 
 
 class InstanceMetadata:
-    """Asks the metadata service every few seconds. Owned by the agent, which reports `notices`.
+    """Poller of the metadata service. The agent owns it and reports `notices`.
 
     Args:
         endpoint: `http://host[:port]`.
@@ -77,7 +79,7 @@ class InstanceMetadata:
 
     @property
     def notices(self) -> tuple[NodeNotice, ...]:
-        """What is announced, in a fixed order."""
+        """The present notices, in a fixed order."""
         return tuple(notice for path in _READERS for notice in self._told.get(path, ()))
 
     async def run(self) -> None:
@@ -87,14 +89,15 @@ class InstanceMetadata:
             await asyncio.sleep(POLL_SECONDS)
 
     async def poll(self) -> None:
-        """Ask once for everything."""
+        """Read all notices once."""
         before = self.notices
         try:
             self._told = await asyncio.to_thread(self._ask, dict(self._told))
             if self._is_absent:
                 log.info("the instance's metadata service answers")
             self._is_absent = False
-        except (OSError, http.client.HTTPException, ValueError) as error:  # the last: a token that is no header
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # ValueError: the token is not valid in a header
             if not self._is_absent:
                 log.info("the instance's metadata service does not answer; nothing is announced by it: %s", error)
             self._is_absent = True
@@ -106,7 +109,7 @@ class InstanceMetadata:
             self._on_change()
 
     def _ask(self, told: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
-        """Return what each path says now. Runs in a thread; one at a time."""
+        """Return the notices of each path. Runs in a thread, one call at a time."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_SECONDS)
         try:
             for path, read in _READERS.items():
@@ -123,7 +126,7 @@ class InstanceMetadata:
         return told
 
     def _get(self, connection: http.client.HTTPConnection, path: str) -> tuple[int, str]:
-        """Return status and body; with a fresh token where there is none or it has run out."""
+        """Return status and body of a path; fetch a new token if there is none or it has expired."""
         for _ in range(2):
             if not self._token:
                 status, token = _request(
@@ -191,7 +194,7 @@ def _lifecycle(body: str) -> tuple[NodeNotice, ...]:
 
 
 def _seconds(text: str) -> float:
-    """Return a time as Unix seconds: ISO 8601, or as mail headers write it, which is what scheduled events do."""
+    """Parse a time into Unix seconds: ISO 8601, or the format of mail headers, which scheduled events use."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -1,17 +1,16 @@
-"""Keeps the user of ranks from the instance's metadata: whoever reaches it gets the keys of the instance's role.
+"""A routing rule that keeps the ranks' users away from the instance's metadata, and so from its role's credentials.
 
-A routing rule, which takes no firewall and no module: packets of that uid to those addresses are prohibited, in either
-family.
+The rule needs no firewall and no kernel module. It prohibits packets of these uids to the metadata addresses (IPv4 and
+IPv6).
 
     ip rule add pref 1 uidrange <first uid>-<last uid> to 169.254.169.254 prohibit
 
-What counts is not that the rule was made but that it holds: it is tried as that user, by a socket that is connected and
-sends nothing. The rule stays when the agent ends, for ranks outlive it; it goes with the instance. It is marked as the
-kernel's, because systemd-networkd removes strangers' rules.
+The agent verifies the effect, not only the rule: as that user it connects a socket that sends nothing. The rule stays
+when the agent ends, because ranks outlive the agent. It is marked as the kernel's own, because systemd-networkd removes
+rules of other programs.
 
-Invariant: the agent says that metadata is out of reach only after it has seen that.
-Source: ip-rule(8); Amazon EC2 User Guide, `Limit access to the Instance Metadata Service`; systemd.network(5),
-ManageForeignRoutingPolicyRules=.
+Invariant: the agent reports the metadata as unreachable only after it has verified this. Source: ip-rule(8); Amazon EC2
+User Guide, `Limit access to the Instance Metadata Service`; systemd.network(5), ManageForeignRoutingPolicyRules=.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 ADDRESSES: Final = {"-4": "169.254.169.254", "-6": "fd00:ec2::254"}
 AGAIN_SECONDS: Final = 30.0
-"""Between two looks whether the rule is still there: who restarts the network may have removed it."""
+"""Seconds between two checks of the rule: a restart of the network may remove it."""
 _COMMAND_SECONDS: Final = 10.0
 _TRY = """
 import errno, socket, sys
@@ -42,22 +41,25 @@ for address in sys.argv[1:]:
         if error.errno not in (errno.EACCES, errno.EAFNOSUPPORT):
             print(address, error.strerror, end="; ")
 """
-"""Only a refusal counts: what has no route now may have one later. A machine without IPv6 cannot reach it there."""
+"""Program that reports each reachable metadata address.
+
+Only a refusal counts as unreachable: a missing route may appear later. Without IPv6 the IPv6 address is unreachable.
+"""
 
 
 def is_covered(endpoint: str | None) -> bool:
-    """Say whether a metadata endpoint is one that the rule is about. Pure."""
+    """Return whether the rule applies to this metadata endpoint. Pure."""
     return endpoint is not None and urlsplit(endpoint).hostname in ADDRESSES.values()
 
 
 def keep_away(user: RankUser) -> str:
-    """Make the rule, where it is not there, and try it. Blocks for some 0.1 s.
+    """Add the rule if it is missing, and verify its effect. Blocks for about 0.1 s.
 
     Args:
-        user: of the ranks.
+        user: the ranks' users.
 
     Returns:
-        Why this user can reach the instance's metadata all the same; empty when it cannot.
+        Why these users can still reach the metadata; empty if they cannot.
     """
     told = []
     uids = f"{user.uid}-{user.uid + user.uid_count - 1}"
@@ -94,13 +96,13 @@ def keep_away(user: RankUser) -> str:
 
 
 async def keep_on(user: RankUser, told: str, on_change: Callable[[str], None], seconds: float = AGAIN_SECONDS) -> None:
-    """Make the rule again where it has gone; until cancelled. One task of the agent.
+    """Restore the rule periodically, until cancelled. A task of the agent.
 
     Args:
-        user: of the ranks.
-        told: the exposure that is known.
-        on_change: takes another one, or that there is none any more.
-        seconds: between two looks.
+        user: the ranks' users.
+        told: the exposure that the agent reports now.
+        on_change: receives each new exposure; empty when there is none any more.
+        seconds: seconds between two checks.
     """
     while True:
         await asyncio.sleep(seconds)
@@ -112,12 +114,12 @@ async def keep_on(user: RankUser, told: str, on_change: Callable[[str], None], s
 
 
 def exposure_of(reason: str) -> str:
-    """Say what is told of a node. Pure.
+    """Return the exposure that the agent reports. Pure.
 
     Args:
-        reason: what `keep_away` has returned.
+        reason: the result of `keep_away`.
 
     Returns:
-        A sentence; empty where ranks are kept away.
+        A sentence; empty if the ranks cannot reach the metadata.
     """
     return f"ranks can reach this instance's metadata, and with it the keys of its role: {reason}" if reason else ""

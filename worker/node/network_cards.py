@@ -1,10 +1,11 @@
-"""The network cards of this node that lie in its network: streams are spread over all of them.
+"""Network cards of this node that share its network; shard streams use all of them.
 
-An address alone takes no connection over its card. The kernel chooses a way by where a packet goes: of several cards in
-one network the first carries what the addresses of all of them send, and EC2 drops what leaves by a card that has
-another address. So connections are bound to cards, too.
+An address alone does not select a card. The kernel routes by destination: with several cards in one network, the first
+carries the packets of all addresses, and EC2 drops packets whose source address is another card's. So connections are
+bound to cards as well.
 
-Invariant: an agent on a loopback address has no other, so that clusters on one machine never meet over its real cards.
+Invariant: an agent on a loopback address uses no other card, so clusters on one machine never connect over its real
+cards.
 """
 
 from __future__ import annotations
@@ -24,38 +25,40 @@ LOOPBACK = "lo"
 
 
 class NetworkCard(NamedTuple):
-    """A way into the network, and out of it."""
+    """A network card with its address."""
 
     address: str
     name: str = ""
-    """What the kernel calls it; empty: there is one way, or the kernel's routes say which."""
+    """The kernel's name of the card; empty if there is only one card or the kernel's routes decide."""
 
     def bind(self, line: socket.socket, port: int = 0) -> None:
-        """Have what a socket sends, or what the connections that it accepts send, leave by this card.
+        """Bind a socket, and the connections that it accepts, to this card.
 
         Args:
-            line: neither bound nor connected.
-            port: of ours; 0: the kernel chooses.
+            line: a socket that is neither bound nor connected.
+            port: the local port; 0 lets the kernel choose.
 
         Raises:
             OSError: the address is not this node's, the port is taken, or the card is gone.
         """
         if self.name:
-            with contextlib.suppress(PermissionError):  # Linux before 5.7 lets root alone; routes may still lead there
+            # Linux before 5.7 permits only root; the routes may still be right
+            with contextlib.suppress(PermissionError):
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self.name.encode())
         line.bind((self.address, port))
 
 
 def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCard, ...]:
-    """Return the card of `address`, and the others that are up and have an IPv4 address in the same network.
+    """Return the card of `address`, and all other active cards with an IPv4 address in the same network.
 
     Args:
-        address: the agent's own.
-        class_net: where the kernel lists the cards.
+        address: the agent's own address.
+        class_net: folder in which the kernel lists the cards.
 
     Returns:
-        The agent's own first, the others by name; that alone, without its name, on loopback, where there is no other
-        and where the kernel does not tell.
+        The agent's own card first, the others by name. With a single card, on loopback, or if the kernel lists no
+            cards:
+        the agent's address alone, without a name.
     """
     alone = (NetworkCard(address),)
     if ipaddress.ip_address(address).is_loopback or not class_net.is_dir():
@@ -74,8 +77,10 @@ def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCar
 
 
 def card_of(address: str) -> str:
-    """Return the name of the card, real or not, that has an IPv4 address of this node: loopback's where it is one and no card has it for its own;
-    empty where no card says so.
+    """Return the name of the network card (real or virtual) that has this IPv4 address.
+
+    For a loopback address without a card of its own, return the loopback card. Return an empty string if no card has
+    the address.
     """
     for _, name in socket.if_nameindex():
         if (found := _interface(name)) is not None and str(found.ip) == address:

@@ -1,8 +1,8 @@
-"""Who goes first where the agent and ranks want the same cores.
+"""CPU priorities of the agent and the ranks.
 
-A niceness counts among threads of one session alone where the kernel groups sessions (autogroups, sched(7)): an agent
-and each rank then have equal parts of a core, however many threads they have. So what ranks wait for is raised as a
-session.
+Where the kernel groups sessions (autogroups, sched(7)), a niceness applies only among threads of one session. The agent
+and each rank then get equal shares of a core, however many threads they have. So work that ranks wait for needs a
+raised session.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 AGENT_NICENESS = -10
-"""An agent's loop does short work that everybody waits for; ranks run at 0, and so do its threads that move bytes (`work_as_ranks_do`)."""
+"""Niceness of the agent's loop, whose short work everybody waits for.
+
+Ranks run at 0, and so do the agent's threads that move bytes (`work_as_ranks_do`).
+"""
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def work_as_ranks_do() -> None:
-    """Give the calling thread the priority of the ranks.
+    """Set the calling thread to the priority of the ranks.
 
-    The agent's loop runs above them, for its work is short and everybody waits for it;
-    threads that copy, send and digest for long begin with the loop's priority, and would hold up training on a node
-    whose cores are all in use.
+    Threads that copy, send or hash for long inherit the loop's higher priority. On a node whose cores are all in use,
+    they would delay training.
     """
     work_at(0)
 
 
 def work_at(niceness: int) -> None:
-    """Give the calling thread a priority, as far as it may have it: a thread of a pool keeps that of its last work."""
-    with contextlib.suppress(PermissionError):  # it is lower already, and may not rise
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # of this thread alone, on Linux
+    """Set the calling thread's niceness where the kernel permits it. A pool's thread keeps its last value."""
+    with contextlib.suppress(PermissionError):  # the thread may not raise its priority
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux this affects only the calling thread
 
 
 def lead_own_session() -> None:
-    """Begin a session, so that raising it raises nobody else.
+    """Start a new session, so that a raised session affects only this process.
 
-    One who leads a session, or a shell's job, stays where it is.
+    A process that already leads a session or a process group keeps it.
     """
     with contextlib.suppress(PermissionError):
         os.setsid()
@@ -44,12 +46,10 @@ def lead_own_session() -> None:
 
 @contextlib.contextmanager
 def before_other_sessions() -> Iterator[None]:
-    """Go before other sessions for as long as the context lasts: with all threads, those that move bytes too.
+    """Raise this process's session during the block, with all its threads, for work that ranks wait for.
 
-    For what ranks wait for.
-
-    Nothing happens where the kernel does not group sessions, where this process does not lead its own, and so would
-    raise others with it, or where it may not.
+    Does nothing where the kernel does not group sessions, where this process does not lead its own session, or where
+    the kernel does not permit it.
     """
     before = _session_niceness() if os.getsid(0) == os.getpid() else None
     try:

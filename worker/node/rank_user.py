@@ -1,20 +1,19 @@
-"""The users that ranks run as, where the agent is root: what of the agent's folders is open to them, and how a process becomes one.
+"""Users that ranks run as where the agent is root: access to the agent's folders, and the change to such a user.
 
-By default each job on a node has a user of its own: `user_of` gives the jobs of a node the uids of a range by turns,
-and they share a group. So no process of one job may read the environment, the memory or the files of another's.
-`end_processes` ends all that is left of a job's user.
+By default each job on a node has its own user. `user_of` assigns the uids of a range to the node's jobs in turn; all
+share one group. So no process of a job can read the environment, memory or files of another job. `end_processes` kills
+all remaining processes of a job's user.
 
-    <state>/rank_users     which job has which turn, newest last
-    <state>, <slots>       root:ranks 0710     a way through that cannot be listed; what is the agent's own has mode 0600 or 0700 as ever
-    source, inputs, packages                   root's, readable: nothing of a job can change them
-    slots, page, socket    root:ranks 0660     of this node's ranks alone; who may write into a file cannot replace it
-    outputs, home          ranks' own
+    <state>/rank_users       the turn of each job, newest last
+    <state>, <slots>         root:ranks 0710; ranks pass through but cannot list; the agent's own files have 0600 or 0700
+    source, inputs, packages root's, readable; no job can change them
+    slots, page, socket      root:ranks 0660, for this node's ranks; a rank can write the file but not replace it
+    outputs, home            the ranks' own
 
-A process that has become this user has no capability, and none of its children gets one by whatever it runs
-(no_new_privs).
+A process that has become such a user has no capabilities, and its children gain none by exec (no_new_privs).
 
-Invariant: no code of a job runs before `become` has returned; where it fails the process ends.
-Source: capabilities(7), `Effect of user ID changes`; prctl(2); Yama, Documentation/admin-guide/LSM/Yama.rst.
+Invariant: no code of a job runs before `become` has returned; if `become` fails, the process ends. Source:
+capabilities(7), `Effect of user ID changes`; prctl(2); Yama, Documentation/admin-guide/LSM/Yama.rst.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ from worker.errors import UserRefused
 
 NAME: Final = "everstep-ranks"
 NUMBER: Final = 61_100
-"""Gid where there is no user of that name, and the uid that signals processes of jobs; no program of a job ever has it.
+"""Default gid of ranks, and the uid of the helper that signals jobs' processes; no program of a job has this uid.
 
-Source: systemd, UIDS-GIDS: the numbers from 60,578 to 61,183 are neither people's nor dynamic.
+Source: systemd, UIDS-GIDS: numbers from 60,578 to 61,183 are neither for people nor dynamic.
 """
 UID_COUNT: Final = 63
-"""Uids after `NUMBER` that the jobs of a node have by turns."""
+"""Uids after `NUMBER` that a node's jobs use in turn."""
 KEPT_TURNS: Final = 8
-"""Jobs whose turn is kept: of those before, nothing is on this node."""
+"""Jobs whose turn is kept. Files of earlier jobs no longer exist on the node."""
 COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))
 TRY_SECONDS: Final = 30.0
 _PR_SET_DUMPABLE = 4
@@ -76,45 +75,46 @@ for uid in range(first, first + count):
         os.kill(-1, signal.SIGKILL)
     os.seteuid(0)
 """
-"""As each user it may signal that user's processes alone. Real and saved uid are others', so they cannot signal it.
+"""Program that kills all processes of these users, as each user in turn.
 
-Source: kill(2).
+With such an effective uid it can signal only that user's processes. Its real and saved uids are others, so the user's
+processes cannot signal it. Source: kill(2).
 """
 TURNS: Final = "rank_users"
 _LOOK_SECONDS = 0.02
 _taking_turns = threading.Lock()
 _killed = threading.Event()
-"""Never set: to wait for what was killed, which gives no sign."""
+"""Never set; used for timed waits after a kill, because the kernel sends no event."""
 _turns = msgspec.json.Decoder(list[tuple[str, int]])
 
 
 @dataclass(frozen=True, slots=True)
 class RankUser:
-    """A user without rights of its own, or several users that jobs have by turns."""
+    """A user without privileges, or a range of users that jobs get in turn."""
 
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
-    """Supplementary ones: of devices, for instance."""
+    """Supplementary groups, for example of devices."""
     name: str = NAME
     uid_count: int = 1
-    """The uids from `uid` on that jobs have by turns; 1: all jobs have this user."""
+    """Number of uids from `uid` on that jobs get in turn; 1: all jobs share this user."""
 
     def covers(self, uid: int) -> bool:
-        """Say whether this uid is one of these users'."""
+        """Return whether this uid belongs to these users."""
         return self.uid <= uid < self.uid + self.uid_count
 
     def at_turn(self, turn: int) -> RankUser:
-        """Return the user of one turn."""
+        """Return the single user of one turn."""
         return replace(self, uid=self.uid + turn % self.uid_count, uid_count=1)
 
     def identity(self, home: Path) -> dict[str, str]:
-        """Return what tells programs who they are; a user without an entry in passwd has no other way to be known."""
+        """Return the variables with the user's home and name; the user may have no entry in passwd."""
         return {"HOME": str(home), "USER": self.name, "LOGNAME": self.name}
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `subprocess` starts a program as this user with."""
+        """Arguments for `subprocess` that start a program as this user."""
         return {"user": self.uid, "group": self.gid, "extra_groups": self.groups}
 
 
@@ -122,16 +122,16 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
     """Choose the user of a node's ranks.
 
     Args:
-        setting: a name, `uid` or `uid:gid`: all jobs have that user. None: each job has a uid of its own, and the
-            groups of `everstep-ranks` where there is such a user.
-        own_uid: the agent's.
+        setting: a name, `uid` or `uid:gid` of one user for all jobs. None: each job gets its own uid, with the groups
+            of
+            the user `everstep-ranks` if that exists.
+        own_uid: the agent's uid.
 
     Returns:
-        The user or users, or None where ranks run as the agent's: because that was said, or because only root can
-        become somebody else.
+        The user or users. None if ranks run as the agent's user: by setting, or because the agent is not root.
 
     Raises:
-        UserRefused: there is no such user, or the agent may not become it, or it is as good as root.
+        UserRefused: the user does not exist, the agent may not become it, or it has root's rights.
     """
     if setting is not None and setting in (str(own_uid), _name_of(own_uid)):
         return None
@@ -148,20 +148,20 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
 
 
 def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
-    """Return the user that the ranks of a run have on this node: the same at every call, also after a restart of the agent.
+    """Return the user of a run's ranks on this node; the answer survives restarts of the agent.
 
-    A run that has no turn yet gets the next one, on disk before this returns. In any thread.
+    A new run gets the next turn, which is on disk before this returns. May be called in any thread.
 
     Args:
-        run: of the ranks.
-        state: the agent's directory.
-        user: the users of this node's ranks.
+        run: the run.
+        state: the agent's state directory.
+        user: users of this node's ranks.
 
     Returns:
-        Its user; None where ranks run as the agent's.
+        The run's user; None if ranks run as the agent's user.
 
     Raises:
-        OSError: the disk does not take a new turn.
+        OSError: the disk refuses a new turn.
     """
     if user is None or user.uid_count == 1:
         return user
@@ -173,7 +173,7 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
             turns = []
         known = dict(turns)
         if run not in known:
-            # Agents that share a machine, as in tests, begin apart.
+            # Agents that share a machine, as in tests, start at different turns.
             last = turns[-1][1] if turns else int.from_bytes(hashlib.sha256(os.fsencode(state)).digest()[:4], "big")
             known[run] = (last + 1) % user.uid_count
             scratch = path.with_suffix(".new")
@@ -186,18 +186,18 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
 
 
 def end_processes(user: RankUser | None, *, seconds: float) -> str:
-    """End every process of these users. Blocks for some 50 ms.
+    """Kill every process of these users and wait until they are gone. Usually blocks for 50 ms.
 
-    `kill(-1)` reaches all processes of a uid at once, and the kernel lets none of them fork after that. A list of /proc
-    is not enough: it misses a process that forks and ends, over and over. A process of the job cannot signal the helper
+    `kill(-1)` reaches all processes of a uid at once, and the kernel lets none of them fork afterwards. Killing by a
+    list of /proc would miss a process that forks and exits repeatedly. The job's processes cannot signal the helper
     that sends the signals.
 
     Args:
-        user: whose; never root's, nor this process's own. None: nobody.
-        seconds: to wait until they are gone.
+        user: the users; ignored if None, root or this process's own user.
+        seconds: limit for the wait.
 
     Returns:
-        What is still there; empty when nothing is.
+        The processes that still exist, as text; empty on success.
     """
     if user is None or user.uid == 0 or user.covers(os.getuid()):
         return ""
@@ -225,7 +225,7 @@ def end_processes(user: RankUser | None, *, seconds: float) -> str:
 
 
 def end_memory(user: RankUser) -> None:
-    """Remove the System V shared memory, semaphores and queues of these users: they outlive the processes that made them."""
+    """Remove these users' System V shared memory, semaphores and queues, which outlive processes."""
     libc = ctypes.CDLL(None)
     removals: dict[str, Callable[[int], object]] = {
         "shm": lambda number: libc.shmctl(number, 0, None),
@@ -241,17 +241,16 @@ def end_memory(user: RankUser) -> None:
 
 
 def become(user: RankUser) -> None:
-    """Become this user, for good. In a single thread, before anything of a job runs.
+    """Change this process to `user` permanently. Call it in a single thread, before any code of a job runs.
 
-    Locked memory stays unlimited, as it was for root: network cards and GPUs register what they read and write. Set-uid
-    bits do nothing from now on. Yama, where it is, lets processes of the same user look at each other: py-spy beside a
-    rank is one.
+    Locked memory stays unlimited, as for root, because network cards and GPUs register memory. Set-uid bits have no
+    effect from now on. Where Yama is active, processes of the same user may trace this one, as py-spy does.
 
     Args:
-        user: who.
+        user: the target user.
 
     Raises:
-        OSError: the kernel refuses; this process must not go on.
+        OSError: the kernel refuses; the caller must end this process.
     """
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -261,24 +260,26 @@ def become(user: RankUser) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
-    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # an error where there is no Yama
+    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # fails harmlessly without Yama
 
 
 def allow_looks() -> None:
-    """Let processes of the same user look into this one: itself through /proc, as CUDA does, and py-spy.
+    """Let processes of the same user inspect this one through /proc, as CUDA and py-spy do.
 
-    The kernel keeps everybody out of a process that has changed its user and runs on, for it may know what its new user
-    must not. Called when nothing of the kind is left in it.
+    The kernel forbids this after a change of user, because the process may still hold secrets. Call it only once no
+    such secret is left in memory.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def make_way(folder: Path, user: RankUser | None) -> None:
-    """Make a folder that this user can go through, and neither list nor write to; without a user, this process's user alone. Idempotent.
+    """Make a folder that `user` can pass through, but neither list nor write. Idempotent.
+
+    Without a user, only this process's user has access.
 
     Args:
-        folder: its parents are made, too.
-        user: of the ranks.
+        folder: the folder; missing parents are created.
+        user: the ranks' users.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if user is not None:
@@ -287,32 +288,32 @@ def make_way(folder: Path, user: RankUser | None) -> None:
 
 
 def make_own(folder: Path, user: RankUser | None) -> None:
-    """Make a folder that is this user's alone; its parent is nobody's to write to but root's. Idempotent."""
+    """Make a folder that belongs to `user`, below a folder that only root can write. Idempotent."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if user is not None:
         os.chown(folder, user.uid, user.gid, follow_symlinks=False)
 
 
 def share(path: Path, user: RankUser | None) -> None:
-    """Let this user read and write a file or a socket that stays root's. Idempotent."""
+    """Let `user` read and write a file or socket that stays root's. Idempotent."""
     if user is not None:
         os.chown(path, -1, user.gid, follow_symlinks=False)
         path.chmod(0o660)
 
 
 def give(folder: Path, user: RankUser) -> None:
-    """Make a tree that root has made, and nobody else has touched, this user's."""
+    """Make `user` the owner of a tree that root has just made and that nobody else has touched."""
     for _, _, files, at in os.fwalk(folder):
         os.chown(at, user.uid, user.gid)
         for name in files:
             os.chown(name, user.uid, user.gid, dir_fd=at, follow_symlinks=False)
-    # fwalk names links to folders with the folders: they are read through, not owned
+    # fwalk lists links to folders as folders; links need no change of owner
 
 
 def take(folder: Path) -> None:
-    """Make a tree that this user's programs have filled root's again, readable by all and writable by nobody else.
+    """Make root the owner of a tree that a job's programs have filled, readable by all and writable by nobody else.
 
-    What they have left is not trusted: no link is followed, and no right but reading and running is left on a file.
+    The content is not trusted: no link is followed, and files keep only the rights to read and execute.
     """
     for _, folders, files, at in os.fwalk(folder):
         os.fchown(at, 0, 0)
@@ -320,7 +321,7 @@ def take(folder: Path) -> None:
         for name in [*files, *folders]:
             os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
         for name in files:
-            with contextlib.suppress(OSError):  # a link, or what cannot be opened
+            with contextlib.suppress(OSError):  # a link, or a file that cannot be opened
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
                 try:
                     os.fchmod(descriptor, 0o755 if os.fstat(descriptor).st_mode & 0o100 else 0o644)
@@ -329,11 +330,11 @@ def take(folder: Path) -> None:
 
 
 def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
-    """Remove what these users' programs have left where everybody may write, and what they share in memory: the next job would find it.
+    """Remove these users' files from world-writable folders, and their shared memory, before the next job.
 
     Args:
-        user: whose; never root's, nor this process's own.
-        folders: to look in.
+        user: the users; ignored if root or this process's own user.
+        folders: the folders to search.
     """
     if user.uid == 0 or user.covers(os.getuid()):
         return
@@ -346,14 +347,14 @@ def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
 
 
 def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
-    """Try as this user whether it can use this Python and reach some paths.
+    """Test as `user` whether it can run this Python and reach some paths.
 
     Args:
-        user: who.
-        paths: folders to go through, files to read.
+        user: the user to test.
+        paths: folders to pass through, and files to read.
 
     Returns:
-        What it cannot; empty when it can.
+        The paths that the user cannot use, as text; empty if it can use all.
     """
     try:
         done = run_as(user, _CLOSED, *map(str, paths))
@@ -367,19 +368,19 @@ def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
 
 
 def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a few lines of Python as this user, with nothing but the standard library, and wait for the end.
+    """Run Python code as `user` with the standard library only, and wait for its end.
 
     Args:
-        user: who.
-        code: Python.
-        *words: its arguments.
+        user: the user to run as.
+        code: the code.
+        *words: arguments of the code.
 
     Returns:
-        How it ended, and what it said.
+        Exit code and output.
 
     Raises:
-        OSError: it cannot be run.
-        SubprocessError: it has not ended after `TRY_SECONDS`.
+        OSError: the program cannot be started.
+        SubprocessError: the program has not ended after `TRY_SECONDS`.
     """
     command = [sys.executable, "-I", "-S", "-c", code, *words]
     return subprocess.run(
@@ -388,7 +389,7 @@ def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProces
 
 
 def _by_turns() -> RankUser:
-    """Return the users that jobs have by turns, in the groups of the node's own user for ranks, where there is one."""
+    """Return the users for jobs in turn, with the groups of the user `everstep-ranks` if that exists."""
     for uid in range(NUMBER, NUMBER + UID_COUNT + 1):
         if _name_of(uid) not in (None, NAME):
             raise UserRefused(
@@ -401,10 +402,9 @@ def _by_turns() -> RankUser:
 
 
 def _processes_of(user: RankUser) -> set[int]:
-    """Return the pids of these users' processes, as far as a list of /proc has them.
+    """Return the pids of these users' processes, as far as /proc lists them.
 
-    A process that waits to be reaped runs no more, and is not among them. One whose first thread alone has ended looks
-    alike, and is.
+    Zombies are omitted. A process whose first thread has ended while others run looks like a zombie, but is included.
     """
     found = set()
     for name in os.listdir("/proc"):

@@ -1,7 +1,9 @@
-"""How the agent's TCP lines are set: at once, and lost when the other end has vanished without a word.
+"""Options of the agent's TCP connections: no delay, and a timeout for peers that vanish without a message.
 
-A node that loses its power or its network sends no FIN. Whoever only reads from it would wait for ever; whoever writes
-to it, for the kernel's quarter of an hour. Invariant: every line of the agent has been through `tune`.
+A node that loses power or network sends no FIN. Without these options, a reader would wait forever, and a writer for
+the kernel's 15 minutes.
+
+Invariant: `tune` is called for every TCP connection of the agent.
 """
 
 from __future__ import annotations
@@ -10,27 +12,28 @@ import socket
 from typing import Protocol
 
 PROBES = 2
-"""Keepalive probes without an answer before a line that nobody writes to is lost."""
+"""Unanswered keepalive probes after which an idle connection counts as lost."""
 
 
 class TunableLine(Protocol):
-    """A socket, or what asyncio shows of one."""
+    """A socket, or asyncio's wrapper of a socket."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        """As `socket.socket.setsockopt`."""
+        """Set an option, as `socket.socket.setsockopt` does."""
 
 
 def tune(line: TunableLine, *, silence_seconds: float) -> None:
-    """Set a connected line's options; called by either end as soon as it knows the generation's timeouts.
+    """Set the options of a connection. Each end calls this as soon as it knows the generation's timeouts.
 
-    Both options are needed: keepalive notices a lost peer on a line that is only read from, TCP_USER_TIMEOUT on one
-    with unacknowledged bytes (keepalive is silent while those are retried). The kernel counts keepalive in whole
-    seconds, so a quiet line takes 2 s at the least.
+    Both timeouts are needed. Keepalive detects a lost peer on a connection that is only read. TCP_USER_TIMEOUT detects
+    it while bytes are unacknowledged, when keepalive is inactive. The kernel counts keepalive in whole seconds, so an
+    idle connection needs at least 2 s.
 
     Args:
         line: a TCP socket.
-        silence_seconds: how long the other end's kernel may be silent before the line is lost; `holder_deadline`
-            between agents.
+        silence_seconds: how long the peer's kernel may be silent before the connection counts as lost; between agents
+            this
+            is `holder_deadline`.
     """
     interval = max(1, round(silence_seconds / (1 + PROBES)))
     for level, option, value in (

@@ -1,6 +1,6 @@
-"""A port that outlives the agent which listens at it: peers and ranks know it by number.
+"""A port number that survives the agent: peers and ranks find the next agent at the same port.
 
-Invariant: a disk that takes or gives nothing costs that, and not the agent.
+Invariant: a failing disk costs the stable port, never the agent.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ log = logging.getLogger(__name__)
 
 
 class KeptPort:
-    """The port that an agent listens at, kept on disk: who knows it finds the next agent of this node there.
+    """The port of an agent, stored on disk for the next agent of this node.
 
     Args:
-        file: that holds it.
+        file: the file that stores the port.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._known: int | None = None
-        """What it holds, once that was looked at."""
+        """The stored port; None until the file has been read."""
 
     def read(self) -> int:
-        """Return the port of the agent before this one; 0 where none is known."""
+        """Return the port of the earlier agent; 0 if unknown."""
         if self._known is None:
             self._known = self._read()
         return self._known
@@ -36,13 +36,13 @@ class KeptPort:
                 raise ValueError(f"{port} is none")
         except FileNotFoundError:
             return 0
-        except (OSError, ValueError) as error:  # empty after a loss of power, or the disk is broken
+        except (OSError, ValueError) as error:  # the file is empty after a power loss, or the disk is broken
             log.warning("the port of the agent before this one is not known: %s", error)
             return 0
         return port
 
     def keep(self, port: int) -> None:
-        """Have the next agent know a port. Writes nothing where it is known already."""
+        """Store a port for the next agent; writes nothing if the port is stored already."""
         if self.read() == port:
             return
         scratch = self._file.with_suffix(".new")

@@ -1,10 +1,13 @@
-"""Whose the agent's state directory is: an image that is made of a node takes it along, and it is still that other node's.
+"""The owner of the agent's state directory.
 
-    <state>/node_id            whose
-    <state>/shim.lock          held by the shim that serves the directory, for as long as it lives
+A machine image made from a node contains the node's state directory. On the new instance that directory still belongs
+to the old node.
 
-Invariant: whatever an agent reads of the directory is its own node's. The name is written last: while anything of
-another node is here, it says so.
+    <state>/node_id            the owner
+    <state>/shim.lock          held by the shim that serves the directory, for its whole life
+
+Invariant: an agent reads only its own node's state. The new owner is written last: until then the old owner's name
+marks the files that remain.
 """
 
 from __future__ import annotations
@@ -27,22 +30,22 @@ BELONGINGS: Final = (
     *("promise*", "session_token*", "peer_port*", "credentials_port*"),
     *("ranks/*", "logs/*", "outputs/*", "homes/*", "sources/*", "inputs/runs/*"),
 )
-"""What is a node's own. Objects of inputs and layers of packages are what their names say, on any node: they stay."""
+"""Files that belong to one node. Input objects and package layers are named by content and stay."""
 
 
 def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
-    """Make a state directory this node's. The agent calls it once, before it reads anything of it; again does nothing.
+    """Claim a state directory for this node. The agent calls it once, before it reads any state. Idempotent.
 
-    What belongs to another node is dropped. A directory that does not say whose it is was always this node's.
+    Files of another node are deleted. A directory without an owner is treated as this node's.
 
     Args:
         state: the directory.
-        node_id: this node.
-        user: that ranks run as; what that user has left elsewhere goes, too.
+        node_id: this node's id.
+        user: users of the ranks; their files elsewhere are deleted too.
 
     Raises:
-        ShimUnavailable: it is another node's, whose shim lives on this very machine; nothing is dropped.
-        OSError: what belongs to another node cannot be dropped; the next call goes on with it.
+        ShimUnavailable: another node owns the directory and its shim lives on this machine; nothing is deleted.
+        OSError: files of another node cannot be deleted; the next call continues.
     """
     path, mine = state / OWNER, node_id.encode()
     theirs = path.read_bytes() if path.exists() else b""
@@ -62,19 +65,19 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         write_durably(path, mine)
     except OSError as error:
         if theirs:
-            raise  # the next agent would drop what this one is about to promise
+            raise  # otherwise the next agent would delete this agent's promise
         log.warning("%s cannot say yet that it is this node's: %s", state, error)
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Put a file in place, whole and durable when this returns, mode 0600.
+    """Write a file atomically and durably, with mode 0600.
 
     Args:
-        path: the file; what is written aside has the suffix `.new`.
-        content: all of it.
+        path: the file; the temporary file has the suffix `.new`.
+        content: the whole content.
 
     Raises:
-        OSError: the disk does not take it; the file before it stands.
+        OSError: the disk refuses the write; the earlier file stays.
     """
     scratch = path.with_suffix(".new")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -87,10 +90,10 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Make durable which files a folder has.
+    """Make a folder's entries durable.
 
     Args:
-        folder: that something was made in, renamed in or removed from.
+        folder: a folder in which a file was created, renamed or removed.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -113,12 +116,12 @@ def _drop(state: Path, whose: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, or a tree of folders that may not be written to."""
+    """Remove a file, or a tree whose folders are read-only."""
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return
     os.chmod(path, 0o700)
-    for parent, folders, _ in os.walk(path):  # each is opened before it is walked into
+    for parent, folders, _ in os.walk(path):  # chmod precedes the walk into each folder
         for folder in folders:
             if not (inner := Path(parent, folder)).is_symlink():
                 os.chmod(inner, 0o700)

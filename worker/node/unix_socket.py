@@ -1,4 +1,7 @@
-"""A listening unix socket that only this user's processes can open, made without touching the process's umask, which all its threads share."""
+"""A listening unix socket that only this user's processes can open.
+
+The process's umask, which all its threads share, is not changed.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,20 @@ from pathlib import Path
 
 
 def listen_private(path: Path, backlog: int = 128) -> socket.socket:
-    """Listen at a path with mode 0600 from the first moment; a socket that an earlier owner left there is replaced.
+    """Listen at a path with mode 0600 from the first moment; replaces an earlier owner's socket.
 
-    Linux gives the file the mode of the unbound socket, so there is no moment at which others could open it, and no
-    umask to set and restore. The path may be of any length: the address holds 107 bytes, so it goes by the directory's
-    descriptor.
+    Linux gives the file the mode of the unbound socket. So other users can open it at no moment, and no umask is
+    changed. The path may have any length: the address, limited to 107 bytes, refers to the folder's descriptor.
 
     Args:
-        path: where the socket's file is to be; its directory exists.
+        path: path of the socket; its folder exists.
         backlog: connections that may wait to be accepted.
 
     Returns:
-        The listener, non-blocking.
+        The listening socket, non-blocking.
 
     Raises:
-        OSError: the directory is not there, or not ours to write in.
+        OSError: the folder does not exist or is not writable.
     """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,1 +1,1 @@
-"""What a job's ranks need before they start: sources, packages, inputs, credentials."""
+"""Inputs that a job's ranks need before they start: sources, packages, input channels, secrets, credentials."""

@@ -1,15 +1,15 @@
-"""The keys of a job's role, for its ranks: any AWS SDK asks here by itself, and again before they end.
+"""Credentials of a job's role for its ranks, served on loopback to any AWS SDK.
 
-    rank ──GET /role, Authorization: <token of the generation>──▶ 127.0.0.1 ──▶ keys for an hour at most, as JSON
-                                                                     └─▶ STS, with the node's own role, when they have less than 20 minutes left
+    rank ──GET /role, Authorization: <token of the generation>──▶ 127.0.0.1 ──▶ credentials for an hour at most, as JSON
+                                                                      └─▶ STS, as the node's role, below 20 minutes left
 
-The answer's form and the two variables are those of the container credential provider that all AWS SDKs have. Old keys
-are given as long as they are good: the SDKs wait two seconds, and ask for new ones from a quarter of an hour before the
-end on. The port is kept on disk and the token follows from the generation's key, so that ranks find the next agent of
-their node like this one.
+The response format and the two variables are those of the container credential provider in all AWS SDKs. Present
+credentials are returned as long as they are valid: SDKs wait only two seconds, and ask for new ones in the last quarter
+of an hour. The port is stored on disk and the token derives from the generation's key, so ranks reach this node's next
+agent in the same way.
 
-Invariant: who does not know the token gets nothing; no key is written to disk or to a log.
-Source: AWS SDKs and Tools Reference Guide, `Container credential provider`.
+Invariant: a request without the token gets nothing. No credentials are written to disk or to a log. Source: AWS SDKs
+and Tools Reference Guide, `Container credential provider`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from worker.tasks import end
 log = logging.getLogger(__name__)
 
 RENEW_SECONDS: Final = 1200.0
-"""So long before their end keys are renewed: SDKs ask for new ones in the last 900."""
+"""Remaining lifetime below which credentials are renewed; SDKs ask for new ones in the last 900 s."""
 RETRY_SECONDS: Final = 5.0
-"""Between two questions to STS while it does not answer."""
+"""Seconds between two requests to STS while it does not answer."""
 MAX_REQUEST_BYTES: Final = 16 * 1024
 REQUEST_SECONDS: Final = 5.0
 HOST: Final = "127.0.0.1"
@@ -43,12 +43,12 @@ PATH: Final = "/role"
 
 
 class RoleCredentials:
-    """One owner: the agent's `Supplies`. Serves one generation at a time.
+    """Server for the role credentials of one generation at a time, owned by the agent's `Supplies`.
 
     Args:
-        state: the agent's directory.
-        aws: with the node's permissions.
-        now: Unix time, seconds.
+        state: the agent's state directory.
+        aws: AWS clients with the node's permissions.
+        now: returns Unix time in seconds.
     """
 
     def __init__(self, state: Path, aws: Aws, now: Callable[[], float]) -> None:
@@ -57,7 +57,7 @@ class RoleCredentials:
         self._now = now
         self._server: asyncio.Server | None = None
         self._token = b""
-        """Empty: nobody is served."""
+        """The token that requests must carry; empty while no generation is served."""
         self._role_arn = self._session_name = ""
         self._keys: RoleKeys | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -65,24 +65,27 @@ class RoleCredentials:
         self.refused_count = 0
 
     async def begin(self, plan: GenerationPlan, key: bytes) -> RoleKeys:
-        """Have keys of a job's role, and serve the generation's ranks from now on.
+        """Assume a job's role, and serve the generation's ranks from now on.
 
         Args:
-            plan: of the generation; has a role.
-            key: of the generation.
+            plan: the plan of the generation; it names a role.
+            key: the generation's key.
 
         Returns:
-            Keys that are good for a while.
+            Credentials that are valid now.
 
         Raises:
-            StorageError: the role's keys are not to be had, in AWS's words.
+            StorageError: AWS refuses the role; with AWS's message.
         """
         await self.adopt(plan, key)
         self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session_name)
         return self._keys
 
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
-        """Serve the ranks of a generation, as the agent before this one did; keys are asked for with the first question."""
+        """Serve the ranks of a generation that an earlier agent started.
+
+        The role is assumed at the first request.
+        """
         await self.withdraw()
         self._role_arn, self._session_name = plan.script.role_arn, session_name_of(plan.job)
         if self._server is None:
@@ -90,7 +93,7 @@ class RoleCredentials:
         self._token = token_of(plan, key).encode()
 
     def variables(self) -> dict[str, str]:
-        """Return what leads a rank's AWS SDK here."""
+        """Return the variables that direct a rank's AWS SDK to this server."""
         assert self._server is not None, "it was begun"
         port = self._server.sockets[0].getsockname()[1]
         return {
@@ -99,13 +102,13 @@ class RoleCredentials:
         }
 
     async def withdraw(self) -> None:
-        """Serve nobody any more; the generation's ranks are gone."""
+        """Stop to serve the generation, whose ranks are gone."""
         self._token, self._keys, self._asked_at = b"", None, float("-inf")
         renewing, self._renewing = self._renewing, None
         await end(renewing)
 
     async def close(self) -> None:
-        """Stop listening. Ranks that go on find the next agent at the same port."""
+        """Stop listening. Ranks that still run reach the next agent at the same port."""
         await self.withdraw()
         server, self._server = self._server, None
         if server is not None:
@@ -166,7 +169,7 @@ class RoleCredentials:
         }
 
     async def _current(self) -> RoleKeys:
-        """Return keys that are good; those that end soon while others are fetched."""
+        """Return valid credentials; near their end the present ones, while new ones are fetched."""
         left = self._keys.expires_at - self._now() if self._keys is not None else 0.0
         is_idle = self._renewing is None or self._renewing.done()
         if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= RETRY_SECONDS):
@@ -187,10 +190,10 @@ class RoleCredentials:
 
 
 def token_of(plan: GenerationPlan, key: bytes) -> str:
-    """Return what ranks of a generation show: it follows from the generation's key, which they do not have."""
+    """Return the token of a generation's ranks, derived from the generation's key, which ranks never see."""
     return hmac.digest(key, f"credentials of run {plan.run} generation {plan.generation}".encode(), "sha256").hex()
 
 
 def _heard(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # it is logged, and whoever waits for it is told
+        task.exception()  # the error is logged, and waiting requests receive it

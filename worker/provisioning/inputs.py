@@ -1,17 +1,20 @@
-"""A job's input channels on this node: fetched from S3 once, verified, kept for later jobs; or found where every node has them.
+"""Input channels of a job on this node: fetched from S3 once, verified, and cached for later jobs.
 
-    <state>/inputs/objects/<sha256 of reader, bucket, key, ETag, size>   one file an object, read-only, for the runs of one role; closed to ranks
-    <state>/inputs/runs/<run>/<channel>/…                                a channel as its ranks see it: hard links to these
-    <state>/inputs/runs/<run>/<channel>.json                             what it consists of, written last
+A channel may also be a directory that every node already has.
 
-A file of the cache gets its name when it is whole, verified and on disk; a directory gets its name when all of its
-links are there, and counts when its index is written. So whatever dies in the middle, nothing half there has a name
-that is read. The number of links says what is in use, and the time of its last change when it was used last: there are
-no counts that could be wrong after a crash. A file that somebody has written to has another time than the one that its
-name gives it, and is fetched anew.
+    <state>/inputs/objects/<sha256 of reader, bucket, key, ETag, size>
+                                           one read-only file per object, for runs of one role; ranks cannot enter
+    <state>/inputs/runs/<run>/<channel>/…  the channel for the ranks: hard links to these files
+    <state>/inputs/runs/<run>/<channel>.json
+                                           the channel's index, written last
 
-Invariant: what a channel's directory holds is what S3 listed when this node first fetched it for the run; later
-generations ask S3 for nothing.
+A cached file gets its name once it is complete, verified and durable. A channel's folder gets its name once it has all
+its links, and counts only with its index. So a crash leaves nothing incomplete under a name that is read. The link
+count of a file shows whether it is in use, and its ctime when it was last used. No separate counter can become wrong. A
+cached file's mtime derives from its name, so a file that was written to is detected and fetched again.
+
+Invariant: a channel's folder contains the objects that S3 listed when this node first fetched it for the run. Later
+generations send no request to S3.
 """
 
 from __future__ import annotations
@@ -47,24 +50,24 @@ FETCHES_AT_ONCE = 8
 MAX_ATTEMPTS = 4
 RETRY_SECONDS = 1.0
 MAX_OBJECTS = 1_000_000
-"""Of one channel."""
+"""The most objects in one channel."""
 SPARED_PART = 0.05
-"""Of the file system, which inputs leave to others unless the agent is told how much they may take."""
+"""Part of the file system that inputs leave free, unless the agent has a limit in bytes."""
 _READ_BYTES = 4 * 1024 * 1024
 _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
 
 class _Given(Exception):
-    """Given up: nobody waits for it any more, or another one has failed."""
+    """The fetch was cancelled: its caller has left, or another fetch has failed."""
 
 
 class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of a channel."""
 
     place: str
-    """Below the channel's directory."""
+    """Path relative to the channel's folder."""
     name: str
-    """Of the file in the cache."""
+    """Name of the file in the cache."""
     bytes: int
 
 
@@ -73,7 +76,7 @@ class _Wanted:
     place: PurePosixPath
     object: StoredObject
     reader: str
-    """Whose permission it was listed with; whoever may list an object may not always read it."""
+    """The role that listed the object. A role that may list an object may still not read it."""
 
     @property
     def name(self) -> str:
@@ -87,12 +90,12 @@ _index = msgspec.json.Decoder(tuple[IndexedFile, ...])
 
 
 class InputCache:
-    """The inputs of one node. One owner: the agent; one fetch at a time.
+    """The inputs of one node, owned by the agent. Only one fetch runs at a time.
 
     Args:
-        state: the agent's directory.
-        limit_bytes: what all objects may take; None: what the file system has, less `SPARED_PART` of it.
-        user: that ranks run as; None: this process's.
+        state: the agent's state directory.
+        limit_bytes: the most bytes of all objects; None: the file system's size less `SPARED_PART`.
+        user: users of the ranks; None means the agent's own user.
     """
 
     def __init__(self, state: Path, limit_bytes: int | None = None, user: RankUser | None = None) -> None:
@@ -111,20 +114,20 @@ class InputCache:
         *,
         reader: str = "",
     ) -> dict[str, Path]:
-        """Have all channels of a run on this node. Doing it again fetches nothing. In a thread.
+        """Fetch all channels of a run. Idempotent: a repeated call fetches nothing. Runs in a thread.
 
         Args:
-            store: to read from.
-            run: that they are of.
-            channels: all of its channels.
-            cancelled: ends it between two pieces; what is fetched by then stays.
-            reader: whose permissions the store has: what was fetched with others' is not used.
+            store: the object store to read from.
+            run: the run.
+            channels: all channels of the run.
+            cancelled: when set, the fetch stops between two blocks; complete files stay.
+            reader: the role with which `store` reads; files that another role fetched are not used.
 
         Returns:
-            The directory of each, by its name.
+            The folder of each channel by name.
 
         Raises:
-            InputRefused: one is not to be had; says which and why.
+            InputRefused: a channel cannot be fetched; names the channel and the reason.
             OSError: the disk is full.
         """
         found, listed = {}, {}
@@ -148,7 +151,7 @@ class InputCache:
         return found
 
     def forget(self, run: RunId) -> None:
-        """Take a run's directories away; its objects stay for later jobs. From any thread."""
+        """Delete a run's folders; its objects stay cached for later jobs. Called in any thread."""
         _remove(self._runs / run)
 
     # -- fetching
@@ -158,7 +161,7 @@ class InputCache:
     ) -> None:
         self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
         begun = time.monotonic()
-        for scratch in self._objects.glob("*.new"):  # of an agent that died
+        for scratch in self._objects.glob("*.new"):  # left by a killed agent
             scratch.unlink()
         self._make_room(listed)
         for channel, wanted in listed.items():
@@ -208,7 +211,7 @@ class InputCache:
             (self._objects / name).unlink()
 
     def _fetch_all(self, store: ObjectStore, wanted: Iterable[_Wanted], cancelled: threading.Event) -> None:
-        """Fetch several at once; the first that fails ends all."""
+        """Fetch several objects in parallel; the first failure stops all."""
         failed = threading.Event()
 
         def fetch(each: _Wanted) -> None:
@@ -223,7 +226,7 @@ class InputCache:
         for error in sorted(
             (error for error in errors if error is not None), key=lambda error: isinstance(error, _Given)
         ):
-            raise error  # the first true one: the others only ended because of it
+            raise error  # the original failure sorts before the cancellations that it caused
         sync(self._objects)
 
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:
@@ -234,7 +237,7 @@ class InputCache:
                 self._fetch_once(store, wanted, cancelled, failed)
             except StorageError as error:
                 if not error.retryable or isinstance(error, ObjectChanged) or attempt == MAX_ATTEMPTS:
-                    raise  # what was listed is no longer there: the next generation lists anew
+                    raise  # a changed object needs a new listing, in the next generation
                 log.warning(
                     "s3://%s/%s, attempt %d: %s",
                     wanted.object.reference.bucket,
@@ -277,7 +280,7 @@ class InputCache:
     # -- a channel's directory
 
     def _link(self, run: RunId, channel: str, wanted: Sequence[_Wanted]) -> None:
-        """Make a channel's directory, whole at once; its index comes last."""
+        """Build a channel's folder and rename it into place; then write its index."""
         folder = self._runs / run / channel
         scratch, index = folder.with_name(f"{channel}.new"), folder.with_name(f"{channel}.json")
         index.unlink(missing_ok=True)
@@ -314,7 +317,7 @@ class InputCache:
 def _listed(
     store: ObjectStore, prefix: ObjectReference, reader: str, cancelled: threading.Event
 ) -> tuple[_Wanted, ...]:
-    """Return what a channel consists of: one object, or what lies below a folder of keys."""
+    """Return the objects of a channel: one object, or all objects below a key prefix."""
     folder = prefix.key if not prefix.key or prefix.key.endswith("/") else f"{prefix.key}/"
     wanted: list[_Wanted] = []
     for told in store.list(ObjectReference(bucket=prefix.bucket, key=folder)):
@@ -335,7 +338,7 @@ def _listed(
 
 
 def _present(directory: Path, user: RankUser | None) -> Path:
-    """Return a directory that can be read, by ranks, too."""
+    """Return a directory after checking that the agent and the ranks can read it."""
     with os.scandir(directory):
         pass
     if user is not None and closed_to(user, [directory]):
@@ -352,7 +355,7 @@ def _refused(channel: str, error: Exception) -> InputRefused:
 
 
 def _time_of(name: str) -> int:
-    """Return the time that a file of this name has, Unix seconds: within nine years from 1970, so that a write shows."""
+    """Return the mtime that belongs to a file name, in Unix seconds below 2^28; a write would change it."""
     return int(name[:7], 16)
 
 
@@ -365,7 +368,7 @@ def _is_sound(path: Path, name: str, size: int) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a tree of folders that may not be written to."""
+    """Remove a tree whose folders are read-only."""
     for parent, _, _ in os.walk(folder):
         with contextlib.suppress(OSError):
             os.chmod(parent, 0o700)

@@ -1,28 +1,29 @@
-"""The packages that a job's requirements.txt names, installed on this node in a layer over the node's own packages.
+"""Packages of a job's requirements.txt, installed in a layer on top of the node's own packages.
 
-    <state>/packages/<key>/                 a virtual environment that holds what the node lacks, and sees the node's packages behind it
-    <state>/packages/<key>/installed.json   the modules in the layer; written last
-    <state>/packages/<key>.<nonce>.new/     a layer that is being made; the next installation removes what is left of it
-    <state>/packages/<key>.<nonce>.work.new/   pip's home, temporary folder, working directory and settings
-    <state>/packages/lock                   held while a layer is made; the kernel drops the lock when its holder dies
+    <state>/packages/<key>/                  a virtual environment with the packages that the node lacks
+    <state>/packages/<key>/installed.json    the modules in the layer; written last
+    <state>/packages/<key>.<nonce>.new/      an unfinished layer; the next installation removes leftovers
+    <state>/packages/<key>.<nonce>.work.new/ pip's home, temporary folder, working directory and settings
+    <state>/packages/lock                    held while a layer is made; the kernel releases it when its holder dies
 
-pip runs in the layer and sees the node's packages behind it. pip skips a package that the node has in the right
-version. Another version goes into the layer, which ranks see first; the node's own stays as it is. Ranks run under the
-node's own Python, with the layer in their PYTHONPATH. An editable install needs more than a path, so it is refused.
+pip runs in the layer and also sees the node's packages. It skips a package that the node has in the right version.
+Another version is installed in the layer, which ranks search first; the node's own packages stay unchanged. Ranks run
+under the node's own Python, with the layer in their PYTHONPATH. An editable install needs more than a path, so it is
+refused.
 
-The key digests everything that a layer follows from, the project first: jobs of two projects never import the same
-layer. A layer gets its name when it is whole and on disk.
+The key is a digest of everything that determines a layer, including the project: jobs of two projects never share a
+layer. A layer gets its name once it is complete and on disk.
 
-pip reads nothing of the job but the requirements file and what that file names. pip runs isolated (`-I`), in an
+pip reads nothing of the job except the requirements file and the files that it names. pip runs isolated (`-I`), in an
 environment that the node makes (`pip_environment`), with an empty home. pip installs wheels only, unless the agent
 allows builds: a build runs code of the package.
 
-Where ranks have a user of their own, pip runs as the job's user, and in a copy of the source where it may build there.
-The agent ends every process that pip has left (`worker.ranks.contained_program`, `end_processes`), and then takes the
-files over, before the layer gets its name.
+Where ranks have a user of their own, pip runs as the job's user, and in a copy of the source if it may build there. The
+agent kills every process that pip leaves (`worker.ranks.contained_program`, `end_processes`). It then becomes the owner
+of the files, before the layer gets its name.
 
-Invariant: nothing of a job's code, which an installation may run, sees the node's AWS credentials, or runs as root
-where ranks do not. No process that an installation has started outlives it.
+Invariant: code of a job that an installation runs never sees the node's AWS credentials, and never runs as root where
+ranks do not. No process of an installation outlives it.
 """
 
 from __future__ import annotations
@@ -63,46 +64,46 @@ log = logging.getLogger(__name__)
 
 INSTALL_SECONDS = 1800.0
 MAX_LAYERS = 4
-"""On a node; those that were not used for longest go."""
+"""The most layers on a node; the least recently used are deleted."""
 LAYERS_PART = 0.25
-"""Of the file system, which all layers together may take, unless it is said in bytes."""
+"""Part of the file system that all layers may use, unless there is a limit in bytes."""
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
-"""For processes that pip has left to be gone once they are killed."""
+"""Seconds to wait for killed processes of pip to end."""
 _LOOK_SECONDS = 0.2
-"""Between two looks at a lock that another agent of this node holds."""
+"""Seconds between two attempts to take the lock from another agent of this node."""
 _PASSED_ON = frozenset(
     {"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
 )
-"""Variables of the agent that pip sees; besides them `LC_…` and those of proxies.
+"""Variables of the agent that pip sees, besides `LC_…` and proxy variables.
 
-Its own settings (`PIP_…`) are in a file.
+pip's own settings (`PIP_…`) are passed in a file.
 """
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
 _SETTING = "PIP_"
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
-"""What may lead to other files of the source; that a URL looks alike does no harm."""
+"""Matches requirements that may name other files of the source. A false match, such as a URL, is harmless."""
 _EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """An installation that a job asks for."""
+    """A job's request for an installation."""
 
     project: str
-    """The job's. Jobs of one project share layers."""
+    """The job's project. Jobs of one project share layers."""
     source: Path
-    """The unpacked source tree."""
+    """Root of the unpacked source tree."""
     source_sha256: str
     requirements: str
-    """Path below the source tree."""
+    """Path of the requirements file relative to the source tree."""
     environment: Mapping[str, str] = field(repr=False)
-    """The agent's own; `pip_environment` and `pip_settings` choose what pip sees. Nothing of the job's."""
+    """The agent's environment, from which `pip_environment` and `pip_settings` select; nothing of the job's."""
     output: Path
-    """The file that pip's output is appended to."""
+    """File to which pip's output is appended."""
     user: RankUser | None = None
-    """The user of the job's ranks, which pip runs as; None: this process's."""
+    """The job's user, which pip runs as; None means the agent's own user."""
 
 
 class _Installed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,14 +114,14 @@ _installed = msgspec.json.Decoder(_Installed)
 
 
 class PackageLayers:
-    """The layers of one node. One owner: the agent.
+    """The package layers of one node, owned by the agent.
 
     Args:
-        state: the agent's directory.
-        seconds: what one installation may take.
-        limit_bytes: what all layers may take of the disk; None: `LAYERS_PART` of it.
-        user: the users of this node's ranks; None: this process's.
-        allows_builds: pip may build packages that have no wheel, which runs their code.
+        state: the agent's state directory.
+        seconds: time limit of one installation.
+        limit_bytes: the most disk space of all layers; None: `LAYERS_PART` of the disk.
+        user: users of this node's ranks; None means the agent's own user.
+        allows_builds: whether pip may build packages without a wheel, which runs their code.
     """
 
     def __init__(
@@ -139,16 +140,16 @@ class PackageLayers:
         self._allows_builds = allows_builds
 
     async def install(self, order: Order) -> Packages:
-        """Have what a requirements file asks for on this node. Doing it again installs nothing.
+        """Install the packages of a requirements file. Idempotent: a repeated call installs nothing.
 
         Args:
-            order: what, from where, with which environment.
+            order: the requirements, their source and the environment.
 
         Returns:
-            Where ranks find it.
+            The layer's folder and modules.
 
         Raises:
-            RequirementsRefused: it cannot be installed; with pip's last lines.
+            RequirementsRefused: the installation failed; with pip's last lines.
             OSError: the disk is full.
         """
         try:
@@ -205,7 +206,7 @@ class PackageLayers:
         return packages
 
     async def _pip(self, folder: Path, work: Path, order: Order) -> None:
-        """Run pip to its end, or end it; either way all that it has started ends, too."""
+        """Run pip to its end; on cancellation kill it. In both cases all processes that it started end."""
         order.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = beside.CONFINED if order.user is None else beside.written(order.user)
         pip = ["-m", "pip"] if self._allows_builds else [wheels_only.__file__]
@@ -248,7 +249,7 @@ class PackageLayers:
             shutil.rmtree(layer, ignore_errors=True)
 
     def _bound(self, scratch: Path, order: Order) -> None:
-        """Let go of layers that there is no room for beside the new one, those that were used first first."""
+        """Delete the least recently used layers until the new one fits into the limit."""
         limit_bytes = self._limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._folder)
@@ -267,22 +268,22 @@ class PackageLayers:
             del kept[layer]
 
     def _layers(self) -> list[Path]:
-        """Return the layers that have a name, the one that was not used for longest first."""
+        """Return the finished layers, least recently used first."""
         found = (path for path in self._folder.iterdir() if path.is_dir() and path.suffix != ".new")
         return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
 def read_requirements(order: Order) -> bytes:
-    """Return a requirements file.
+    """Read and check a requirements file.
 
     Args:
-        order: that names it.
+        order: the installation that names the file.
 
     Returns:
-        Its content.
+        The file's content.
 
     Raises:
-        RequirementsRefused: there is none, or it asks for what a layer cannot have.
+        RequirementsRefused: the file does not exist, or requests something that a layer does not support.
     """
     path = (order.source / order.requirements).resolve()
     if not path.is_relative_to(order.source.resolve()) or not path.is_file():
@@ -301,7 +302,7 @@ def read_requirements(order: Order) -> bytes:
 
 
 def _key(order: Order, allows_builds: bool = False) -> str:
-    """Return a layer's name: a digest of all that it follows from."""
+    """Return a layer's name: a digest of everything that determines its content."""
     data = read_requirements(order)
     libc = os.confstr("CS_GNU_LIBC_VERSION") or "" if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     facts = {
@@ -318,7 +319,7 @@ def _key(order: Order, allows_builds: bool = False) -> str:
 
 
 def _make_environment(folder: Path, user: RankUser | None) -> None:
-    """Make a virtual environment that sees this interpreter's packages behind its own, for this user to fill."""
+    """Make a virtual environment that also sees this interpreter's packages, and that `user` can fill."""
     venv.EnvBuilder(symlinks=True).create(folder)
     lines = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
     (_packages_of(folder) / "node.pth").write_text("\n".join(lines) + "\n")
@@ -327,15 +328,15 @@ def _make_environment(folder: Path, user: RankUser | None) -> None:
 
 
 def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
-    """Make what pip has besides the layer: an empty home, a temporary folder, an empty working directory and its settings.
+    """Make pip's work folder: an empty home, a temporary folder, an empty working directory and settings.
 
     Args:
-        work: the folder for it.
+        work: the folder to make.
         order: the installation.
-        is_built: pip may build in the source.
+        is_built: whether pip may build in the source.
 
     Returns:
-        The order, about a copy of the source where pip builds as another user.
+        The order; with a copy of the source if pip builds as another user.
     """
     for name in ("home", "temporary", "empty"):
         (work / name).mkdir(mode=0o700, parents=True)
@@ -355,13 +356,13 @@ def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
 
 
 def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose which variables of the agent pip sees: what it needs to reach an index. Pure.
+    """Select the agent's variables that pip sees: those needed to reach a package index. Pure.
 
     Args:
-        environment: the agent's.
+        environment: the agent's environment.
 
     Returns:
-        Those variables; no credentials of AWS and nothing of Everstep's are among them.
+        The selected variables, without AWS credentials and Everstep's own.
     """
     return {
         name: value
@@ -371,16 +372,16 @@ def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the node's settings of pip: those of the agent's PIP_CONFIG_FILE, and its PIP_… variables, which win.
+    """Return the node's pip settings: from PIP_CONFIG_FILE and from PIP_… variables, which take precedence.
 
-    They go into a file: a requirements file may put `${PIP_INDEX_URL}` into a URL of its own, and the index may take a
-    password.
+    pip gets them in a file, not as variables: a requirements file could expand `${PIP_INDEX_URL}`, which may contain a
+    password, into a URL of its own.
 
     Args:
-        environment: the agent's.
+        environment: the agent's environment.
 
     Returns:
-        Values by the name of the option, as in the section `global` of pip's file.
+        Values by option name, as in section `global` of pip's configuration.
     """
     given = configparser.RawConfigParser()
     if path := environment.get("PIP_CONFIG_FILE"):
@@ -408,20 +409,20 @@ def _environment_in(work: Path, environment: Mapping[str, str]) -> dict[str, str
 
 
 def _end_users(user: RankUser | None) -> None:
-    """End what an installation has left of its user's: none of this job's ranks lives here yet.
+    """Kill the processes that an installation has left. None of this job's ranks lives here yet.
 
     Args:
-        user: of the job.
+        user: the job's user.
 
     Raises:
-        RequirementsRefused: something cannot be ended.
+        RequirementsRefused: a process cannot be killed.
     """
     if left := end_processes(user, seconds=END_SECONDS):
         raise RequirementsRefused(f"pip has left what cannot be ended: {left}")
 
 
 def _names_files(order: Order) -> bool:
-    """Say whether requirements may lead to other files of the source."""
+    """Return whether the requirements may name other files of the source."""
     return _LOCAL.search(read_requirements(order).decode(errors="replace")) is not None
 
 
@@ -430,23 +431,23 @@ def _packages_of(folder: Path) -> Path:
 
 
 def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
-    """Give a layer its name: it is whole, and on disk."""
+    """Finish a layer: take ownership, write its index, flush the disk, and give the layer its name."""
     if user is not None:
         take(scratch)
     packages = _packages_of(scratch)
     if not packages.resolve().is_relative_to(scratch.resolve()):
         raise RequirementsRefused("what was installed has put a link in the place of its own folder")
     (packages / "node.pth").unlink(missing_ok=True)
-    (scratch / "installed.json").unlink(missing_ok=True)  # a package's own, or a link
+    (scratch / "installed.json").unlink(missing_ok=True)  # a package may have installed a file or link of this name
     with (scratch / "installed.json").open("xb") as file:
         file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
-    os.sync()  # a package is many files, and a machine may lose its power before they are on disk
-    shutil.rmtree(layer, ignore_errors=True)  # one that was not whole
+    os.sync()  # flush all files of the packages before the layer gets its name
+    shutil.rmtree(layer, ignore_errors=True)  # an incomplete earlier layer
     scratch.rename(layer)
 
 
 def _modules(folder: Path) -> Iterable[str]:
-    """Return the names that can be imported from a folder."""
+    """Yield the names of the modules that can be imported from a folder."""
     for path in folder.iterdir():
         name = path.name.partition(".")[0]
         if name.isidentifier() and name != "__pycache__" and (path.is_dir() or path.suffix in (".py", ".so")):
@@ -454,7 +455,7 @@ def _modules(folder: Path) -> Iterable[str]:
 
 
 def _found(layer: Path) -> Packages | None:
-    """Return a layer that is whole, and note that it was used."""
+    """Return a finished layer and mark it as used; None if there is none."""
     try:
         installed = _installed.decode((layer / "installed.json").read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):
@@ -464,7 +465,7 @@ def _found(layer: Path) -> Packages | None:
 
 
 def _bytes_of(folder: Path) -> int:
-    """Return what a tree takes of the disk; a file with two names in it counts twice."""
+    """Return a tree's disk usage in bytes; a file with two links in the tree counts twice."""
     return sum(os.lstat(name, dir_fd=at).st_blocks * 512 for _, _, files, at in os.fwalk(folder) for name in files)
 
 

@@ -1,15 +1,16 @@
-"""The user's source tree on this node: fetched, checked, unpacked.
+"""Source tree of a job on this node: fetched, verified and unpacked.
 
-    <state>/sources/archives/<sha256>.tar.gz   as fetched; of a spare, of all jobs that it may be given to
-    <state>/sources/<run>/…                    the tree that the run's ranks work in
-    <state>/sources/<run>.*.new/…              what is being unpacked, each attempt by itself
+    <state>/sources/archives/<sha256>.tar.gz   as fetched; on a spare node, for all jobs that it may get
+    <state>/sources/<run>/…                    the tree in which the run's ranks work
+    <state>/sources/<run>.*.new/…              an attempt to unpack; each attempt has its own folder
 
-What is unpacked is this process's, and readable by all who can come so far: ranks can run it, and where their user is
-another, not change it.
+The unpacked files belong to the agent's user and are readable by all. Ranks that run as another user can run them, but
+not change them.
 
-Invariant: nothing of an archive that is not exactly what the plan names, or that would write outside its folder, ever
-reaches the disk unpacked; while ranks of one job may run here, no archive of another one is here; an attempt that
-nobody waits for any more puts no tree in place.
+Invariant:
+- An archive that differs from the plan, or that would write outside its folder, is never unpacked.
+- While ranks of a job may run here, no other job's archive is here.
+- A cancelled attempt never puts a tree in place.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
 _placing = threading.Lock()
-"""Held from the look whether a tree is still wanted until it is in its place: a later attempt's tree always replaces an earlier one's."""
+"""Held from the check for cancellation until the tree is in place.
+
+So a later attempt's tree always replaces an earlier one's.
+"""
 
 
 class SourceArchives:
-    """The archives of this node, each by its digest. One per agent; its methods may be called from any thread.
+    """The source archives of this node by digest, owned by the agent. Methods may be called from any thread.
 
     Args:
-        folder: of theirs alone; made if need be.
-        objects: where they come from.
+        folder: a folder for the archives only; created if missing.
+        objects: the object store to fetch from.
     """
 
     def __init__(self, folder: Path, objects: ObjectStore) -> None:
@@ -56,18 +60,18 @@ class SourceArchives:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """What is here, by digest, sorted.
+        """Digests of the archives on this node, sorted.
 
-        What an earlier agent has left counts: `get` verifies it before anybody has it.
+        Archives of an earlier agent count; `get` verifies each archive before use.
         """
         with self._lock:
             return tuple(sorted(self._held))
 
     def keep(self, digests: Collection[str]) -> None:
-        """Drop all other archives, those that are being fetched included; returns when none of them is on the disk.
+        """Delete all other archives; fetches of other archives that are in progress will fail.
 
         Args:
-            digests: SHA-256 of what may be here from now on.
+            digests: SHA-256 digests of the archives that may stay.
         """
         with self._lock:
             self._wanted = frozenset(digests)
@@ -77,20 +81,20 @@ class SourceArchives:
                     path.unlink()
 
     def get(self, source: SourceArchive) -> Path:
-        """Return an archive that is what its digest says, fetching it unless it is here. Blocks.
+        """Return a verified archive; fetch it if it is not here. Blocks.
 
         Args:
-            source: whose.
+            source: digest and location of the archive.
 
         Returns:
-            The gzipped tar.
+            Path of the gzipped tar.
 
         Raises:
-            SourceRefused: what the store has under its name is another one, or `keep` has dropped it meanwhile.
-            StorageError: it is out of reach.
+            SourceRefused: the stored object has another digest, or `keep` has excluded it meanwhile.
+            StorageError: the object store cannot be reached.
         """
         path = self._folder / f"{source.sha256}.tar.gz"
-        if path.exists() and _digest(path) == source.sha256:  # whoever worked here before could write to it
+        if path.exists() and _digest(path) == source.sha256:  # verified again, as an earlier job may have written to it
             return path
         found = self._objects.get_bytes(source.object)
         if (digest := hashlib.sha256(found).hexdigest()) != source.sha256:
@@ -111,27 +115,27 @@ def _digest(path: Path) -> str:
 
 
 async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Path) -> Path:
-    """Put a job's source tree in its place.
+    """Fetch and unpack a job's source tree.
 
-    Cancelled, it returns at once; the thread, which may hang in the store, ends later and changes nothing.
+    When cancelled, it returns at once. Its thread, which may hang in the store, ends later without effect.
 
     Args:
-        archives: of this node; all but this one are dropped.
-        script: what the plan says.
-        folder: where the tree goes; replaced when it is there.
+        archives: this node's archives; all others than this job's are deleted.
+        script: the job's script from the plan.
+        folder: destination of the tree; an existing tree is replaced.
 
     Returns:
-        The entry point within `folder`.
+        Path of the entry point within `folder`.
 
     Raises:
-        SourceRefused: it is not what the plan says, or not sound.
-        StorageError: the archive is out of reach.
+        SourceRefused: the archive differs from the plan or is damaged.
+        StorageError: the object store cannot be reached.
     """
     cancelled = threading.Event()
 
     def work() -> Path:
         _check_wanted(cancelled)
-        archives.keep({script.source.sha256})  # before any rank is started: it could read all of them
+        archives.keep({script.source.sha256})  # before any rank starts: a rank could read all archives
         return unpack(archives.get(script.source), script, folder, cancelled)
 
     try:
@@ -141,19 +145,19 @@ async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Pat
 
 
 def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading.Event) -> Path:
-    """Unpack a fetched source archive; doing it again gives the same tree.
+    """Unpack a fetched source archive. Idempotent.
 
     Args:
-        archive: the gzipped tar as fetched.
-        script: what the plan says of it.
-        folder: where the tree goes; replaced when it is there.
-        cancelled: set when nobody waits for it any more: what is in place then stays.
+        archive: path of the gzipped tar.
+        script: the job's script from the plan.
+        folder: destination of the tree; an existing tree is replaced.
+        cancelled: set when the caller has left; the tree in place then stays.
 
     Returns:
-        The entry point within `folder`.
+        Path of the entry point within `folder`.
 
     Raises:
-        SourceRefused: another digest, an unsafe member, too large, no such entry point, or cancelled.
+        SourceRefused: wrong digest, unsafe member, too large, missing entry point, or cancelled.
         OSError: the disk is full.
     """
     found = _digest(archive)
@@ -172,7 +176,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, LookupError, ArithmeticError) as error:
         if full_disk_of(error) is not None:
             raise
-        # `tarfile` raises the last three for numbers and maps in pax headers that are none.
+        # `tarfile` raises the last three for invalid numbers and maps in pax headers.
         raise SourceRefused(f"the source archive is not sound: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -202,6 +206,9 @@ def _check_wanted(cancelled: threading.Event) -> None:
 
 
 def _readable(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
-    """Return what is unpacked for a member: what Python's own filter lets pass, with two modes for whoever packed it and whatever the umask."""
+    """Return a tar member as Python's data filter permits it, with a fixed mode.
+
+    The mode is 0755 or 0644, independent of the packer and the umask.
+    """
     passed = tarfile.data_filter(member, folder)
     return passed if passed.isdir() else passed.replace(mode=0o755 if (member.mode or 0) & 0o100 else 0o644, deep=False)

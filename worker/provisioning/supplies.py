@@ -1,9 +1,8 @@
-"""What ranks are given besides their state: the directories of their job's input channels, its secrets,
-and what its requirements.txt asks for.
+"""Input of ranks besides their state: input channels, secrets, role credentials and packages of a job.
 
-    Load ─▶ Supplies.gather ─▶ Supplied, beside the fetching of shards ─▶ the environment of each rank
+    Load ─▶ Supplies.gather ─▶ Supplied ─▶ the environment of each rank        (while shards are fetched)
 
-Invariant: a rank is started with all of it or not at all.
+Invariant: a rank is started with all of these or not at all.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from worker.storage.object_store import ObjectStore
 
 
 class Supplies:
-    """One owner: the agent.
+    """Preparation of ranks' input, owned by the agent.
 
     Args:
-        state: the agent's directory.
-        objects: S3, with the node's permissions.
-        aws: the rest of AWS, with the node's permissions.
-        now: Unix time, seconds.
-        input_bytes: what inputs may take of the disk; None: what it has, less a part.
-        user: the users of this node's ranks; None: the agent's.
-        allows_builds: pip may build packages for a job.
+        state: the agent's state directory.
+        objects: S3 with the node's permissions.
+        aws: other AWS services with the node's permissions.
+        now: returns Unix time in seconds.
+        input_bytes: the most disk space of inputs; None: the disk's size less a reserve.
+        user: users of this node's ranks; None means the agent's own user.
+        allows_builds: whether pip may build packages for a job.
     """
 
     def __init__(
@@ -64,24 +63,24 @@ class Supplies:
         self._credentials = RoleCredentials(state, aws, now)
 
     async def gather(self, plan: GenerationPlan, key: bytes, here: PlanNode, entry: Path) -> Supplied:
-        """Have everything that the ranks of a generation need. Doing it again costs little.
+        """Prepare everything that a generation's ranks need. A repeated call costs little.
 
-        Once a generation, and once more by a restarted agent.
+        Called once per generation, and once more by a restarted agent.
 
         Args:
-            plan: of the generation.
-            key: of the generation.
-            here: this node in it.
-            entry: the script, in its unpacked source tree.
+            plan: the plan of the generation.
+            key: the generation's key.
+            here: this node's entry in the plan.
+            entry: path of the script in its unpacked source tree.
 
         Returns:
-            What its ranks on this node are started with.
+            Environment and packages of the ranks on this node.
 
         Raises:
             LoadFailed: with a code and a sentence for the user.
             OSError: the disk is full.
         """
-        keys = await self._assume(plan, key)  # the quickest to fail comes first
+        keys = await self._assume(plan, key)  # first, because it fails fastest
         secrets = await self._secrets(plan, keys)
         packages = await self._install(plan, here, entry)
         channels = await self._channels(plan)
@@ -90,24 +89,24 @@ class Supplies:
 
     @property
     def refused_count(self) -> int:
-        """How many questions for keys had no token of a job that runs here."""
+        """Number of requests for credentials without a valid token."""
         return self._credentials.refused_count
 
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
-        """Serve ranks that an earlier agent of this node has started."""
+        """Serve credentials to ranks that an earlier agent of this node started."""
         if plan.script.role_arn:
             await self._credentials.adopt(plan, key)
 
     async def withdraw(self) -> None:
-        """Serve the ranks of the generation no more: they are gone."""
+        """Stop to serve credentials: the generation's ranks are gone."""
         await self._credentials.withdraw()
 
     async def close(self) -> None:
-        """Let go of what this agent holds open."""
+        """Stop to listen for requests."""
         await self._credentials.close()
 
     async def _assume(self, plan: GenerationPlan, key: bytes) -> RoleKeys | None:
-        """Have the keys of the job's role, which its ranks get from then on; without one there are none for them."""
+        """Assume the job's role and serve its credentials to the ranks; return None if the job has no role."""
         if not plan.script.role_arn:
             return None
         try:
@@ -118,7 +117,10 @@ class Supplies:
             ) from error
 
     async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
-        """Read them anew for each launch: one that was changed meanwhile has its new value, and none is kept on the node."""
+        """Read the job's secrets.
+
+        Each launch reads them again, so that changed secrets take effect and none is stored on the node.
+        """
 
         def read(cancelled: threading.Event) -> dict[str, str]:
             values = {}
@@ -164,7 +166,7 @@ class Supplies:
         }
 
     async def _install(self, plan: GenerationPlan, here: PlanNode, entry: Path) -> Packages:
-        """Install what is asked for; pip's words are lines of the job's log, as those of the node's first rank."""
+        """Install the job's packages. pip's output appears in the job's log, as lines of the node's first rank."""
         if not plan.script.requirements:
             return Packages()
         if told := sorted(name for name in plan.script.environment if name.startswith("PIP_")):
@@ -187,27 +189,27 @@ class Supplies:
         except RequirementsRefused as error:
             if says_full(str(error)):
                 raise LoadFailed(FaultCode.DISK_FULL, f"Requirements: {error}", is_permanent=False) from error
-            # pip does not say whether its package is missing or its index: a job that has trained tries again.
+            # pip does not distinguish a missing package from an unreachable index, so a job that has trained retries.
             raise LoadFailed.lacking(
                 plan.parent, "requirements_failed", f"Requirements: {error}", is_passing=False
             ) from error
 
     async def forget(self, run: RunId) -> None:
-        """Let go of what a run alone needed on this node."""
+        """Delete the files that only this run needed."""
         await asyncio.to_thread(self._inputs.forget, run)
 
 
 def wait_for_start(plan: GenerationPlan) -> bool:
-    """Say whether the ranks of a generation start only when all nodes have loaded, not while they load. Pure.
+    """Return whether the ranks start only after all nodes have loaded, instead of during the load. Pure.
 
-    A node that is new to a job may fetch for hours; ranks of the others would wait for its ranks in their rendezvous,
-    and give up.
+    A node that is new to a job may fetch inputs for hours. Ranks on the other nodes would wait for its ranks in the
+    rendezvous, and time out.
 
     Args:
-        plan: of the generation.
+        plan: the plan of the generation.
 
     Returns:
-        Whether there is something to fetch, and a node that may not have it: one whose ranks' state is not on it.
+        True if the job has inputs to fetch and a node may lack them, because its ranks' state is not local.
     """
     fetches = bool(plan.script.requirements) or any(channel.prefix is not None for channel in plan.script.inputs)
     return fetches and any(not rank.sources or rank.sources[0].kind != "local" for rank in plan.ranks)

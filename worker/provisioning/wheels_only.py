@@ -1,11 +1,11 @@
-"""`python -I wheels_only.py ARGUMENT …`: pip that installs wheels and builds nothing.
+"""pip without builds: `python -I wheels_only.py ARGUMENT …` installs wheels only.
 
 A build runs code of the package: `setup.py`, or the backend that `pyproject.toml` names. `--only-binary :all:` does not
-prevent every build: a requirements file may take it back, and paths, repositories and dependencies with a URL are built
-all the same. All builds pass one method of pip, which this program replaces.
+prevent every build. A requirements file may revoke it, and paths, repositories and dependencies with a URL are built
+anyway. All builds pass through one method of pip, which this program replaces.
 
-Invariant: where pip has no such method, nothing is installed. This file imports nothing of `worker`: pip's user runs it
-under `-I`.
+Invariant: if pip lacks that method, nothing is installed. This file imports nothing from `worker`, because pip's user
+runs it under `-I`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sys
 from typing import NoReturn
 
 CANNOT_CONFINE = 78
-"""Exit code where this pip cannot be kept from building (EX_CONFIG)."""
+"""Exit code if this version of pip cannot be kept from building (EX_CONFIG)."""
 
 
 def main(arguments: list[str]) -> NoReturn:
     """Run pip.
 
     Args:
-        arguments: pip's, the command first.
+        arguments: pip's arguments, the command first.
 
     Raises:
         SystemExit: always, with pip's exit code.
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> NoReturn:
         pip = importlib.import_module("pip._internal.cli.main").main
         sources = importlib.import_module("pip._internal.distributions.sdist").SourceDistribution
         refused = importlib.import_module("pip._internal.exceptions").InstallationError
-        sources.prepare_distribution_metadata  # noqa: B018  # raises where pip has no such method
+        sources.prepare_distribution_metadata  # noqa: B018   # raises AttributeError if pip lacks this method
     except (ImportError, AttributeError) as error:
         sys.stderr.write(
             f"everstep: this pip cannot be kept from building packages ({error}); install another version on the node\n"
