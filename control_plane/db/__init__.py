@@ -1,4 +1,4 @@
-"""What is remembered: one module per noun, frozen dataclasses in and out.
+"""The database: one module per noun. Functions accept and return frozen dataclasses.
 
-Invariant: a row never leaves this package, and nothing outside the database is called while a transaction is open.
+Invariant: ORM rows never leave this package. No code calls anything outside the database while a transaction is open.
 """

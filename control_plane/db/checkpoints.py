@@ -1,6 +1,6 @@
-"""Checkpoints: sets of shards in S3, complete once their manifest is put.
+"""Checkpoints: sets of shards in S3. A checkpoint is complete once its manifest is stored.
 
-Invariant: a complete checkpoint carries the manifest that was put, byte for byte.
+Invariant: the row of a complete checkpoint contains the manifest exactly as it is in S3.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from control_plane.db.session import record_of
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 
 COMPLETE = "complete"
-"""The manifest names every shard."""
+"""State: the manifest is in S3 and names all shards."""
 DELETING = "deleting"
-"""It is to go, at a person's word or by its job's limits: nobody restores from it, its objects are being deleted."""
+"""State: its objects are being deleted, by a user's request or by the job's limits. No restore may use it."""
 DELETED = "deleted"
-"""Its objects are gone.
+"""State: its objects are deleted.
 
-The row stays with its job's, so that agents that still report its shards do not bring it back.
+The row remains until the job is deleted. Otherwise agents that still report its shards would recreate it.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """A checkpoint as it is stored."""
+    """A stored checkpoint."""
 
     generation: int
     step: int
@@ -49,28 +49,28 @@ class CheckpointRecord:
     verdict: str = ""
 
     def contents(self) -> CheckpointManifest | None:
-        """Return the manifest, decoded; None while the checkpoint is not complete."""
+        """Return the decoded manifest, or None while the checkpoint is not complete."""
         return None if self.manifest is None else decode_manifest(self.manifest)
 
 
 def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool:
-    """Write a checkpoint as it is now. Writing the same again changes nothing, and a complete one stays as it is.
+    """Store a checkpoint. Idempotent; a completed checkpoint is not changed.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         lease: of the checkpoint's job.
-        checkpoint: as it is now.
+        checkpoint: to store.
 
     Returns:
-        Whether it was written: it had not come to its end before.
+        Whether the row was written. False if the checkpoint was completed before.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     row = session.get(Checkpoint, (lease.key, checkpoint.generation, checkpoint.step))
     if row is not None and row.completed_at is not None:
-        return False  # complete, or deleted: an agent that reports its shards once more does not bring it back
+        return False  # complete or deleted: a repeated report of its shards must not recreate it
     if row is None:
         row = Checkpoint(
             run_id=lease.key, generation=checkpoint.generation, step=checkpoint.step, created_at=checkpoint.created_at
@@ -87,7 +87,7 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
 
 
 def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
-    """Return all checkpoints of a run, deleted ones included, the newest step first."""
+    """Return all checkpoints of a run, including deleted ones, newest step first."""
     query = (
         select(Checkpoint)
         .where(Checkpoint.run_id == run_id)
@@ -99,17 +99,17 @@ def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
 def page(
     session: Session, run_id: str, *, min_step: int, before: tuple[int, int] | None, limit: int
 ) -> tuple[CheckpointRecord, ...]:
-    """Return checkpoints of a run that have not been deleted, the newest step first, from behind a position on.
+    """Return one page of a run's checkpoints that are not deleted, newest step first.
 
     Args:
-        session: any.
-        run_id: the job's run.
-        min_step: none of an earlier step.
-        before: step and generation of the last one that is known already.
-        limit: how many at most.
+        session: from `Database.read` or `Database.write`.
+        run_id: of the job.
+        min_step: lowest step to return.
+        before: step and generation of the previous page's last checkpoint. None: first page.
+        limit: maximum number of rows.
 
     Returns:
-        The checkpoints as stored.
+        At most `limit` checkpoints.
     """
     query = select(Checkpoint).where(
         Checkpoint.run_id == run_id, Checkpoint.step >= min_step, Checkpoint.state != DELETED
@@ -124,17 +124,16 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
     """Return one checkpoint.
 
     Args:
-        session: any.
-        run_id: the job's run.
-        step: of it.
-        generation: that made it; None: the newest that made that step and whose checkpoint was not deleted, else the
-            newest.
+        session: from `Database.read` or `Database.write`.
+        run_id: of the job.
+        step: of the checkpoint.
+        generation: of the checkpoint. None: the newest generation whose checkpoint is not deleted, else the newest one.
 
     Returns:
-        The checkpoint as stored.
+        The stored checkpoint.
 
     Raises:
-        NotFound: there is none.
+        NotFound: the checkpoint does not exist.
     """
     best_first = (Checkpoint.state == DELETED, Checkpoint.generation.desc())
     query = (
@@ -149,18 +148,21 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
 
 
 def set_pinned(session: Session, run_id: str, checkpoint: CheckpointRecord, at: datetime | None) -> CheckpointRecord:
-    """Pin a checkpoint at a moment, or with None let go of it; return it as it is now."""
+    """Pin a checkpoint at the given time, or unpin it with None. Return the changed row."""
     return _set(session, run_id, checkpoint, pinned_at=at)
 
 
 def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state: str) -> CheckpointRecord:
-    """Move a checkpoint towards its end and return it as it is now; what is deleted has no manifest any more."""
+    """Change a checkpoint's state and return the changed row. DELETED also removes the manifest."""
     dropped = {"manifest": None, "verify_requested_at": None} if state == DELETED else {}
     return _set(session, run_id, checkpoint, state=state, **dropped)
 
 
 def runs_to_look_after(session: Session) -> tuple[str, ...]:
-    """Return the runs of which something is being deleted, or may have become too much: those with limits and two or more complete ones."""
+    """Return the runs with checkpoints that are being deleted or may exceed the job's limits.
+
+    A run may exceed them if its job has limits and the run has at least two complete checkpoints.
+    """
     has_limit = or_(
         *(Job.spec[limit].as_string().is_not(None) for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds"))
     )
@@ -175,9 +177,9 @@ def runs_to_look_after(session: Session) -> tuple[str, ...]:
 
 
 def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, now: datetime) -> CheckpointRecord:
-    """Note that a person wants a checkpoint read back; asking again while it is changes nothing.
+    """Record a user's request to verify a checkpoint, unless a request is open.
 
-    Return it as it is now.
+    Return the row.
     """
     return (
         checkpoint
@@ -187,21 +189,21 @@ def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, n
 
 
 def to_verify(session: Session) -> tuple[str, CheckpointRecord] | None:
-    """Return the run and the checkpoint that was first asked to be read back, or None."""
+    """Return the run and the checkpoint with the oldest request for a verification, or None."""
     query = select(Checkpoint).where(Checkpoint.verify_requested_at.is_not(None), Checkpoint.state == COMPLETE)
     row = session.scalar(query.order_by(Checkpoint.verify_requested_at).limit(1))
     return None if row is None else (row.run_id, record_of(row, CheckpointRecord))
 
 
 def store_verdict(session: Session, run_id: str, checkpoint: CheckpointRecord, *, verdict: str, now: datetime) -> None:
-    """Store what was found when a checkpoint was read back.
+    """Store the result of a verification.
 
     Args:
-        session: a writing one.
-        run_id: the job's run.
-        checkpoint: which; gone meanwhile, nothing is stored.
-        verdict: what is wrong; empty: nothing.
-        now: when.
+        session: from `Database.write`.
+        run_id: of the job.
+        checkpoint: the verified one. If it was deleted meanwhile, nothing is stored.
+        verdict: the faults. Empty: intact.
+        now: the time in UTC.
     """
     if session.get(Checkpoint, (run_id, checkpoint.generation, checkpoint.step)) is not None:
         _set(session, run_id, checkpoint, verify_requested_at=None, verified_at=now, verdict=verdict)
@@ -228,7 +230,7 @@ def pinned_steps(session: Session, run_id: str) -> tuple[int, ...]:
 
 
 def newest_complete(session: Session, run_id: str) -> CheckpointRecord | None:
-    """Return the newest complete checkpoint of a run that was not found damaged, or None."""
+    """Return the newest complete checkpoint of a run without a bad verdict, or None."""
     is_whole = (Checkpoint.completed_at.is_not(None), Checkpoint.state == COMPLETE, Checkpoint.verdict == "")
     query = select(Checkpoint).where(Checkpoint.run_id == run_id, *is_whole)
     row = session.scalar(query.order_by(Checkpoint.step.desc(), Checkpoint.generation.desc()).limit(1))

@@ -1,12 +1,13 @@
-"""All that a description of a job shows, in two questions: one for its row and what hangs on it, one for its nodes.
+"""Reads everything that DescribeTrainingJob returns, in two queries: one for the job's row with its joins, one for its
+nodes.
 
-    job ─ its newest generation ─ what its incidents come to ─ its drill that is not over        one row, joined by the database
-    node                                                                                          as many as it has
+    job ─ its newest generation ─ totals of its incidents ─ its unfinished drill        one joined row
+    node                                                                                one row per node
 
-DescribeTrainingJob is what waiters and scripts ask for most. The questions name tables instead of classes: putting a
-class's objects together takes longer than the database takes to answer.
+Waiters and scripts call DescribeTrainingJob most often. The queries use Core tables instead of ORM classes: the ORM
+would take longer to build its objects than the database takes to answer.
 
-Invariant: what is said here of a job is of one moment.
+Invariant: a description shows the job at one moment.
 """
 
 from __future__ import annotations
@@ -45,38 +46,38 @@ _ASKED: Final = (
     )
     .select_from(Job.__table__)
     .outerjoin(Generation.__table__, and_(_GENERATION.run_id == _JOB.run_id, _GENERATION.number == _JOB.generation))
-    .join(_TOTALS, _JOB.run_id.is_not(None))  # it is one row, whatever the job
+    .join(_TOTALS, _JOB.run_id.is_not(None))  # the totals are always one row
     .where(_JOB.name == bindparam("of_name"))
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDescription:
-    """A job and what hangs on it."""
+    """A job with its related rows."""
 
     job: JobRecord
     plan: GenerationPlan | None
-    """Of its newest generation; None before the first."""
+    """Plan of the newest generation. None before the first."""
     observed_revision: int | None
-    """What that generation was planned from."""
+    """Revision from which the newest generation was planned."""
     incidents: IncidentTotals
     open_drill_id: str | None
     node_ids: tuple[str, ...]
-    """Nodes that belong to it now."""
+    """Nodes that are assigned to the job now."""
 
 
 def find(session: Session, name: str) -> JobDescription:
-    """Return all that is shown of a job.
+    """Read a job's description.
 
     Args:
-        session: any.
+        session: from `Database.read` or `Database.write`.
         name: of the job.
 
     Returns:
-        As stored.
+        The job with its related rows.
 
     Raises:
-        NotFound: there is no such job.
+        NotFound: the job does not exist.
     """
     row = session.execute(_ASKED, {"of_name": name}).one_or_none()
     if row is None:

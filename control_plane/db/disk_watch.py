@@ -1,9 +1,9 @@
-"""Notices that a disk of the service is full, whoever writes: requests and loops.
+"""Detects full disks from failed writes of requests and loops.
 
-    Database.write   every transaction of requests and loops, SQLite and PostgreSQL
-    Envelope         requests that write files, such as the spool of sources
+    Database.write   reports all failed transactions, SQLite and PostgreSQL
+    Envelope         reports failed requests that write files, such as the spool of sources
 
-Invariant: all methods may be called from any thread; none writes, and none raises.
+Invariant: all methods may be called from any thread. None of them writes or raises.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from control_plane.core.full_disk import DiskRecord
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _POSTGRESQL_DISK_FULL = "53100"
-"""Source: PostgreSQL, Appendix A, class 53."""
+"""SQLSTATE of disk_full. Source: PostgreSQL, Appendix A, class 53."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullDisk:
-    """A place that takes nothing more."""
+    """A place without free space."""
 
     place: str
-    """The directory, or what the database is called where its disk is not of this machine."""
+    """The directory. For a remote database: its name."""
     free_bytes: int | None
-    """None: it cannot be read from here."""
+    """None: the disk is not on this machine."""
     words: str
-    """What the newest failed write said."""
+    """Error message of the newest failed write."""
     seconds: float
-    """How long the condition lasts already."""
+    """Seconds since the first failed write."""
 
 
 class DiskWatch:
-    """The places that one server writes to.
+    """The places to which one server writes.
 
     Args:
-        place: of the database: the directory of SQLite's file, else a name for people.
-        is_here: `place` is a directory of this machine.
+        place: directory of SQLite's file, or a description of a remote database for users.
+        is_here: whether `place` is a directory of this machine.
         monotonic: seconds of a clock that never jumps.
     """
 
@@ -57,11 +57,11 @@ class DiskWatch:
         self._lock = threading.Lock()
 
     def failed(self, error: BaseException, directory: Path | None = None) -> None:
-        """Record a failed write if it failed for lack of space; other errors are ignored.
+        """Record a failed write, if its cause is a full disk. Other errors are ignored.
 
         Args:
             error: of the write.
-            directory: where the caller writes files; for an error of a file that does not name it.
+            directory: where the caller writes files. Used if an OSError does not contain a file name.
         """
         if not is_disk_full(error):
             return
@@ -75,7 +75,7 @@ class DiskWatch:
 
     def stored(self) -> None:
         """Record a committed transaction."""
-        if not self._records:  # the common case, without the lock
+        if not self._records:  # the common case needs no lock
             return
         with self._lock:
             for place, record in self._records.items():
@@ -83,7 +83,7 @@ class DiskWatch:
                     self._records[place] = newer
 
     def full(self) -> tuple[FullDisk, ...]:
-        """Return the places that are full now, sorted; those that have space again are dropped."""
+        """Return the places that are full now, sorted. Places with new free space are forgotten."""
         if not self._records:
             return ()
         now = self._monotonic()
@@ -108,7 +108,7 @@ class DiskWatch:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Say whether an error means that a disk, or somebody's share of it, is full: ENOSPC, EDQUOT, SQLITE_FULL, or PostgreSQL's 53100."""
+    """Return whether an error means a full disk or quota: ENOSPC, EDQUOT, SQLITE_FULL, or PostgreSQL's 53100."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, OSError) and cause.errno in _FULL:
         return True

@@ -1,6 +1,6 @@
-"""Drills: what was broken on purpose, by whom, and what became of it.
+"""Drills: faults that users inject deliberately, and their outcome.
 
-Invariant: a job has one drill at a time that has not ended; how it goes on is written under the job's lease.
+Invariant: a job has at most one unfinished drill. Its progress is written under the job's lease.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from control_plane.db.session import record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDrill:
-    """A drill that is about to be asked for."""
+    """A drill to store."""
 
     run_id: str
     job_name: str
@@ -38,7 +38,7 @@ class NewDrill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillRecord:
-    """A drill as it is stored."""
+    """A stored drill."""
 
     id: str
     run_id: str
@@ -59,7 +59,7 @@ class DrillRecord:
 
 
 class DrillUpdate(TypedDict, total=False):
-    """What changes as a drill goes on."""
+    """Columns that change while a drill proceeds."""
 
     state: str
     generation: int
@@ -70,17 +70,17 @@ class DrillUpdate(TypedDict, total=False):
 
 
 def create(session: Session, drill: NewDrill) -> DrillRecord:
-    """Store a drill to be made.
+    """Store a new drill.
 
     Args:
-        session: a writing one.
-        drill: what is asked for.
+        session: from `Database.write`.
+        drill: as requested.
 
     Returns:
-        The drill as stored.
+        The stored drill.
 
     Raises:
-        Conflict: the job has one that has not ended.
+        Conflict: the job has an unfinished drill.
     """
     before = open_of_run(session, drill.run_id)
     if before is not None:
@@ -92,26 +92,26 @@ def create(session: Session, drill: NewDrill) -> DrillRecord:
 
 
 _OPEN_OF_RUN: Final = select(Drill).where(Drill.run_id == bindparam("of_run"), Drill.ended_at.is_(None)).limit(1)
-"""Put together once: every description of a job asks for it."""
+"""Built once, because each description of a job runs it."""
 
 
 def open_of_run(session: Session, run_id: str) -> DrillRecord | None:
-    """Return the drill of a run that has not ended, or None."""
+    """Return the unfinished drill of a run, or None."""
     row = session.scalar(_OPEN_OF_RUN, {"of_run": run_id})
     return None if row is None else record_of(row, DrillRecord)
 
 
 def change(session: Session, lease: Lease, drill_id: str, **changes: Unpack[DrillUpdate]) -> None:
-    """Write how a drill goes on.
+    """Update a drill.
 
     Args:
-        session: a writing one.
-        lease: of its job.
-        drill_id: which.
-        **changes: what changes.
+        session: from `Database.write`.
+        lease: of the drill's job.
+        drill_id: of the drill.
+        **changes: the changed columns.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     session.execute(update(Drill).where(Drill.id == drill_id, Drill.run_id == lease.key).values(**changes))
@@ -120,14 +120,14 @@ def change(session: Session, lease: Lease, drill_id: str, **changes: Unpack[Dril
 def page(
     session: Session, *, job_name: str | None, project: str | None, after: tuple[datetime, str] | None, limit: int
 ) -> tuple[DrillRecord, ...]:
-    """Return drills in the order they were asked for.
+    """Return drills in the order of their requests.
 
     Args:
-        session: any.
-        job_name: only of this job, or None.
-        project: only of this project, or None.
-        after: `(requested_at, id)` of the last one of the page before, or None for the first page.
-        limit: at most this many.
+        session: from `Database.read` or `Database.write`.
+        job_name: only drills of this job. None: all.
+        project: only drills of this project. None: all.
+        after: `(requested_at, id)` of the previous page's last drill. None: first page.
+        limit: maximum number of rows.
 
     Returns:
         At most `limit` drills.

@@ -1,30 +1,30 @@
-"""Errors of the database.
+"""Errors that database functions raise.
 
 DatabaseError
-├── StaleLease          the row's lease is no longer ours: discard what was worked out under it
-├── NotFound            no row of that name
-├── AlreadyExists       a row of that name exists
-├── Conflict            the row is not in a state that allows the change
-└── SchemaMismatch      the database has a schema that this version does not know
+├── StaleLease          another replica has the row's lease: discard results computed under it
+├── NotFound            no row with this name
+├── AlreadyExists       a row with this name exists
+├── Conflict            the row's state does not allow the change
+└── SchemaMismatch      the database's schema is not the one that this version needs
 """
 
 from __future__ import annotations
 
 
 class DatabaseError(Exception):
-    """What the database said no to, expected and typed."""
+    """Base class of expected database errors."""
 
 
 class StaleLease(DatabaseError):
-    """Another replica of the control plane owns the row now."""
+    """Another replica of the control plane has taken the row's lease over."""
 
 
 class NotFound(DatabaseError):
-    """There is no such row.
+    """The row does not exist.
 
     Args:
-        noun: "training job", "fleet" …
-        name: the name that was looked for.
+        noun: kind of the row for the message, as "training job" or "fleet".
+        name: the requested name.
     """
 
     def __init__(self, noun: str, name: str) -> None:
@@ -34,11 +34,11 @@ class NotFound(DatabaseError):
 
 
 class AlreadyExists(DatabaseError):
-    """There is such a row already.
+    """A row with this name exists already.
 
     Args:
-        noun: "training job", "fleet" …
-        name: the name that is taken.
+        noun: kind of the row for the message, as "training job" or "fleet".
+        name: the name that is in use.
     """
 
     def __init__(self, noun: str, name: str) -> None:
@@ -48,8 +48,8 @@ class AlreadyExists(DatabaseError):
 
 
 class Conflict(DatabaseError):
-    """The row is not in a state that allows the change."""
+    """The row's state does not allow the change."""
 
 
 class SchemaMismatch(DatabaseError):
-    """The database's schema is not the one that this version was written for."""
+    """The database's schema is not the one that this version needs."""

@@ -1,10 +1,10 @@
-"""Events: what happened, in order. Append-only.
+"""Events: an append-only log of what happened to jobs, fleets and nodes.
 
-Readers go on from the last id that they have seen, so no id may appear below one that was seen. A database gives ids
-when rows are inserted, and shows them when their transaction commits: they become visible in order because one
-transaction writes at a time (`control_plane.db.session`).
+A reader continues from the last id that it has seen, so a smaller id must never appear later. Databases assign ids at
+the insert, but show rows at the commit. Ids appear in order because only one write transaction runs at a time
+(`control_plane.db.session`).
 
-Invariant: an event is never changed; ids become visible in order.
+Invariant: an event never changes, and ids become visible in order.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from control_plane.db.session import record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
-    """Something that just happened."""
+    """An event to store."""
 
     at: datetime
     type: str
-    """`JobStateChanged`, `NodeExcluded`, `FleetDrift` …"""
+    """For example `JobStateChanged`, `NodeExcluded` or `FleetDrift`."""
     message: str
-    """A sentence for the user."""
+    """One sentence for users."""
     project: str = ""
     fleet_name: str | None = None
     job_name: str | None = None
@@ -39,7 +39,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """An event as it is stored."""
+    """A stored event."""
 
     id: int
     at: datetime
@@ -53,18 +53,18 @@ class EventRecord:
 
 
 def append(session: Session, event: NewEvent) -> None:
-    """Store an event, after those that the session was given before."""
+    """Store an event. Its id is higher than those of all earlier events."""
     session.add(Event(**values_of(event)))
 
 
 def newest_id(session: Session) -> int:
-    """Return the id of the newest event, 0 where there is none."""
+    """Return the id of the newest event, or 0 without events."""
     return session.scalar(select(func.max(Event.id))) or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """Which events; what is None leaves all."""
+    """Selects events. None does not restrict."""
 
     job_name: str | None = None
     fleet_name: str | None = None
@@ -74,38 +74,38 @@ class EventFilter:
     before_id: int | None = None
     """Only events with a lower id."""
     after: datetime | None = None
-    """Only events that happened then or later."""
+    """Only events at or after this time."""
     before: datetime | None = None
-    """Only events that happened before."""
+    """Only events before this time."""
 
 
 def newest_of(
     session: Session, event_type: str, *, job_name: str, since: datetime, until: datetime | None
 ) -> int | None:
-    """Return the id of a job's newest event of a type within a time, both ends included; None where there is none, or none any more.
+    """Return the id of a job's newest event of a type within a period, or None if no such event is stored.
 
     Args:
-        session: any.
-        event_type: `RanksHang` …
+        session: from `Database.read` or `Database.write`.
+        event_type: for example `RanksHang`.
         job_name: of the job.
-        since: from when on.
-        until: None: up to now.
+        since: start of the period, inclusive.
+        until: end of the period, inclusive. None: no end.
 
     Returns:
-        Its id.
+        The event's id.
     """
     query = select(func.max(Event.id)).where(Event.job_name == job_name, Event.type == event_type, Event.at >= since)
     return session.scalar(query if until is None else query.where(Event.at <= until))
 
 
 def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool = True) -> tuple[EventRecord, ...]:
-    """Return events, oldest first, or the newest first.
+    """Return events ordered by id.
 
     Args:
-        session: any.
-        which: of them.
-        limit: at most this many.
-        is_ascending: the oldest first.
+        session: from `Database.read` or `Database.write`.
+        which: the filter.
+        limit: maximum number of rows.
+        is_ascending: oldest first. False: newest first.
 
     Returns:
         At most `limit` events.

@@ -1,4 +1,4 @@
-"""How far what happens, and what ranks print, has been told to others: one row for each place that it is told to, and one for each log.
+"""Positions of exports: one row per receiver of events, and one cursor per exported log.
 
 Invariant: a position only grows, and only under the lease of its row.
 """
@@ -20,14 +20,14 @@ from control_plane.db.session import record_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecord:
-    """Where an export stands."""
+    """State of one export of events."""
 
     name: str
     position: int
-    """Id of the last event that was told."""
+    """Id of the last event that the receiver accepted."""
     failing_since: datetime | None
     failure: str
-    """Why the last attempt failed; empty: it did not."""
+    """Error of the last attempt. Empty: it succeeded."""
 
 
 class ExportUpdate(TypedDict, total=False):
@@ -39,39 +39,42 @@ class ExportUpdate(TypedDict, total=False):
 
 
 def ensure(session: Session, name: str) -> None:
-    """Make the row of an export if there is none: it begins with what happens from now on."""
+    """Create the row of an export if it is missing. A new export starts with future events."""
     if session.get(Export, name) is None:
         session.add(Export(name=name, position=events.newest_id(session), failure=""))
         session.flush()
 
 
 def get(session: Session, name: str) -> ExportRecord:
-    """Return where an export stands; `ensure` made it."""
+    """Return an export that `ensure` has created."""
     return record_of(session.get_one(Export, name), ExportRecord)
 
 
 def every(session: Session) -> tuple[ExportRecord, ...]:
-    """Return all exports, by name; those that are no longer wanted stay where they were."""
+    """Return all exports by name, including those that are no longer configured."""
     return tuple(record_of(row, ExportRecord) for row in session.scalars(select(Export).order_by(Export.name)))
 
 
 def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> None:
-    """Store how far an export has come.
+    """Update an export.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         lease: of the export.
-        **columns: what changed.
+        **columns: the changed columns.
 
     Raises:
-        StaleLease: another replica goes on with it; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     session.execute(update(Export).where(Export.name == lease.key).values(**columns))
 
 
 def logs_to_copy(session: Session) -> tuple[str, ...]:
-    """Return the runs whose log is not copied to its end: of jobs that have not ended, and of those whose copying has begun."""
+    """Return the runs whose logs are not completely copied.
+
+    These are the runs of unfinished jobs, and runs of ended jobs whose copying has begun.
+    """
     is_over = LogExport.is_over.is_(True)
     query = select(Job.run_id).outerjoin(LogExport, LogExport.run_id == Job.run_id)
     wanted = or_(Job.ended_at.is_(None), and_(LogExport.run_id.is_not(None), not_(is_over)))
@@ -79,22 +82,22 @@ def logs_to_copy(session: Session) -> tuple[str, ...]:
 
 
 def log_cursor(session: Session, run_id: str) -> str | None:
-    """Return how far a run's log was copied; None: not at all."""
+    """Return the cursor up to which a run's log was copied, or None if copying has not begun."""
     return session.scalar(select(LogExport.cursor).where(LogExport.run_id == run_id))
 
 
 def store_log_cursor(session: Session, lease: Lease, run_id: str, *, cursor: str, is_over: bool) -> None:
-    """Store how far a run's log was copied.
+    """Store the cursor up to which a run's log was copied.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         lease: of the export.
-        run_id: the run.
-        cursor: as `loop.log_exporter` writes it.
-        is_over: nothing will ever follow.
+        run_id: of the log.
+        cursor: encoded by `loop.log_exporter`.
+        is_over: whether the log is complete and all of it was copied.
 
     Raises:
-        StaleLease: another replica goes on with it; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     session.merge(LogExport(run_id=run_id, cursor=cursor, is_over=is_over))

@@ -1,6 +1,7 @@
-"""Fleets: which Auto Scaling groups Everstep keeps, and how many nodes are wanted of each.
+"""Fleets: the registered Auto Scaling groups, with the users' settings and the loop's findings.
 
-Invariant: users write what they want (spares, floor), the fleet loop writes what it finds, under the fleet's lease.
+Invariant: users change the settings (for example the number of spares). Only the fleet loop writes its findings, under
+the fleet's lease.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRecord:
-    """A fleet as it is stored."""
+    """A stored fleet."""
 
     name: str
     auto_scaling_group_name: str
@@ -54,7 +55,7 @@ class FleetRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFleet:
-    """A fleet that is about to be stored; the group was looked at before."""
+    """A fleet to store. The caller has checked the group in AWS."""
 
     name: str
     auto_scaling_group_name: str
@@ -76,7 +77,7 @@ class NewFleet:
 
 
 class FleetUpdate(TypedDict, total=False):
-    """What the fleet loop may change; what is left out stays."""
+    """Columns that the fleet loop may change. Missing keys are not changed."""
 
     state: str
     max_node_count: int
@@ -90,7 +91,7 @@ class FleetUpdate(TypedDict, total=False):
 
 
 class FleetWishes(TypedDict, total=False):
-    """What a user may change; what is left out stays."""
+    """Settings that a user may change. Missing keys are not changed."""
 
     min_node_count: int
     spare_count: int
@@ -107,15 +108,15 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
     """Store a new fleet.
 
     Args:
-        session: a writing one.
-        fleet: what to store.
-        now: when.
+        session: from `Database.write`.
+        fleet: to store.
+        now: the time in UTC.
 
     Returns:
-        The fleet as stored.
+        The stored fleet.
 
     Raises:
-        AlreadyExists: the name is taken, or the group belongs to another fleet.
+        AlreadyExists: another fleet has this name or this group.
     """
     require_free(session, fleet.name, fleet.auto_scaling_group_name)
     row = Fleet(**values_of(fleet), created_at=now)
@@ -128,15 +129,15 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
 
 
 def require_free(session: Session, name: str, auto_scaling_group_name: str) -> None:
-    """Refuse what another fleet has already.
+    """Check that no fleet has this name or this group.
 
     Args:
-        session: any.
-        name: of a fleet that is to be.
+        session: from `Database.read` or `Database.write`.
+        name: of the new fleet.
         auto_scaling_group_name: its group.
 
     Raises:
-        AlreadyExists: the name is taken, or the group belongs to another fleet.
+        AlreadyExists: another fleet has the name or the group.
     """
     if session.get(Fleet, name) is not None:
         raise AlreadyExists("fleet", name)
@@ -145,17 +146,17 @@ def require_free(session: Session, name: str, auto_scaling_group_name: str) -> N
 
 
 def get(session: Session, name: str) -> FleetRecord:
-    """Return the fleet of this name.
+    """Return the fleet with this name.
 
     Args:
-        session: any.
+        session: from `Database.read` or `Database.write`.
         name: of the fleet.
 
     Returns:
-        The fleet as stored.
+        The stored fleet.
 
     Raises:
-        NotFound: there is none.
+        NotFound: the fleet does not exist.
     """
     found = find(session, name)
     if found is None:
@@ -164,19 +165,19 @@ def get(session: Session, name: str) -> FleetRecord:
 
 
 def find(session: Session, name: str) -> FleetRecord | None:
-    """Return the fleet of this name, or None: a job outlives its fleet."""
+    """Return the fleet with this name, or None. A job may name a deleted fleet."""
     row = session.get(Fleet, name)
     return None if row is None else record_of(row, FleetRecord)
 
 
 def takes_jobs(session: Session, name: str) -> bool:
-    """Say whether a fleet is there to stay: in a transaction that writes, until that is committed."""
+    """Return whether the fleet exists and is not being deleted. In a write transaction this holds until the commit."""
     fleet = find(session, name)
     return fleet is not None and fleet.delete_requested_at is None
 
 
 def every(session: Session) -> tuple[FleetRecord, ...]:
-    """Return all fleets by name; they are few."""
+    """Return all fleets by name."""
     return tuple(record_of(row, FleetRecord) for row in session.scalars(select(Fleet).order_by(Fleet.name)))
 
 
@@ -184,9 +185,9 @@ def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecor
     """Return fleets by name.
 
     Args:
-        session: any.
-        after: name of the last one of the page before, or None for the first page.
-        limit: at most this many.
+        session: from `Database.read` or `Database.write`.
+        after: name of the previous page's last fleet. None: first page.
+        limit: maximum number of rows.
 
     Returns:
         At most `limit` fleets.
@@ -198,18 +199,18 @@ def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecor
 
 
 def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> FleetRecord:
-    """Change what the user wants of a fleet.
+    """Change a user's settings of a fleet.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         name: of the fleet.
-        **wishes: what changes.
+        **wishes: the changed settings.
 
     Returns:
-        The fleet as it is now.
+        The changed fleet.
 
     Raises:
-        NotFound: there is no such fleet.
+        NotFound: the fleet does not exist.
     """
     if wishes and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**wishes))):
         raise NotFound("fleet", name)
@@ -217,18 +218,18 @@ def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> Fl
 
 
 def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
-    """Note that a person says of a fleet most of which is silent: who is silent is gone. Again, it changes nothing.
+    """Record a user's statement that the silent nodes of a mostly silent fleet are lost. Idempotent.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         name: of the fleet.
-        now: when.
+        now: the time in UTC.
 
     Returns:
-        The fleet as it is now.
+        The changed fleet.
 
     Raises:
-        NotFound: there is no such fleet.
+        NotFound: the fleet does not exist.
     """
     get(session, name)
     session.execute(
@@ -238,15 +239,15 @@ def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> None:
-    """Write what a pass of the fleet loop found out.
+    """Update the fleet loop's findings.
 
     Args:
-        session: a writing one.
-        lease: the fleet's.
-        **changes: what changes.
+        session: from `Database.write`.
+        lease: of the fleet.
+        **changes: the changed columns.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     if changes:
@@ -254,19 +255,19 @@ def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> No
 
 
 def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
-    """Note that the user wants the fleet gone: the loop ends its nodes, then removes it. Asking again changes nothing.
+    """Record a user's request to delete a fleet. The loop ends its nodes, then removes it. Idempotent.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         name: of the fleet.
-        now: when.
+        now: the time in UTC.
 
     Returns:
-        The fleet as it is now.
+        The changed fleet.
 
     Raises:
-        NotFound: there is no such fleet.
-        Conflict: jobs on it have not ended.
+        NotFound: the fleet does not exist.
+        Conflict: the fleet has unfinished jobs.
     """
     get(session, name)
     _require_idle(session, name)
@@ -280,13 +281,13 @@ def remove(session: Session, lease: Lease, now: datetime) -> None:
     """Delete a fleet and its nodes, and revoke the sessions of their agents.
 
     Args:
-        session: a writing one.
-        lease: the fleet's; it ends with the row.
-        now: the time of the revocation.
+        session: from `Database.write`.
+        lease: of the fleet; it ends with the row.
+        now: time of the revocation, in UTC.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
-        Conflict: jobs on it have not ended.
+        StaleLease: another replica has taken the lease over. Nothing was written.
+        Conflict: the fleet has unfinished jobs.
     """
     leases.guard(session, lease)
     _require_idle(session, lease.key)

@@ -1,7 +1,7 @@
-"""Implications: what incidents say of nodes, a line each; the history that remedies are chosen by.
+"""Implications: one line per node and incident in which the node was at fault. Remedies are chosen by this history.
 
-Invariant: a line is written once, under the lease of the job or fleet that found it, and never changed; a node keeps at
-most `KEPT` of them.
+Invariant: a line is written once, under the lease of the job or fleet, and never changed. Each node keeps at most
+`KEPT` lines.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from control_plane.db.models import Implication, Incident
 from control_plane.db.session import record_of, values_of
 
 KEPT = 20
-"""Lines per node, the newest."""
+"""Newest lines kept per node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImplicationRecord:
-    """A line as it is stored."""
+    """A stored line."""
 
     node_id: str
     incident_id: str
@@ -37,15 +37,15 @@ class ImplicationRecord:
 
 
 def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -> None:
-    """Store lines; one that is stored already stays as it is.
+    """Store lines. Existing lines are not changed.
 
     Args:
-        session: a writing one.
-        lease: of the job or fleet that found them.
-        lines: any number.
+        session: from `Database.write`.
+        lease: of the job or fleet that found the faults.
+        lines: to store.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     for line in lines:
@@ -63,7 +63,7 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
 
 
 def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[ImplicationRecord, ...]]:
-    """Return the histories of all nodes of a fleet that have one, by node, oldest line first."""
+    """Return the fault history of each node of a fleet, oldest line first. Nodes without a history are missing."""
     found: dict[str, tuple[ImplicationRecord, ...]] = {}
     for row in session.scalars(
         select(Implication)
@@ -75,7 +75,7 @@ def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[Implicatio
 
 
 def of_node(session: Session, node_id: str, only_project: str | None = None) -> tuple[ImplicationRecord, ...]:
-    """Return a node's history, oldest line first; of incidents of one project's jobs only, where one is given."""
+    """Return a node's fault history, oldest line first. With `only_project`: only incidents of that project's jobs."""
     query = select(Implication).where(Implication.node_id == node_id).order_by(Implication.at, Implication.incident_id)
     if only_project is not None:
         query = query.join(Incident, Incident.id == Implication.incident_id).where(Incident.project == only_project)

@@ -1,6 +1,7 @@
 """Incidents: failures and their recoveries.
 
-Invariant: an incident is written under its job's lease; once closed it is history.
+Invariant: an incident is written under its job's lease, except for its acknowledgement by a user. A closed incident
+does not change otherwise.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRecord:
-    """An incident as it is stored."""
+    """A stored incident."""
 
     id: str
     run_id: str
     job_name: str
     project: str
     phase: str
-    """Of the recovery: detect, replace, restore, rework, or closed."""
+    """Phase of the recovery: detect, replace, restore, rework, or closed."""
     cause: str
     evidence: tuple[str, ...]
     decision: str
@@ -58,7 +59,7 @@ class IncidentRecord:
     rework_seconds: float | None
     cost_usd: float | None
     rank_sources: tuple[tuple[str, int], ...]
-    """Where each rank's shard came from, by rank, run-length encoded."""
+    """Restore source of each rank's shard, run-length encoded in order of ranks."""
     acknowledged_at: datetime | None
     acknowledged_by: str
     acknowledgement: str
@@ -66,7 +67,7 @@ class IncidentRecord:
 
 
 class IncidentUpdate(TypedDict, total=False):
-    """What changes while a recovery goes on; what is left out stays."""
+    """Columns that change during a recovery. Missing keys are not changed."""
 
     phase: str
     cause: str
@@ -83,7 +84,7 @@ class IncidentUpdate(TypedDict, total=False):
     lost_node_count: int
     replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
-    """Earlier, where a fault that is found later came first."""
+    """Moves to an earlier time if a fault found later happened first."""
     replaced_at: datetime | None
     restored_at: datetime | None
     closed_at: datetime | None
@@ -98,7 +99,7 @@ class IncidentUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewIncident:
-    """What is known when a failure is noticed."""
+    """Facts at the detection of a failure."""
 
     job_name: str
     project: str
@@ -119,19 +120,19 @@ class NewIncident:
 
 
 def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> IncidentRecord:
-    """Store a new incident of the lease's job. Opening the same id again changes nothing.
+    """Store a new incident of the lease's job. Idempotent per id.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         lease: of the incident's job.
-        incident_id: fresh, or the same to try again.
-        incident: what is known so far.
+        incident_id: new, or equal to that of a repeated call.
+        incident: facts at the detection.
 
     Returns:
-        The incident as stored.
+        The stored incident.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     row = session.get(Incident, incident_id)
@@ -143,17 +144,17 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
 
 
 def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[IncidentUpdate]) -> None:
-    """Write how a recovery goes on.
+    """Update an incident during its recovery.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         lease: of the incident's job.
-        incident_id: which.
-        **changes: what changes.
+        incident_id: of the incident.
+        **changes: the changed columns.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
-        NotFound: the job has no such incident.
+        StaleLease: another replica has taken the lease over. Nothing was written.
+        NotFound: the job has no incident with this id.
     """
     leases.guard(session, lease)
     values: dict[str, Any] = dict(changes)
@@ -170,14 +171,14 @@ def get(session: Session, incident_id: str) -> IncidentRecord:
     """Return one incident.
 
     Args:
-        session: any.
-        incident_id: which.
+        session: from `Database.read` or `Database.write`.
+        incident_id: of the incident.
 
     Returns:
-        The incident as stored.
+        The stored incident.
 
     Raises:
-        NotFound: there is none of this id.
+        NotFound: the incident does not exist.
     """
     row = session.get(Incident, incident_id)
     if row is None:
@@ -187,25 +188,25 @@ def get(session: Session, incident_id: str) -> IncidentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentTotals:
-    """What a job's or a fleet's incidents come to."""
+    """Sums over the incidents of a job or a fleet."""
 
     count: int
     closed_count: int
     failure_count: int
-    """Of those that were failures: what was announced, asked for or drilled is none."""
+    """Incidents that were failures, as opposed to announced, requested or drilled ones."""
     recovered_count: int
     """Failures whose incidents are closed."""
     recovery_seconds: float
-    """Of these, from the failure to the end of the rework."""
+    """Sum over recovered failures, from the failure to the end of the rework."""
     lost_node_count: int
-    """Nodes that failed or that AWS took; none that a person drained or a drill struck."""
+    """Nodes that failed or that AWS ended. Drained nodes and nodes that a drill ended do not count."""
     lost_steps: int
     cost_usd: float | None
-    """None where none has a price."""
+    """None if no incident has a cost."""
 
     @property
     def mean_recovery_seconds(self) -> float | None:
-        """MTTR: from the failure until training is where it was before; None before the first has ended."""
+        """Mean time from a failure until training has passed the step it had reached. None without a recovery."""
         return self.recovery_seconds / self.recovered_count if self.recovered_count else None
 
 
@@ -214,7 +215,7 @@ def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
     phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
     is_failure = or_(
         *(incident.cause == cause.value for cause in Cause if cause.is_failure)
-    )  # SQLAlchemy writes an IN anew for each question
+    )  # an IN clause would be expanded again for each execution
     is_recovered = and_(is_failure, incident.closed_at.is_not(None))
     return select(
         func.count(),
@@ -228,7 +229,7 @@ def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
     ).select_from(Incident.__table__)
 
 
-# Put together once: that takes longer than asking the database does.
+# Built once: building the statements takes longer than executing them.
 _TOTALS = _totals()
 _TOTALS_OF_RUN = _TOTALS.where(Incident.run_id == bindparam("of_run"))
 _TOTALS_OF_FLEET = _TOTALS.join(Job, Job.run_id == Incident.run_id).where(
@@ -237,15 +238,15 @@ _TOTALS_OF_FLEET = _TOTALS.join(Job, Job.run_id == Incident.run_id).where(
 
 
 def totals(session: Session, *, run_id: str | None = None, fleet_name: str | None = None) -> IncidentTotals:
-    """Return what the incidents of one run, of the jobs of one fleet, or of all come to.
+    """Return sums over the incidents of one run, of one fleet's jobs, or of all jobs.
 
     Args:
-        session: any.
-        run_id: only of this run, or None.
-        fleet_name: only of jobs of this fleet, without what people had done as drills; or None.
+        session: from `Database.read` or `Database.write`.
+        run_id: only this run. None: not restricted to a run.
+        fleet_name: only jobs of this fleet, without drills. None: not restricted to a fleet.
 
     Returns:
-        Zeros where there has been none.
+        The sums. All are zero without incidents.
     """
     assert run_id is None or fleet_name is None
     query = _TOTALS_OF_RUN if run_id is not None else _TOTALS_OF_FLEET if fleet_name is not None else _TOTALS
@@ -254,12 +255,12 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
 
 
 def totals_where_run(run_id: ColumnElement[str]) -> Select[int, int, int, int, float, int, int, float | None]:
-    """Return the question for one run's totals, one row for `totals_of`; for the modules of this package that ask for more besides."""
+    """Return the query for one run's sums, for modules of this package that join it. `totals_of` decodes its row."""
     return _TOTALS.where(Incident.__table__.c.run_id == run_id)
 
 
 def totals_of(row: Sequence[Any]) -> IncidentTotals:
-    """Return a row of totals as a record; for the same."""
+    """Convert a row of `totals_where_run` to a record."""
     count, closed_count, failure_count, recovered_count, recovery_seconds, lost_node_count, lost_steps, cost_usd = row
     return IncidentTotals(
         count=count,
@@ -275,7 +276,7 @@ def totals_of(row: Sequence[Any]) -> IncidentTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoveries:
-    """What a job's recoveries of one cause from one source come to. Of those that are over."""
+    """Closed incidents of one job with the same cause and restore source."""
 
     job_name: str
     cause: str
@@ -285,7 +286,7 @@ class Recoveries:
 
 
 def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, ...]:
-    """Return what the closed incidents of some runs come to, by job, cause and source."""
+    """Count the closed incidents of runs by job, cause and restore source."""
     keys = (Incident.job_name, Incident.cause, Incident.restore_source)
     query = select(*keys, func.count(), func.coalesce(func.sum(Incident.lost_steps), 0)).group_by(*keys).order_by(*keys)
     found = session.execute(query.where(Incident.closed_at.is_not(None), Incident.run_id.in_(run_ids)))
@@ -296,9 +297,9 @@ def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, 
 
 
 def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now: datetime) -> bool:
-    """Note that a person has seen an incident, and say whether this is the first; the first stays.
+    """Record that a user has seen an incident. Return False if it is acknowledged already; the first entry stays.
 
-    It takes no lease: the loop never writes this.
+    Needs no lease, because the loop never writes these columns.
     """
     query = update(Incident).where(Incident.id == incident_id, Incident.acknowledged_at.is_(None))
     return bool(
@@ -307,20 +308,20 @@ def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now:
 
 
 def find(session: Session, incident_id: str) -> IncidentRecord | None:
-    """Return one incident, or None: an implication may name one that no job had."""
+    """Return one incident, or None. An implication may name an incident without a job, which is not stored."""
     row = session.get(Incident, incident_id)
     return None if row is None else record_of(row, IncidentRecord)
 
 
 def count_of_run(session: Session, run_id: str) -> int:
-    """Return how many incidents a run has had."""
+    """Return the number of incidents of a run."""
     return session.scalar(select(func.count()).select_from(Incident).where(Incident.run_id == run_id)) or 0
 
 
 def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return how many incidents each of several runs has had, and how many are open, in one query; for lists.
+    """Return the numbers of all and of open incidents of several runs, in one query.
 
-    Runs without any are missing.
+    Runs without incidents are missing.
     """
     is_open = func.sum(case((Incident.closed_at.is_(None), 1), else_=0))
     query = select(Incident.run_id, func.count(), is_open).where(Incident.run_id.in_(run_ids)).group_by(Incident.run_id)
@@ -329,7 +330,7 @@ def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentFilter:
-    """Which incidents; what is None leaves all."""
+    """Selects incidents. None does not restrict."""
 
     job_name: str | None = None
     project: str | None = None
@@ -344,14 +345,14 @@ def page(
     limit: int,
     is_ascending: bool = True,
 ) -> tuple[IncidentRecord, ...]:
-    """Return incidents in the order they were opened, or the newest first.
+    """Return one page of incidents, ordered by opening time.
 
     Args:
-        session: any.
-        which: of them.
-        after: `(opened_at, id)` of the last one of the page before, or None for the first page.
-        limit: at most this many.
-        is_ascending: the oldest first.
+        session: from `Database.read` or `Database.write`.
+        which: the filter.
+        after: `(opened_at, id)` of the previous page's last incident. None: first page.
+        limit: maximum number of rows.
+        is_ascending: oldest first. False: newest first.
 
     Returns:
         At most `limit` incidents.

@@ -1,9 +1,9 @@
-"""Intents: every effect on the world is written down before it is tried.
+"""Intents: each external call with a side effect is recorded before it is attempted.
 
-A pass that dies between the two leaves an open intent; the next pass finds it, sees from the world whether it took
-effect, and finishes it.
+A pass that dies between the call and its record leaves an open intent. A later pass with the same key attempts the call
+again and finishes the intent.
 
-Invariant: an intent is opened under a lease, and a finished one is never opened again: its key is spent.
+Invariant: an intent is written under a lease. A finished intent is never reopened, so its key is used up.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from control_plane.db.session import columns_of
 
 
 class IntentState(StrEnum):
-    """How far an effect has come.
+    """Progress of an intent.
 
-    OPEN: written, perhaps tried; left when its outcome is known. DONE: it took effect. FAILED: it was refused; what
-    follows is another intent.
+    OPEN: recorded, and perhaps attempted. DONE: the call succeeded. FAILED: the call was rejected; a new attempt needs
+    another key.
     """
 
     OPEN = "open"
@@ -37,7 +37,7 @@ class IntentState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntentRecord:
-    """An intent as it is stored."""
+    """A stored intent."""
 
     key: str
     subject: str
@@ -53,21 +53,21 @@ class IntentRecord:
 def begin(
     session: Session, lease: Lease, *, key: str, action: str, detail: Mapping[str, Any], now: datetime
 ) -> IntentRecord:
-    """Write down what is about to be tried, or count another attempt of it.
+    """Record a call before its attempt, or count another attempt of an open intent.
 
     Args:
-        session: a writing one; it must be committed before the effect is tried.
-        lease: of the job or fleet that wants it.
-        key: the same for the same effect.
-        action: a word for it.
-        detail: its arguments; no secrets.
-        now: when.
+        session: from `Database.write`. Commit it before the call.
+        lease: of the job or fleet that needs the call.
+        key: idempotency key; equal for equal calls.
+        action: name of the call.
+        detail: arguments of the call; no secrets.
+        now: the time in UTC.
 
     Returns:
-        The intent. One whose state is not OPEN is finished: do not try it again.
+        The intent. If its state is not OPEN, do not attempt the call.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     row = session.get(Intent, key)
@@ -91,25 +91,25 @@ def begin(
 
 
 def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outcome: str, now: datetime) -> None:
-    """Write down how it went.
+    """Record the outcome of a call.
 
     Args:
-        session: a writing one.
-        lease: of the job or fleet that wanted it.
-        key: the intent's.
+        session: from `Database.write`.
+        lease: of the job or fleet that needed the call.
+        key: of the intent.
         state: DONE or FAILED.
-        outcome: how it went, in a sentence.
-        now: when.
+        outcome: one sentence.
+        now: the time in UTC.
 
     Raises:
-        StaleLease: the lease was taken over; the new owner finds out for itself.
+        StaleLease: another replica has taken the lease over. It determines the outcome itself.
     """
     leases.guard(session, lease)
     session.execute(update(Intent).where(Intent.key == key).values(state=state, outcome=outcome, finished_at=now))
 
 
 def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
-    """Return of effects when it was known that they had taken effect, by key; those of which it is not known are missing."""
+    """Return by key when each successful call was recorded as DONE. Other keys are missing."""
     query = select(Intent.key, Intent.finished_at).where(Intent.key.in_(keys), Intent.state == IntentState.DONE)
     return {key: at for key, at in session.execute(query) if at is not None}
 
@@ -129,5 +129,5 @@ def _record_of(row: Intent) -> IntentRecord:
 
 
 def subject_of(lease: Lease) -> str:
-    """Return what an intent of this lease is about."""
+    """Return the subject of a lease's intents: `job/<run id>` or `fleet/<name>`."""
     return f"{lease.kind}/{lease.key}"

@@ -1,10 +1,9 @@
-"""Lists of jobs: filtered, sorted, a page at a time.
+"""Lists of jobs: filtered, sorted and paged.
 
-A page begins after a position, which is the last job's value of the sorted column and its run: an index leads straight
-there, however many jobs come before. A job that is deleted between two pages leaves no hole.
+A page starts after a position: the last job's value of the sorted column, and its run. An index finds the position
+directly, however many jobs precede it. A job that is deleted between two pages does not shift the next page.
 
-Invariant: the columns that can be sorted by are indexed, each with the run as its last column, so that no page is ever
-sorted.
+Invariant: each sortable column has an index that ends with the run, so that no page needs a sort.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from control_plane.db.models import Job
 
 
 class SortBy(StrEnum):
-    """What a list of jobs is sorted by."""
+    """Sort order of a list of jobs."""
 
     CREATION_TIME = "CreationTime"
     LAST_MODIFIED_TIME = "LastModifiedTime"
@@ -36,12 +35,12 @@ _COLUMNS: dict[SortBy, InstrumentedAttribute[Any]] = {
     SortBy.NAME: Job.name,
 }
 Position = tuple[datetime | str, str]
-"""The sorted column's value and the run of the last job of a page."""
+"""Value of the sorted column and run of the last job of a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs to list; None means any."""
+    """Selects jobs. None does not restrict."""
 
     status: TrainingJobStatus | None = None
     name_contains: str | None = None
@@ -53,7 +52,7 @@ class JobFilter:
     modified_before: datetime | None = None
     tag_key: str | None = None
     tag_value: str | None = None
-    """Of that tag; None: any."""
+    """Value of the tag `tag_key`. None: any value."""
 
 
 def page(
@@ -65,15 +64,15 @@ def page(
     sort_by: SortBy = SortBy.CREATION_TIME,
     is_ascending: bool = False,
 ) -> tuple[JobRecord, ...]:
-    """Return jobs in order.
+    """Return one page of jobs.
 
     Args:
-        session: any.
+        session: from `Database.read` or `Database.write`.
         which: the filter.
-        after: of the last job of the page before, or None for the first page.
-        limit: at most this many.
-        sort_by: what they are sorted by; of equal ones by their run.
-        is_ascending: the smallest first; else the greatest.
+        after: position of the previous page's last job. None: first page.
+        limit: maximum number of rows.
+        sort_by: sort column; jobs with equal values are sorted by run.
+        is_ascending: smallest first. False: greatest first.
 
     Returns:
         At most `limit` jobs.
@@ -93,7 +92,7 @@ def page(
 
 
 def position_of(job: JobRecord, sort_by: SortBy) -> Position:
-    """Return where a job stands in a list that is sorted so."""
+    """Return a job's position in a list with this sort order."""
     value: datetime | str = getattr(job, _COLUMNS[sort_by].key)
     return value, job.run_id
 
@@ -123,12 +122,19 @@ def _conditions(which: JobFilter, sort_by: SortBy) -> list[ColumnElement[bool]]:
 
 
 def _column(column: InstrumentedAttribute[str], *, is_indexed: bool) -> ColumnElement[str]:
-    """Return a column, or an expression of the same value: an index that narrows and does not sort would have every match sorted for each page."""
+    """Return a column, or an equal expression that no index covers.
+
+    Without the second form the query planner might use an index that filters but does not sort, and then sort all
+    matches for each page.
+    """
     return column.expression if is_indexed else column + literal_column("''")
 
 
 def _of_status(status: TrainingJobStatus, state: ColumnElement[str]) -> list[ColumnElement[bool]]:
-    """A stop that was asked for shows at once, whatever the state; see `states.training_job_status`."""
+    """Return the conditions of a status.
+
+    A requested stop shows as Stopping at once, whatever the state. See `states.training_job_status`.
+    """
     is_stopping = or_(Job.stop_requested_at.is_not(None), Job.state == JobState.STOPPING)
     if status is TrainingJobStatus.STOPPING:
         return [Job.ended_at.is_(None), is_stopping]

@@ -1,6 +1,7 @@
-"""Jobs: what was asked for, where it stands, and its generations.
+"""Jobs: their specification, state and generations.
 
-Invariant: the state of a job is written under its lease alone; users add wishes (a stop), the loop makes them true.
+Invariant: a job's state is written only under its lease. Requests of users are stored as separate columns (for example
+`stop_requested_at`), and the loop acts on them.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan
 
 LAUNCHES_LIMIT = 400
-"""Launches whose nodes are told."""
+"""Newest launches that `launches` returns."""
 TRANSITIONS_LIMIT = 400
-"""Transitions kept with a job; of a longer story the first and the newest are kept."""
+"""Transitions kept per job. Above the limit, the first one and the newest ones are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInput:
-    """One of a job's input channels."""
+    """One input channel of a job."""
 
     name: str
     uri: str = ""
-    """`s3://bucket/key`; empty: it is a directory of the nodes."""
+    """`s3://bucket/key`. Empty: the channel is a directory on the nodes."""
     directory: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What a job is, checked against its fleet and its source before it is stored."""
+    """A job's specification. The API checks it against fleet and source before it is stored."""
 
     source_sha256: str
     source_bucket: str
@@ -56,11 +57,11 @@ class JobSpec:
     hyperparameters: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     checkpoint_every_steps: int = 0
-    """0: only at an agreed stop."""
+    """0: checkpoints only at a planned stop."""
     checkpoint_uri: str
-    """`s3://bucket/prefix/`; generation and step go below it."""
+    """`s3://bucket/prefix/`. Keys below it contain generation and step."""
     checkpoint_max_count: int | None = None
-    """The newest so many checkpoints are kept; None: all."""
+    """Number of newest checkpoints to keep. None: all."""
     checkpoint_max_age_seconds: int | None = None
     third_slot: bool = False
     output_uri: str
@@ -69,40 +70,40 @@ class JobSpec:
     max_pending_seconds: int | None = None
     max_cost_usd: float | None = None
     max_attempts: int = 3
-    """The breaker: this many times the same failure at the same step, and the job has failed."""
+    """The job fails after this many equal failures at the same step."""
     preemptible: bool = False
-    """A job of higher priority may pause it."""
+    """Whether a job of higher priority may pause this one."""
     fleet_names: list[str] = field(default_factory=list)
-    """Where it may start, in order, the fleet that was asked for first; empty: only there."""
+    """Fleets in which the job may start, in order of preference. Empty: only the fleet of the request."""
     inputs: tuple[JobInput, ...] = ()
     requirements: str = ""
-    """Path of a file in the source; empty: nothing is installed."""
+    """Path of a requirements file in the source. Empty: no packages are installed."""
     role_arn: str = ""
     secrets: dict[str, str] = field(default_factory=dict)
-    """By variable, where its value is; never a value."""
+    """Reference of each environment variable's secret value. Never contains a value."""
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return self.node_count * self.ranks_per_node
 
 
 @dataclass(frozen=True, slots=True)
 class JobTransition:
-    """The job entered a state."""
+    """An entry into a state."""
 
     state: str
     reason: str
     at: datetime
     is_paused: bool = False
-    """A person had paused it."""
+    """Whether a user had paused the job."""
     stepped_at: datetime | None = None
-    """Of a running state: when a rank made the first new step of this launch; None: none has."""
+    """For a running state: when a rank made the launch's first new step. None: not yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A job as it is stored."""
+    """A stored job."""
 
     run_id: str
     name: str
@@ -135,22 +136,22 @@ class JobRecord:
     target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
-    """The breaker's memory, in the core's words; JSON values only."""
+    """Recent failures, which the breaker compares. The core defines the format; JSON values only."""
     accounting: Mapping[str, int]
     """Microseconds by bucket, up to `accounted_until`."""
     accounted_until: datetime | None
     node_microseconds: int
-    """Up to there: how long its nodes have worked for it, all together."""
+    """Node time used up to `accounted_until`, summed over the job's nodes."""
     cost_usd: float | None
-    """That at the fleet's price; None where it has none."""
+    """Cost of the node time at the fleet's price. None if the fleet has no price."""
     memo: Mapping[str, Any]
-    """What only the loop reads; JSON values only."""
+    """State that only the loop reads (`loop.records.Memo`); JSON values only."""
     project_quota: int | None = None
-    """Nodes of a fleet that its project's jobs may hold together, where `unfinished` has read it; None: any."""
+    """Nodes per fleet that the project's jobs may use together. None: no limit, or not read by `unfinished`."""
 
 
 class JobUpdate(TypedDict, total=False):
-    """What the loop may change; what is left out stays."""
+    """Columns that the loop may change. Missing keys are not changed."""
 
     fleet_name: str
     reason: str
@@ -175,7 +176,7 @@ class JobUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """A job that is about to be stored."""
+    """A job to store."""
 
     run_id: str
     name: str
@@ -205,7 +206,7 @@ class GenerationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageEntry:
-    """One generation's place in the family, without its plan."""
+    """A generation's parent and times, without its plan."""
 
     number: int
     parent: int
@@ -218,15 +219,15 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
     """Store a new job.
 
     Args:
-        session: a writing one.
-        job: what to store.
-        now: when.
+        session: from `Database.write`.
+        job: to store.
+        now: the time in UTC.
 
     Returns:
-        The job as stored.
+        The stored job.
 
     Raises:
-        AlreadyExists: the name is taken, by a running job or by one of the past; or the token has made one.
+        AlreadyExists: the name belongs to another job, finished or not, or the request token has created a job before.
     """
     row = Job(
         **values_of(job, leave_out=("spec",)),
@@ -244,18 +245,18 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
 
 
 def made_by(session: Session, request_token: str, request_digest: str) -> JobRecord | None:
-    """Return the job that this very request has made, or None.
+    """Return the job that an equal earlier request created, or None.
 
     Args:
-        session: any.
-        request_token: digest of the project and the caller's token.
+        session: from `Database.read` or `Database.write`.
+        request_token: digest of the project and the caller's ClientRequestToken.
         request_digest: of the whole request.
 
     Returns:
-        The job as stored.
+        The stored job.
 
     Raises:
-        Conflict: the token has made the job of another request.
+        Conflict: a different request with this token created a job.
     """
     row = session.scalar(select(Job).where(Job.request_token == request_token))
     if row is None:
@@ -266,21 +267,21 @@ def made_by(session: Session, request_token: str, request_digest: str) -> JobRec
 
 
 _BY_NAME: Final = select(Job).where(Job.name == bindparam("name"))
-"""Put together once: nearly every request about a job asks for it."""
+"""Built once, because most requests about a job run it."""
 
 
 def get(session: Session, name: str) -> JobRecord:
-    """Return the job of this name.
+    """Return the job with this name.
 
     Args:
-        session: any.
+        session: from `Database.read` or `Database.write`.
         name: of the job.
 
     Returns:
-        The job as stored.
+        The stored job.
 
     Raises:
-        NotFound: there is none.
+        NotFound: the job does not exist.
     """
     row = session.scalar(_BY_NAME, {"name": name})
     if row is None:
@@ -290,14 +291,14 @@ def get(session: Session, name: str) -> JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a run is."""
+    """Name and project of the job of a run."""
 
     job_name: str
     project: str
 
 
 def owners(session: Session, run_ids: Collection[str]) -> Mapping[str, Owner]:
-    """Return whose these runs are, in one question; runs that are not known are left out."""
+    """Return the owners of several runs, in one query. Unknown runs are missing."""
     if not run_ids:
         return {}
     query = select(Job.run_id, Job.name, Job.project).where(Job.run_id.in_(run_ids))
@@ -308,14 +309,14 @@ def get_run(session: Session, run_id: str) -> JobRecord:
     """Return the job of this run.
 
     Args:
-        session: any.
-        run_id: the job's run.
+        session: from `Database.read` or `Database.write`.
+        run_id: of the job.
 
     Returns:
-        The job as stored.
+        The stored job.
 
     Raises:
-        NotFound: there is none.
+        NotFound: the job does not exist.
     """
     row = session.get(Job, run_id)
     if row is None:
@@ -324,7 +325,7 @@ def get_run(session: Session, run_id: str) -> JobRecord:
 
 
 def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobRecord, ...]:
-    """Return the jobs that have not ended, highest priority and then oldest first."""
+    """Return the unfinished jobs, highest priority first; within a priority oldest first."""
     query = select(Job, Quota.max_node_count).outerjoin(Quota, Quota.project == Job.project)
     query = query.where(Job.ended_at.is_(None)).order_by(Job.priority.desc(), Job.created_at, Job.run_id)
     if fleet_name is not None:
@@ -334,25 +335,25 @@ def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobReco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTotals:
-    """What the jobs of a fleet come to, ended ones included."""
+    """Sums over all jobs of a fleet, including ended ones."""
 
     spent: Mapping[str, int]
     """Microseconds by bucket."""
     node_microseconds: int
     cost_usd: float | None
-    """None where none has a price."""
+    """None if no job has a cost."""
 
 
 def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTotals:
-    """Add up the time and the cost of all jobs of a fleet.
+    """Add up the time and cost of all jobs of a fleet.
 
     Args:
-        session: any.
+        session: from `Database.read` or `Database.write`.
         fleet_name: of the fleet.
         buckets: of the accounting.
 
     Returns:
-        Zeros where there has been no job.
+        The sums. All are zero if the fleet never had a job.
     """
     names = tuple(buckets)
     spent = [func.coalesce(func.sum(Job.accounting[name].as_integer()), 0) for name in names]
@@ -365,19 +366,19 @@ def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTo
 
 
 def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
-    """Note that the user wants the job to stop. Asking again changes nothing.
+    """Record a user's request to stop a job. Idempotent.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         name: of the job.
-        now: when.
+        now: the time in UTC.
 
     Returns:
-        The job as it is now.
+        The changed job.
 
     Raises:
-        NotFound: there is no such job.
-        Conflict: it has ended.
+        NotFound: the job does not exist.
+        Conflict: the job has ended.
     """
     changed = changed_rows(
         session.execute(
@@ -393,19 +394,19 @@ def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
 
 
 def request_pause(session: Session, name: str, now: datetime) -> JobRecord:
-    """Note that a person wants the job to let go of its nodes, until a person resumes it. Asking again changes nothing.
+    """Record a user's request to pause a job until a user resumes it. Idempotent.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         name: of the job.
-        now: when.
+        now: the time in UTC.
 
     Returns:
-        The job as it is now.
+        The changed job.
 
     Raises:
-        NotFound: there is no such job.
-        Conflict: it has ended, or was asked to stop.
+        NotFound: the job does not exist.
+        Conflict: the job has ended, or a user has asked it to stop.
     """
     job = get(session, name)
     if job.ended_at is not None:
@@ -418,19 +419,19 @@ def request_pause(session: Session, name: str, now: datetime) -> JobRecord:
 
 
 def withdraw_pause(session: Session, name: str, now: datetime) -> JobRecord:
-    """Note that a person lets the job go on. Of a job that nobody paused it changes nothing.
+    """Record that a user resumes a job. A job without a pause request is not changed.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         name: of the job.
-        now: when.
+        now: the time in UTC.
 
     Returns:
-        The job as it is now.
+        The job.
 
     Raises:
-        NotFound: there is no such job.
-        Conflict: it has ended.
+        NotFound: the job does not exist.
+        Conflict: the job has ended.
     """
     job = get(session, name)
     if job.ended_at is not None:
@@ -441,13 +442,13 @@ def withdraw_pause(session: Session, name: str, now: datetime) -> JobRecord:
 
 
 def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
-    """Note that a person wants a checkpoint of a step or a later one.
+    """Record a user's request for a checkpoint of a step or of a later step.
 
     Args:
-        session: a writing one.
-        run_id: the job's run.
-        step: the newest committed.
-        now: when.
+        session: from `Database.write`.
+        run_id: of the job.
+        step: the newest committed step.
+        now: the time in UTC.
     """
     session.execute(
         update(Job).where(Job.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now)
@@ -456,7 +457,7 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRows:
-    """What hangs on a job's row, and goes with it."""
+    """Numbers of rows that are deleted together with a job's row."""
 
     generations: int
     checkpoints: int
@@ -464,7 +465,7 @@ class JobRows:
 
 
 def rows_of(session: Session, run_id: str) -> JobRows:
-    """Return how much a job's row takes with it."""
+    """Count the rows that would be deleted together with a job's row."""
 
     def count(table: type[Generation | Checkpoint | Incident]) -> int:
         return session.scalar(select(func.count()).select_from(table).where(table.run_id == run_id)) or 0
@@ -473,14 +474,14 @@ def rows_of(session: Session, run_id: str) -> JobRows:
 
 
 def require_ended(session: Session, job: JobRecord) -> None:
-    """Check that nothing works for a job any more.
+    """Check that a job has ended and that no node works for it.
 
     Args:
-        session: any.
+        session: from `Database.read` or `Database.write`.
         job: as stored.
 
     Raises:
-        Conflict: it has not ended, or a node has not let go of it yet.
+        Conflict: the job has not ended, or a node has not released it yet.
     """
     if job.ended_at is None:
         raise Conflict(
@@ -497,41 +498,44 @@ def require_ended(session: Session, job: JobRecord) -> None:
 
 
 def remove(session: Session, run_id: str) -> None:
-    """Forget a job that has ended, with its generations, checkpoints and incidents. Events and nodes' histories stay.
+    """Delete an ended job with its generations, checkpoints and incidents. Events and fault histories of nodes remain.
 
     Args:
-        session: a writing one.
-        run_id: the job's run.
+        session: from `Database.write`.
+        run_id: of the job.
 
     Raises:
-        NotFound: there is no such job that has ended.
+        NotFound: no ended job has this run.
     """
     if not changed_rows(session.execute(delete(Job).where(Job.run_id == run_id, Job.ended_at.is_not(None)))):
         raise NotFound("ended training job", run_id)
 
 
 def take_over(session: Session, name: str, who: str, now: datetime) -> bool:
-    """Note that a person looks after a job from now on, and say whether nobody did; who did it first stays."""
+    """Record that a user operates a job instead of Everstep.
+
+    Return False if a user operates it already, or if it has ended. An earlier entry is not changed.
+    """
     query = update(Job).where(Job.name == name, Job.ended_at.is_(None), Job.taken_over_at.is_(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=now, taken_over_by=who))))
 
 
 def hand_back(session: Session, name: str) -> bool:
-    """Let Everstep look after a job again, and say whether a person did."""
+    """Let Everstep operate a job again. Return whether a user had taken it over."""
     query = update(Job).where(Job.name == name, Job.taken_over_at.is_not(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:
-    """Write what a pass found out, without leaving the state.
+    """Update a job without a change of state.
 
     Args:
-        session: a writing one.
-        lease: the job's.
-        **changes: what changes.
+        session: from `Database.write`.
+        lease: of the job.
+        **changes: the changed columns.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     if changes:
@@ -541,18 +545,18 @@ def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None
 def transition(
     session: Session, lease: Lease, *, before: str, after: str, now: datetime, **changes: Unpack[JobUpdate]
 ) -> None:
-    """Move the job from one state to another and append to its story.
+    """Change a job's state and append the transition to its history.
 
     Args:
-        session: a writing one.
-        lease: the job's.
-        before: the state that the decision was made in.
-        after: the state to enter; the core's table has checked the step.
-        now: when.
-        **changes: what else changes; `reason` is mandatory.
+        session: from `Database.write`.
+        lease: of the job.
+        before: state on which the decision was based.
+        after: state to enter. The core has checked the transition.
+        now: the time in UTC.
+        **changes: other changed columns; `reason` is mandatory.
 
     Raises:
-        StaleLease: the lease was taken over, or the state is not `before`; nothing was written.
+        StaleLease: another replica has taken the lease over, or the state is not `before`. Nothing was written.
     """
     leases.guard(session, lease)
     found = session.execute(
@@ -572,15 +576,15 @@ def transition(
 
 
 def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> None:
-    """Note in a job's story when the launch that runs made its first new step.
+    """Record in a job's history when the present launch made its first new step.
 
     Args:
-        session: a writing one.
-        lease: the job's.
-        stepped_at: when, by the ranks' own clock.
+        session: from `Database.write`.
+        lease: of the job.
+        stepped_at: time by the ranks' clock.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     story = [
@@ -594,17 +598,17 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
 
 
 def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime, *, revision: int = 1) -> None:
-    """Store a plan, once and for all, and make it the job's newest generation.
+    """Store a generation's plan and make it the job's newest. Stored plans never change.
 
     Args:
-        session: a writing one.
-        lease: the job's.
+        session: from `Database.write`.
+        lease: of the job.
         plan: of the generation.
-        now: when.
-        revision: of the specification that the plan was made from.
+        now: the time in UTC.
+        revision: of the specification from which the plan was made.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
         AlreadyExists: the generation has a plan already.
     """
     leases.guard(session, lease)
@@ -628,7 +632,7 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
 
 
 def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
-    """Return the newest `LAUNCHES_LIMIT` generations of a run and their nodes, oldest first; no plan is read for it."""
+    """Return the newest `LAUNCHES_LIMIT` generations of a run with their nodes, oldest first. Does not decode plans."""
     query = (
         select(Generation.created_at, Generation.node_ids)
         .where(Generation.run_id == run_id)
@@ -639,16 +643,16 @@ def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
 
 
 def mark_generation_started(session: Session, lease: Lease, number: int, now: datetime) -> None:
-    """Note that the ranks of a generation were told to start. The first time counts.
+    """Record that the ranks of a generation received the start command. Only the first call counts.
 
     Args:
-        session: a writing one.
-        lease: the job's.
+        session: from `Database.write`.
+        lease: of the job.
         number: of the generation.
-        now: when.
+        now: the time in UTC.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     session.execute(
@@ -662,15 +666,15 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
     """Return one generation with its plan.
 
     Args:
-        session: any.
-        run_id: the job's run.
+        session: from `Database.read` or `Database.write`.
+        run_id: of the job.
         number: of the generation.
 
     Returns:
-        The generation with its plan.
+        The stored generation.
 
     Raises:
-        NotFound: it has no plan, or none any more (`retention`).
+        NotFound: the generation does not exist, or retention has removed its plan.
     """
     row = session.get(Generation, (run_id, number))
     if row is None or not row.plan:
@@ -687,7 +691,7 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
 
 
 def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
-    """Return all generations of a run that were planned, oldest first."""
+    """Return all planned generations of a run, oldest first, without plans."""
     columns = Generation.number, Generation.parent, Generation.base_step, Generation.created_at, Generation.started_at
     return tuple(
         LineageEntry(number=number, parent=parent, base_step=base_step, planned_at=planned_at, started_at=started_at)
@@ -698,7 +702,7 @@ def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
 
 
 def planned_nodes(session: Session, run_id: str, generation: int) -> frozenset[str]:
-    """Return the nodes that a generation was planned with; none where no such generation was planned."""
+    """Return the nodes in a generation's plan. Empty if the generation does not exist."""
     found = session.scalar(
         select(Generation.node_ids).where(Generation.run_id == run_id, Generation.number == generation)
     )
@@ -706,13 +710,13 @@ def planned_nodes(session: Session, run_id: str, generation: int) -> frozenset[s
 
 
 def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
-    """Return the generations of a run, oldest first, as far as their plans are kept."""
+    """Return the generations of a run whose plans are still stored, oldest first."""
     query = select(Generation.number).where(Generation.run_id == run_id, Generation.plan != b"")
     return tuple(generation(session, run_id, number) for number in session.scalars(query.order_by(Generation.number)))
 
 
 def launched(session: Session, run_id: str, *, since: int = 0) -> tuple[GenerationRecord, ...]:
-    """Return the generations of a run whose ranks may have run, oldest first, from one on, as far as their plans are kept."""
+    """Return the started generations from number `since` whose plans are still stored, oldest first."""
     query = select(Generation.number).where(
         Generation.run_id == run_id, Generation.started_at.is_not(None), Generation.plan != b""
     )
@@ -723,7 +727,7 @@ def launched(session: Session, run_id: str, *, since: int = 0) -> tuple[Generati
 
 
 def record_of_row(row: Job | Row[*tuple[Any, ...]]) -> JobRecord:
-    """Return a row as a record; for the modules of this package that read jobs."""
+    """Convert a row to a record. Used by modules of this package that read jobs."""
     return JobRecord(
         **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures", "project_quota")),
         spec=msgspec.convert(row.spec, JobSpec),

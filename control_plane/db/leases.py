@@ -1,13 +1,13 @@
 """Leases: which replica of the control plane works on a job, a fleet or an export.
 
-    owner       claims before every pass, which bumps the counter
-    contender   watches owner and counter; when both stood still for `ttl_seconds` on its own monotonic clock, it takes the row over
-    successor   takes the row over at once from an earlier process in its own place, which is known to be dead (`control_plane.replica`)
+    owner       claims before every pass; each claim increments the counter
+    contender   takes over when owner and counter have not changed for `ttl_seconds` of its own monotonic clock
+    successor   takes over at once from a dead process with the same lineage (`control_plane.replica`)
 
-Clocks of two machines are never compared, and nothing expires by itself: what was worked out under a lease counts only
-if `guard` still finds owner and counter as they were, in the transaction that writes it.
+Clocks of two machines are never compared, and no lease expires by itself. Results computed under a lease are written
+only if `guard` finds owner and counter unchanged in the same transaction.
 
-Invariant: of two writers guarded by leases of one row, at most one commits.
+Invariant: if two writers hold leases of one row, at most one of them commits.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _Table = type[Job] | type[Fleet] | type[Export]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write to one row, as long as nobody else has claimed it."""
+    """The right to write one row, valid until another replica claims it."""
 
     kind: LeaseKind
     key: str
-    """Run id of a job, name of a fleet or an export."""
+    """Run id of a job, or name of a fleet or export."""
     owner: str
     counter: int
     taken_at: float = field(default=float("-inf"), compare=False)
-    """When it was claimed or renewed, by the monotonic clock of who has it: it means nothing to anybody else."""
+    """When the owner claimed or renewed it, on the owner's monotonic clock. Meaningless to other processes."""
 
 
 class Leaser:
-    """Claims leases for one replica of the control plane. Used by one thread at a time.
+    """Claims leases for one replica. Only one thread at a time may use it.
 
     Args:
-        owner: as `Replica.owner`, fresh at every start of the server.
-        ttl_seconds: how long a lease must stand still before it may be taken over.
+        owner: `Replica.owner`, new at each start of the server.
+        ttl_seconds: how long a lease must be unchanged before another replica may take it over.
         monotonic: seconds of a clock that never jumps.
     """
 
@@ -58,19 +58,19 @@ class Leaser:
         self._moved_at: dict[tuple[LeaseKind, str], float] = {}
 
     def claim(self, session: Session, kind: LeaseKind, key: str, *, at_once: bool = False) -> Lease | None:
-        """Take, keep or take over the lease of a row.
+        """Claim the lease of a row: take a free one, renew an own one, or take over an expired one.
 
         Args:
-            session: a writing one.
-            kind: the table.
-            key: the row.
-            at_once: whoever has it has lost the right to it; it need not stand still first.
+            session: from `Database.write`.
+            kind: selects the table.
+            key: primary key of the row.
+            at_once: take over without waiting, because the caller knows that the present owner has lost its right.
 
         Returns:
             The lease, or None while another replica holds it.
 
         Raises:
-            NotFound: there is no such row.
+            NotFound: the row does not exist.
         """
         table, row = _row(kind, key)
         found = session.execute(select(table.lease_owner, table.lease_counter).where(row)).one_or_none()
@@ -85,22 +85,22 @@ class Leaser:
         return self._take(session, kind, key, owner, counter)
 
     def sees_another(self, kind: LeaseKind, key: str) -> bool:
-        """Say whether another replica was seen to bump this lease, by claims of ours, within the time to live."""
+        """Return whether a recent claim of ours, within the time to live, saw another replica's counter advance."""
         moved_at = self._moved_at.get((kind, key))
         return moved_at is not None and self._monotonic() - moved_at < self._ttl_seconds
 
     def renew(self, session: Session, lease: Lease) -> Lease:
-        """Show that the owner is alive in the middle of a long pass, and return the lease to go on with.
+        """Renew a lease during a long pass.
 
         Args:
-            session: a writing one.
-            lease: as last claimed or renewed.
+            session: from `Database.write`.
+            lease: from the last claim or renewal.
 
         Returns:
-            The lease with its counter bumped.
+            The lease with its new counter; use it from now on.
 
         Raises:
-            StaleLease: another replica has taken over.
+            StaleLease: another replica has taken the lease over.
         """
         renewed = self._take(session, lease.kind, lease.key, lease.owner, lease.counter)
         if renewed is None:
@@ -108,11 +108,11 @@ class Leaser:
         return renewed
 
     def is_due(self, lease: Lease) -> bool:
-        """Say whether a third of a lease's time is over since it was claimed or renewed: who is still at work renews it."""
+        """Return whether a lease should be renewed: a third of its time has passed since the last claim or renewal."""
         return self._monotonic() - lease.taken_at >= self._ttl_seconds / 3
 
     def release(self, session: Session, lease: Lease) -> None:
-        """Let another replica claim the row at once. A lease that is lost already is fine."""
+        """Release a lease so that another replica can claim it at once. A lost lease is ignored."""
         table, row = _row(lease.kind, lease.key)
         session.execute(update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_owner=None))
 
@@ -137,17 +137,17 @@ class Leaser:
 
 
 def guard(session: Session, lease: Lease) -> None:
-    """Make everything that this transaction writes depend on the lease: nothing of it is committed once the lease is lost.
+    """Make this transaction depend on a lease: it can commit only while the lease is held.
 
-    The row is written, not only read, so that a claim that comes at the same time waits for this transaction on any
-    database.
+    The function writes the row instead of only reading it. On every database a concurrent claim then waits for this
+    transaction.
 
     Args:
-        session: the one that writes.
-        lease: that what is written was worked out under.
+        session: the write transaction to guard.
+        lease: under which the results were computed.
 
     Raises:
-        StaleLease: the row's owner or counter is another one, or the row is gone.
+        StaleLease: the row has another owner or counter, or does not exist.
     """
     table, row = _row(lease.kind, lease.key)
     if not changed_rows(

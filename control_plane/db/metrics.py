@@ -1,16 +1,17 @@
-"""Values that scripts logged and that were measured on nodes, by run, metric and step (`control_plane.core.metrics`).
+"""Metrics that scripts log and that Everstep measures on nodes, by run, name and step (`control_plane.core.metrics`).
 
-    metric_log      per run: whose values came last, and how many were lost on the way
-    metric          per run and name: what was logged last
-    metric_chunk    per run, name and width: points, packed
+    metric_log      per run: number of the next expected value, and the count of dropped values
+    metric          per run and name: the newest value
+    metric_chunk    per run, name and width (steps per point): packed points
 
     packed, little-endian   width 1: steps int64[n], at float64[n], values float64[n]
-                            other:   step, last_step, count, finite_count int64[n] each; at, minimum, mean, maximum, last float64[n] each
+                            other:   step, last_step, count, finite_count int64[n] each
+                                     at, minimum, mean, maximum, last float64[n] each
 
-    Points over several nodes are packed as the other ones at every width; the names of nodes stand beside them.
+Points measured on several nodes have the second layout at all widths. The names of the nodes are in a separate column.
 
-Invariant: storing the same batch twice is storing it once, and values of steps that a later generation does again are
-gone as soon as it has logged one.
+Invariant: storing a batch is idempotent. When a later generation repeats steps and logs its first value, the old values
+of these steps are deleted.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.rank_messages import OWN_METRICS
 
 MAX_NAMES = 256
-"""Metrics of one run; values of further ones are dropped and counted."""
+"""Metric names per run. Values of further names are dropped and counted."""
 MAX_NAME_LENGTH = 255
 NOBODY: Mapping[NodeId, Mapping[str, float]] = {}
 _INTS = ("step", "last_step", "count", "finite_count")
@@ -45,7 +46,7 @@ _NODES = ("least_on", "most_on")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRecord:
-    """One metric of a run."""
+    """One metric of a run and its newest value."""
 
     name: str
     last_step: int
@@ -56,17 +57,14 @@ class MetricRecord:
 def store(
     session: Session, agent_id: str, batch: MetricBatch, measured: Mapping[NodeId, Mapping[str, float]] = NOBODY
 ) -> None:
-    """Store what an agent has sent.
-
-    Called once a second for each run that logs. Idempotent.
+    """Store an agent's batch. Idempotent. Called once a second for each run that logs.
 
     Args:
-        session: a writing one.
-        agent_id: the sender's; its numbers say what is new.
-        batch: as it was sent; of a run that is deleted nothing is stored.
-        measured: by node of the newest point's generation, what was measured there last: stored with the newest point
-            of ours. Names that rank 0's node does not have are left out: what one node says cannot fill up a run's
-            names.
+        session: from `Database.write`.
+        agent_id: of the sender. Its value numbers identify new values.
+        batch: as received. If the run was deleted, nothing is stored.
+        measured: newest measurements by node, for the generation of the newest point. Only names that rank 0 sent are
+            stored, so that other nodes cannot use up the run's names.
     """
     if session.get(Job, batch.run) is None:
         return
@@ -102,7 +100,7 @@ def _store_generation(
     generation: int,
     points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]],
 ) -> int:
-    """Store values of one generation; return how many were dropped."""
+    """Store values of one generation. Return the number of dropped values."""
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
         if log.generation and base is not None:
@@ -141,7 +139,7 @@ def _can_be_named(name: str) -> bool:
 
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
-    """Return the lowest step that any generation after `before`, up to `upto`, went on from; None without one."""
+    """Return the lowest base step of the started generations after `before` up to `upto`, or None without one."""
     is_later = (
         (Generation.number > before)
         & (Generation.number <= upto)
@@ -173,7 +171,7 @@ def _append(session: Session, run_id: str, name: str, metric: Metric | None, fre
 
 
 def _merge(session: Session, run_id: str, name: str, width: int, chunk: int, fresh: Iterable[Point]) -> bool:
-    """Put points into a chunk; say whether it is new."""
+    """Merge points into a chunk. Return whether the chunk is new."""
     row = session.get(MetricChunk, (run_id, name, width, chunk))
     is_new = row is None
     if row is None:
@@ -192,7 +190,7 @@ def _put(row: MetricChunk, points: Sequence[Point]) -> None:
 
 
 def _fold(session: Session, metric: Metric) -> None:
-    """Fold the oldest chunks until no width has more than it keeps."""
+    """Downsample the oldest chunks until each width is within its limit."""
     width = 1
     while True:
         of_width = (MetricChunk.run_id == metric.run_id, MetricChunk.name == metric.name, MetricChunk.width == width)
@@ -212,15 +210,15 @@ def _fold(session: Session, metric: Metric) -> None:
 
 
 def _report_difference(session: Session, run_id: str, base: int, repeated: Sequence[MetricPoint]) -> None:
-    """Append an event if a loss of a repeated step is another than before: the run is not deterministic.
+    """Append an event if a repeated step has another loss than before: the run is not deterministic.
 
-    Looks at the first values that a generation logs: the values of the steps before it are gone afterwards.
+    Compares the first values that a generation logs. Afterwards the old values of these steps are deleted.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         run_id: of the run.
-        base: the step that the generation continued from.
-        repeated: what the generation has logged.
+        base: step from which the generation continued.
+        repeated: points that the generation has logged.
     """
     for point in sorted(repeated, key=lambda point: point.step):
         for name, value in sorted(point.values.items()):
@@ -250,7 +248,7 @@ def _report_difference(session: Session, run_id: str, base: int, repeated: Seque
 
 
 def _forget_after(session: Session, run_id: str, step: int) -> None:
-    """Let go of what was logged for later steps: they are done again."""
+    """Delete the values of all steps after `step`, because the run repeats these steps."""
     start, end = (
         MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK,
         (MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK,
@@ -291,7 +289,7 @@ def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
 
 
 def dropped_count(session: Session, run_id: str) -> int:
-    """Return how many values of a run were lost on their way here, or were of more names than a run may have."""
+    """Return how many values of a run were lost in transit or dropped because of `MAX_NAMES`."""
     return session.scalar(select(MetricLog.dropped_count).where(MetricLog.run_id == run_id)) or 0
 
 
@@ -301,14 +299,14 @@ def read(
     """Return points of a run's metrics.
 
     Args:
-        session: any.
-        run_id: the run.
-        name: of one metric, or None for all.
-        first_step: points that end before it are left out.
-        last_step: points that begin after it are left out; None: up to the newest.
+        session: from `Database.read` or `Database.write`.
+        run_id: of the run.
+        name: of one metric. None: all.
+        first_step: points that end before this step are left out.
+        last_step: points that begin after this step are left out. None: no limit.
 
     Returns:
-        By name, in order of steps.
+        Points by name, ordered by step.
     """
     query = select(MetricChunk.name, MetricChunk.width, MetricChunk.points, MetricChunk.nodes).where(
         MetricChunk.run_id == run_id
@@ -331,7 +329,7 @@ def read(
 
 
 def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:
-    """Return points as they are stored: packed, and the names of nodes beside them."""
+    """Encode points. Return the packed bytes and the names of nodes."""
     nodes = (
         tuple(getattr(point, field) for field in _NODES for point in points)
         if any(point.least_on for point in points)
@@ -348,7 +346,7 @@ def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:
 
 
 def unpack(packed: bytes, width: int, nodes: Sequence[str] = ()) -> tuple[Point, ...]:
-    """Return points as `pack` was given them."""
+    """Decode points that `pack` encoded."""
     if width == 1 and not nodes:
         n = len(packed) // 24
         row = struct.unpack(f"<{n}q{2 * n}d", packed)

@@ -1,7 +1,7 @@
-"""Tables of the control plane, as SQLAlchemy sees them.
+"""Tables of the control plane as SQLAlchemy models.
 
-Invariant: a row of this module never leaves `control_plane.db`; the nouns' modules turn rows into frozen dataclasses.
-Nothing here is known to one database only: SQLite and PostgreSQL create the same tables from it.
+Invariant: rows of these classes never leave `control_plane.db`, whose modules convert them to frozen dataclasses. The
+definitions work on SQLite and PostgreSQL alike.
 
     fleet ─ node ─┬─ notice          job ─┬─ generation
                   └─ implication          ├─ shard ─ replica
@@ -12,8 +12,8 @@ Nothing here is known to one database only: SQLite and PostgreSQL create the sam
                                           ├─ metric_log, metric, metric_chunk
                                           └─ log_export
 
-A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a
-fleet that is yet to be made.
+A job names its fleet without a foreign key, because jobs outlive the fleet on which they ran. A token may name a fleet
+that does not exist yet.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 NAME_LENGTH = 64
-"""Names of jobs, fleets and projects; SageMaker's limit is 63."""
+"""Maximum length of names of jobs, fleets and projects. SageMaker's limit is 63."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC. SQLite keeps no time zone, so the zone is dropped on the way in and put back on the way out."""
+    """An aware datetime in UTC. SQLite stores no time zone, so the zone is removed on write and restored on read."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Give SQLite a naive moment in UTC, other databases an aware one; refuse a moment without a time zone."""
+        """Convert to UTC: naive for SQLite, aware for other databases. Raise ValueError for a naive value."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -59,38 +59,38 @@ class UtcDateTime(TypeDecorator[datetime]):
         return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """Give an aware moment in UTC, whatever the database gave."""
+        """Return an aware datetime in UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class PlainText(TypeDecorator[str]):
-    """Text of any length, what ranks print included.
+    """Text of any length, including output of ranks.
 
-    PostgreSQL keeps every character but NUL, so that no database is given one.
+    PostgreSQL cannot store NUL characters, so they are replaced on every database.
     """
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
-        """Put the replacement character in NUL's place."""
+        """Replace NUL by U+FFFD, the replacement character."""
         return None if value is None else value.replace("\x00", "\ufffd")
 
 
 class StringTuple(TypeDecorator[tuple[str, ...]]):
-    """An ordered list of strings, immutable as soon as it is read."""
+    """A tuple of strings, stored as JSON."""
 
     impl = JSON
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> list[str] | None:  # noqa: ARG002
-        """Give JSON a list."""
+        """Convert the tuple to a list for JSON."""
         return None if value is None else list(value)
 
     def process_result_value(self, value: list[str] | None, dialect: Dialect) -> tuple[str, ...] | None:  # noqa: ARG002
-        """Give a tuple, which nobody can change behind the session's back."""
+        """Convert JSON's list to a tuple, so that callers cannot change it unnoticed by the session."""
         return None if value is None else tuple(value)
 
 
@@ -98,26 +98,34 @@ _Runs: TypeAlias = tuple[tuple[str | float, int], ...]
 
 
 class RunLengths(TypeDecorator[_Runs]):
-    """Words or figures with how often each follows itself, immutable as soon as they are read."""
+    """A run-length encoded sequence of strings or numbers: `(value, count)` pairs, stored as JSON."""
 
     impl = JSON
     cache_ok = True
 
-    def process_bind_param(self, value: _Runs | None, dialect: Dialect) -> list[list[str | float]] | None:  # noqa: ARG002
-        """Give JSON lists."""
+    def process_bind_param(
+        self,
+        value: _Runs | None,
+        dialect: Dialect,  # noqa: ARG002
+    ) -> list[list[str | float]] | None:
+        """Convert the pairs to lists for JSON."""
         return None if value is None else [list(run) for run in value]
 
-    def process_result_value(self, value: list[tuple[str | float, int]] | None, dialect: Dialect) -> _Runs | None:  # noqa: ARG002
-        """Give tuples."""
+    def process_result_value(
+        self,
+        value: list[tuple[str | float, int]] | None,
+        dialect: Dialect,  # noqa: ARG002
+    ) -> _Runs | None:
+        """Convert JSON's lists to tuples."""
         return None if value is None else tuple((each, count) for each, count in value)
 
 
 _BigId = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers rows by itself only where the column is an INTEGER."""
+"""SQLite generates row ids only for columns of type INTEGER."""
 
 
 class Base(DeclarativeBase):
-    """All tables, with names for constraints so that migrations can speak of them."""
+    """Base class of all tables. It names constraints, so that migrations can refer to them."""
 
     metadata = MetaData(
         naming_convention={
@@ -156,23 +164,26 @@ class Fleet(Base):
     min_node_count: Mapped[int]
     spare_count: Mapped[int]
     spare_probability: Mapped[float | None]
-    """Set: spares are counted by it instead."""
+    """If set, the number of spares is computed from it instead of `spare_count`."""
     hold_failed_instances: Mapped[bool] = mapped_column(default=False)
     max_replacements_per_hour: Mapped[int]
     node_role_name: Mapped[str] = mapped_column(default="")
-    """IAM role that instances of the group run with; empty: their agents join with join tokens alone."""
+    """IAM role of the group's instances. Empty: their agents can join only with join tokens."""
     allow_drills: Mapped[bool] = mapped_column(default=False)
     allow_commands: Mapped[bool] = mapped_column(default=False)
     blindness_lifted_at: Mapped[datetime | None]
-    """A person has said that who is silent is gone; the fleet loop takes it back when sight returns."""
+    """When a user stated that the silent nodes are lost.
+
+    The fleet loop clears it when the fleet is no longer mostly silent.
+    """
     max_node_count: Mapped[int]
-    """The group's MaxSize, as last seen."""
+    """The group's MaxSize at the last poll."""
     instance_type: Mapped[str] = mapped_column(default="")
     availability_zone: Mapped[str] = mapped_column(default="")
     price_usd_per_hour: Mapped[float | None]
     desired_node_count: Mapped[int] = mapped_column(default=0)
     vacancies: Mapped[tuple[tuple[float, int], ...]] = mapped_column(default=())
-    """Empty places of the group, by since when (Unix seconds)."""
+    """Empty places of the group as pairs: start of the vacancy in Unix seconds, number of places."""
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
     reason: Mapped[str] = mapped_column(default="")
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
@@ -182,7 +193,7 @@ class Fleet(Base):
 
 
 class Node(Base):
-    """One EC2 instance of a fleet and what the fleet loop uses it for."""
+    """One EC2 instance of a fleet and its assignment."""
 
     __tablename__ = "node"
 
@@ -190,7 +201,7 @@ class Node(Base):
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     state: Mapped[str] = mapped_column(String(NAME_LENGTH))
     run_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
-    """The run that the node belongs to; none: a spare, or not usable."""
+    """Run to which the node is assigned. None: a spare, or an unusable node."""
     address: Mapped[str] = mapped_column(default="")
     peer_port: Mapped[int] = mapped_column(default=0)
     memory_bytes: Mapped[int] = mapped_column(default=0)
@@ -199,35 +210,35 @@ class Node(Base):
     instance_type: Mapped[str] = mapped_column(default="")
     availability_zone: Mapped[str] = mapped_column(default="")
     failure_domain: Mapped[str | None]
-    """The network node that its instance hangs on; none while AWS has not told."""
+    """Innermost network node of the instance. None until AWS has reported it."""
     reason: Mapped[str] = mapped_column(default="")
     hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
-    """Why it is held."""
+    """Reason why the node is held."""
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
-    """What a person wants of a held node; empty: nothing."""
+    """A user's request for a held node. Empty: none."""
     request: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
-    """What a person wants done with it; empty: nothing."""
+    """A user's request for the node. Empty: none."""
     request_words: Mapped[str] = mapped_column(default="")
     since: Mapped[datetime | None]
-    """When it came into its state."""
+    """When the node entered its state."""
     replaced_at: Mapped[datetime | None]
-    """When another one was last asked for in its place."""
+    """When a replacement of the node was last requested."""
     returned_at: Mapped[datetime | None]
-    """When a person last returned it to service: its history counts from there."""
+    """When a user last returned the node to service. Older lines of its fault history do not count."""
     evidence_at: Mapped[datetime | None]
-    """When all that is to be kept of a held one was in S3."""
+    """When all evidence of a held node was in S3."""
     created_at: Mapped[datetime]
     wanted_at: Mapped[datetime | None]
-    """Since when its group had a place for it; none where nobody saw that."""
+    """Start of the vacancy that the instance fills. None if the vacancy was not observed."""
     connected_at: Mapped[datetime | None]
     joined_at: Mapped[datetime | None]
-    """When its agent first reported with a session of its own; none: not yet, or an administrator reset the session."""
+    """When its agent first reported with a session. None: not yet, or an administrator reset the session."""
     arrival_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
 
 
 class Notice(Base):
-    """What AWS has announced for an instance; an event is one row however often it comes."""
+    """An announcement of AWS for an instance. A repeated event remains one row."""
 
     __tablename__ = "notice"
 
@@ -241,13 +252,13 @@ class Notice(Base):
 
 
 class Implication(Base):
-    """A node had its part in an incident: a line of the node's history, which outlives the job and the node."""
+    """A node's fault in an incident: one line of the node's history. It outlives the job and the node."""
 
     __tablename__ = "implication"
 
     node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     incident_id: Mapped[str] = mapped_column(String(NAME_LENGTH + 32), primary_key=True)
-    """Of a job's incident; `fleet-<fleet>-<Unix seconds>` where no job had the node."""
+    """Id of the job's incident. Without a job: `fleet-<fleet>-<Unix seconds>`."""
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     at: Mapped[datetime]
     what: Mapped[str] = mapped_column(String(NAME_LENGTH))
@@ -257,7 +268,7 @@ class Implication(Base):
 
 
 class Job(Base):
-    """What the user submitted, and how far it has come."""
+    """A submitted training job and its progress."""
 
     __tablename__ = "job"
 
@@ -268,59 +279,59 @@ class Job(Base):
     priority: Mapped[int] = mapped_column(default=0)
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     request_digest: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
-    """Of the request that made it and its ClientRequestToken, so that the same request again is known for what it is."""
+    """Digest of the request that created the job and of its ClientRequestToken. Detects a repeated request."""
     request_token: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
-    """Digest of the project and the ClientRequestToken: a token makes one job."""
+    """Digest of the project and the ClientRequestToken. A token creates at most one job."""
     spec: Mapped[dict[str, Any]]
-    """`jobs.JobSpec` of the newest revision, checked before it is stored."""
+    """`jobs.JobSpec` of the newest revision, validated before it is stored."""
     revision: Mapped[int] = mapped_column(default=1)
-    """Of what was asked for; `Generation.revision` is what a launch was planned from."""
+    """Number of the newest revision. `Generation.revision` is the one from which a launch was planned."""
     state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     reason: Mapped[str]
     transitions: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     stop_requested_at: Mapped[datetime | None]
     pause_requested_at: Mapped[datetime | None]
-    """When a person paused it; none once it was resumed."""
+    """When a user paused the job. None if not paused, or resumed."""
     checkpoint_wanted_step: Mapped[int] = mapped_column(default=-1)
-    """A person wants a checkpoint of this step or a later one."""
+    """A user requested a checkpoint of this step or a later one. -1: none."""
     checkpoint_wanted_at: Mapped[datetime | None]
     taken_over_at: Mapped[datetime | None]
-    """Since when a person looks after it instead of Everstep."""
+    """When a user began to operate the job instead of Everstep."""
     taken_over_by: Mapped[str] = mapped_column(default="")
     created_at: Mapped[datetime]
     modified_at: Mapped[datetime]
-    """When it came into its state, or a person last changed what is wanted of it."""
+    """When the job entered its state, or a user last changed its settings or requests."""
     started_at: Mapped[datetime | None]
-    """First time that its ranks were started."""
+    """When its ranks were first started."""
     ended_at: Mapped[datetime | None]
     generation: Mapped[int] = mapped_column(default=0)
-    """The newest with a plan; 0 before the first."""
+    """Number of the newest generation with a plan. 0 before the first."""
     issued_generation: Mapped[int] = mapped_column(default=0)
-    """The highest number that any agent can have seen; never issued again."""
+    """Highest number that an agent may have received. It is never used again."""
     base_step: Mapped[int] = mapped_column(default=0)
     committed_step: Mapped[int] = mapped_column(default=-1)
     proposed_step: Mapped[int] = mapped_column(default=-1)
     boundary: Mapped[int] = mapped_column(default=-1)
     max_boundary: Mapped[int] = mapped_column(default=-1)
-    """The highest boundary that any generation reached."""
+    """Highest boundary that any generation has reached."""
     target_step: Mapped[int] = mapped_column(default=-1)
-    """Steps finished when its script will be done, as its ranks said last; -1: they have not."""
+    """Last step of the script, as its ranks last reported. -1: not reported."""
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """The breaker's memory, in the core's words."""
+    """Recent failures, which the breaker compares. The core defines the format."""
     accounting: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Microseconds by bucket up to `accounted_until`."""
+    """Microseconds by bucket, up to `accounted_until`."""
     accounted_until: Mapped[datetime | None]
     node_microseconds: Mapped[int] = mapped_column(default=0)
     cost_usd: Mapped[float | None]
     memo: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """What the loop must remember between two passes and nobody else reads."""
+    """State that the job loop needs in its next pass and that only the loop reads."""
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 
     __table_args__ = (
         Index(None, "fleet_name", "state"),
-        # What lists are sorted by (`job_lists`), alone and within what they are mostly narrowed to.
+        # Sort orders of `job_lists`, alone and combined with the most frequent filters.
         Index(None, "created_at", "run_id"),
         Index(None, "modified_at", "run_id"),
         Index(None, "name", "run_id"),
@@ -334,45 +345,45 @@ class Job(Base):
 
 
 class Quota(Base):
-    """What the jobs of a project may have."""
+    """Limits of a project."""
 
     __tablename__ = "quota"
 
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     max_node_count: Mapped[int | None]
-    """In each fleet, all its jobs together; none: any."""
+    """Nodes per fleet for all jobs of the project together. None: no limit."""
     max_job_count: Mapped[int | None]
-    """That have not ended, in all fleets; none: any."""
+    """Unfinished jobs in all fleets. None: no limit."""
     max_source_bytes: Mapped[int | None]
-    """All its archives together, those under way included; none: any."""
+    """Size of all source archives, including running uploads. None: no limit."""
     max_priority: Mapped[int] = mapped_column(default=0)
     allowed_role_arns: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """What its submitters may name; an entry that ends with `*` allows all that begins like it."""
+    """Role ARNs that submitters may name. A trailing `*` matches any suffix."""
     allowed_secrets: Mapped[tuple[str, ...]] = mapped_column(default=())
     allowed_data: Mapped[tuple[str, ...]] = mapped_column(default=())
 
 
 class Generation(Base):
-    """One launch of all ranks; its plan never changes."""
+    """One launch of all ranks. Its plan never changes."""
 
     __tablename__ = "generation"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     revision: Mapped[int] = mapped_column(default=1)
-    """Of the job's specification that it was planned from."""
+    """Revision of the job from which the launch was planned."""
     parent: Mapped[int]
     base_step: Mapped[int]
     plan: Mapped[bytes]
-    """`everstep.protocol.codec.encode` of the `GenerationPlan`."""
+    """`GenerationPlan`, encoded by `everstep.protocol.codec.encode`. Empty after retention has removed it."""
     node_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """The plan's, by GROUP_RANK: what lists need of it."""
+    """The plan's nodes by GROUP_RANK, so that lists need not decode the plan."""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
 
 
 class Revision(Base):
-    """What was changed of a job after it was created; the first one has no row."""
+    """A change of a job after its creation. The first revision, the creation, has no row."""
 
     __tablename__ = "revision"
 
@@ -380,11 +391,11 @@ class Revision(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     at: Mapped[datetime]
     changes: Mapped[list[dict[str, Any]]]
-    """`revisions.Change`."""
+    """List of `revisions.Change`."""
 
 
 class Shard(Base):
-    """One rank's shard, as its owner's agent last reported it."""
+    """One rank's shard, as the owner's agent last reported it."""
 
     __tablename__ = "shard"
 
@@ -396,12 +407,12 @@ class Shard(Base):
     payload_bytes: Mapped[int]
     reason: Mapped[str]
     verified: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """By holder, the newest step that it holds verified, and since when."""
+    """By holder: the newest step that it has verified, and the time of the verification."""
     updated_at: Mapped[datetime]
 
 
 class Replica(Base):
-    """One holder of a shard; written when the protection changes, never for a step."""
+    """One holder of a shard. Written when the holders change, not for each step."""
 
     __tablename__ = "replica"
 
@@ -409,7 +420,7 @@ class Replica(Base):
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     holder_node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     position: Mapped[int]
-    """0: the owner's own node."""
+    """Order of the holders. 0: the owner's own node."""
     is_in_view: Mapped[bool]
     changed_at: Mapped[datetime]
 
@@ -417,7 +428,7 @@ class Replica(Base):
 
 
 class Checkpoint(Base):
-    """A set of shards in S3; complete once its manifest is put."""
+    """A set of shards in S3. Complete once its manifest is stored."""
 
     __tablename__ = "checkpoint"
 
@@ -428,18 +439,18 @@ class Checkpoint(Base):
     bucket: Mapped[str]
     manifest_key: Mapped[str] = mapped_column(String(1024))
     manifest: Mapped[bytes | None]
-    """A copy of the object, so that a recovery can be planned without S3."""
+    """Copy of the manifest in S3, so that a recovery can be planned without S3."""
     object_bytes: Mapped[int]
     created_at: Mapped[datetime]
     completed_at: Mapped[datetime | None]
     pinned_at: Mapped[datetime | None]
-    """When a person pinned it: it is not deleted."""
+    """When a user pinned the checkpoint. Retention limits do not delete it."""
     verify_requested_at: Mapped[datetime | None] = mapped_column(index=True)
-    """When a person asked for its objects to be read back; none once that is done."""
+    """When a user requested a verification. None without an open request."""
     verified_at: Mapped[datetime | None]
-    """When they were last read back."""
+    """When the last verification ended."""
     verdict: Mapped[str] = mapped_column(default="")
-    """What was wrong then; empty: nothing."""
+    """Faults that the last verification found. Empty: none."""
 
 
 class Incident(Base):
@@ -459,15 +470,15 @@ class Incident(Base):
     restore_source: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     from_step: Mapped[int | None]
     reached_step: Mapped[int | None]
-    """The highest boundary before the failure."""
+    """Highest boundary before the failure."""
     lost_steps: Mapped[int | None]
     generation_before: Mapped[int]
     generation_after: Mapped[int | None]
     instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     faulted_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """Where it happened, lost by it or not."""
+    """Instances on which the fault happened, whether they were lost or not."""
     lost_node_count: Mapped[int] = mapped_column(default=0)
-    """Of those that were left, how many failed or were taken by AWS."""
+    """Number of replaced nodes that failed or that AWS ended."""
     replacement_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     failed_at: Mapped[datetime]
     opened_at: Mapped[datetime]
@@ -480,17 +491,17 @@ class Incident(Base):
     rework_seconds: Mapped[float | None]
     cost_usd: Mapped[float | None]
     rank_sources: Mapped[tuple[tuple[str, int], ...]] = mapped_column(default=())
-    """Where each rank's shard came from, by rank: `[["local", 2], ["peer", 1]]`."""
+    """Restore source of each rank's shard, run-length encoded: `[["local", 2], ["peer", 1]]`."""
     acknowledged_at: Mapped[datetime | None]
     acknowledged_by: Mapped[str] = mapped_column(default="")
     acknowledgement: Mapped[str] = mapped_column(default="")
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
-    __table_args__ = (Index(None, "opened_at", "id"),)  # what lists are sorted by
+    __table_args__ = (Index(None, "opened_at", "id"),)  # sort order of lists
 
 
 class Drill(Base):
-    """Something of a job that is broken on purpose."""
+    """A fault that a user injects into a job deliberately."""
 
     __tablename__ = "drill"
 
@@ -513,36 +524,36 @@ class Drill(Base):
 
 
 class MetricLog(Base):
-    """Whose logged values a run had last, and how many were lost on their way."""
+    """Progress of a run's metrics: the sender, its next value number, and the count of dropped values."""
 
     __tablename__ = "metric_log"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     generation: Mapped[int]
-    """The newest that has logged anything."""
+    """Newest generation that has logged a value."""
     agent_id: Mapped[str]
     next_number: Mapped[int]
-    """Of that agent's values: those before it are stored, or lost."""
+    """Number of the agent's next value. Smaller numbers are stored or lost."""
     dropped_count: Mapped[int]
 
 
 class Metric(Base):
-    """One name under which a run's script logs."""
+    """A metric name of a run, with its newest value."""
 
     __tablename__ = "metric"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     fine_from_step: Mapped[int]
-    """Earlier steps are folded: a value of theirs that comes late has no place any more."""
+    """Earlier steps are downsampled, so late values of these steps are dropped."""
     last_step: Mapped[int]
     last_at: Mapped[datetime]
     last_value: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    """As Python writes it: SQLite makes NULL of a NaN."""
+    """Python's repr of the float: SQLite would store NaN as NULL."""
 
 
 class MetricChunk(Base):
-    """Points of one metric and width, packed (`metrics.pack`)."""
+    """Packed points of one metric and width (`metrics.pack`)."""
 
     __tablename__ = "metric_chunk"
 
@@ -552,13 +563,16 @@ class MetricChunk(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     points: Mapped[bytes]
     nodes: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """The node of each point's least, then of each point's most; empty for what a script logs."""
+    """Node with the minimum of each point, then node with the maximum of each point.
+
+    Empty for values that a script logs.
+    """
 
 
 class Event(Base):
-    """Something that happened; never changed.
+    """An event, never changed.
 
-    An id is never given twice, not even once the newest events are let go: clients go on from it.
+    Ids are never reused, even after retention has deleted the newest events: clients continue from an id.
     """
 
     __tablename__ = "event"
@@ -576,13 +590,13 @@ class Event(Base):
 
 
 class Export(Base):
-    """How far events have been told to one place outside."""
+    """Position of one export of events."""
 
     __tablename__ = "export"
 
     name: Mapped[str] = mapped_column(String(512), primary_key=True)
     position: Mapped[int]
-    """Id of the last event that was told."""
+    """Id of the last event that the receiver accepted."""
     failing_since: Mapped[datetime | None]
     failure: Mapped[str]
     lease_owner: Mapped[str | None]
@@ -590,24 +604,24 @@ class Export(Base):
 
 
 class LogExport(Base):
-    """How far the log of a run has been copied to the log group."""
+    """Progress of copying a run's log to the log group."""
 
     __tablename__ = "log_export"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     cursor: Mapped[str]
-    """`loop.log_exporter.text_of`."""
+    """Encoded by `loop.log_exporter.text_of`."""
     is_over: Mapped[bool]
-    """Nothing will ever follow."""
+    """Whether the log is complete and all of it was copied."""
 
 
 class Intent(Base):
-    """An effect on the world that is about to be tried, written before it is."""
+    """An external call with a side effect, recorded before its first attempt."""
 
     __tablename__ = "intent"
 
     key: Mapped[str] = mapped_column(primary_key=True)
-    """Idempotency key: the same effect has the same key."""
+    """Idempotency key: equal for equal calls."""
     subject: Mapped[str] = mapped_column(index=True)
     """`job/<run id>` or `fleet/<name>`."""
     lease_owner: Mapped[str]
@@ -622,13 +636,13 @@ class Intent(Base):
 
 
 class Token(Base):
-    """A bearer token, known by its digest alone."""
+    """A bearer token. Only its digest is stored."""
 
     __tablename__ = "token"
 
     id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
-    """SHA-256 of the token, hexadecimal. Tokens have 256 random bits: a slow hash would protect nothing."""
+    """SHA-256 of the token, hexadecimal. Tokens have 256 random bits, so a slow hash would add no protection."""
     kind: Mapped[str] = mapped_column(String(NAME_LENGTH))
     role: Mapped[str] = mapped_column(String(NAME_LENGTH))
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
@@ -641,7 +655,7 @@ class Token(Base):
 
 
 class SpentNonce(Base):
-    """An agent has joined with a nonce; nobody can join with it again."""
+    """A used nonce of an agent, or a browser session that was signed out."""
 
     __tablename__ = "spent_nonce"
 
@@ -650,13 +664,13 @@ class SpentNonce(Base):
 
 
 class Source(Base):
-    """A user's source archive, checked and stored."""
+    """A user's source archive, verified and stored."""
 
     __tablename__ = "source"
 
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    """It has shown the whole archive; others that name the digest get nothing."""
+    """The project uploaded the complete archive. Other projects cannot use it by naming the digest."""
     bucket: Mapped[str]
     key: Mapped[str] = mapped_column(String(1024))
     archive_bytes: Mapped[int]
@@ -666,7 +680,7 @@ class Source(Base):
 
 
 class SourceUpload(Base):
-    """Room in a project's quota for an archive under way, from its announcement until it is stored or expires."""
+    """Quota reserved for an upload, from its request until the source is stored or the upload expires."""
 
     __tablename__ = "source_upload"
 

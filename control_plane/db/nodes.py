@@ -1,6 +1,7 @@
-"""Nodes: the table node → {job, spare, held, draining}, and what is known of each instance.
+"""Nodes: the instances of all fleets, their states and the runs to which they are assigned.
 
-Invariant: only the fleet loop changes which run a node belongs to; the agents' route only notes who said hello.
+Invariant: only the fleet loop changes the run of a node. The agents' route only stores what agents report about
+themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from control_plane.db.session import changed_rows, record_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A node as it is stored."""
+    """A stored node."""
 
     id: str
     fleet_name: str
@@ -50,12 +51,15 @@ class NodeRecord:
     wanted_at: datetime | None
     connected_at: datetime | None
     arrival_seconds: float | None
-    """From when its group had a place for it until its agent dialled in for the first time; None before that, or where nobody saw it come."""
+    """Seconds from the vacancy in the group to the agent's first connection.
+
+    None before the connection, or if the vacancy was not observed.
+    """
     ended_at: datetime | None
 
 
 class NodeUpdate(TypedDict, total=False):
-    """What the fleet loop may change; what is left out stays."""
+    """Columns that the fleet loop may change. Missing keys are not changed."""
 
     state: str
     run_id: str | None
@@ -77,7 +81,7 @@ class NodeUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFacts:
-    """What an agent said of itself."""
+    """Facts from an agent's first message."""
 
     node_id: str
     fleet_name: str
@@ -92,14 +96,14 @@ def get(session: Session, node_id: str) -> NodeRecord:
     """Return one node.
 
     Args:
-        session: any.
+        session: from `Database.read` or `Database.write`.
         node_id: of the node.
 
     Returns:
-        The node as stored.
+        The stored node.
 
     Raises:
-        NotFound: no such node was ever seen.
+        NotFound: the node does not exist.
     """
     row = session.get(Node, node_id)
     if row is None:
@@ -108,7 +112,7 @@ def get(session: Session, node_id: str) -> NodeRecord:
 
 
 def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: bool = False) -> tuple[NodeRecord, ...]:
-    """Return the nodes of a fleet (or of all), oldest first; ended ones only on request."""
+    """Return the nodes of a fleet, or of all fleets, oldest first. Ended nodes are included on request."""
     return tuple(record_of(row, NodeRecord) for row in session.scalars(_of_fleet(fleet_name, with_ended=with_ended)))
 
 
@@ -122,17 +126,17 @@ def _of_fleet(fleet_name: str | None, *, with_ended: bool) -> Select[Node]:
 def page(
     session: Session, fleet_name: str | None, *, with_ended: bool, after: tuple[datetime, str] | None, limit: int
 ) -> tuple[NodeRecord, ...]:
-    """Return nodes, oldest first, from after a position on.
+    """Return one page of nodes, oldest first.
 
     Args:
-        session: any.
-        fleet_name: of this fleet only; None: of all.
-        with_ended: also those that have ended.
-        after: creation time and id of the last one that is known already.
-        limit: how many at most.
+        session: from `Database.read` or `Database.write`.
+        fleet_name: only nodes of this fleet. None: all.
+        with_ended: include ended nodes.
+        after: `(created_at, id)` of the previous page's last node. None: first page.
+        limit: maximum number of rows.
 
     Returns:
-        The nodes as stored.
+        At most `limit` nodes.
     """
     query = _of_fleet(fleet_name, with_ended=with_ended).limit(limit)
     if after is not None:
@@ -141,7 +145,7 @@ def page(
 
 
 def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:
-    """Return the nodes that belong to a run, oldest first."""
+    """Return the nodes that are assigned to a run, oldest first."""
     return tuple(
         record_of(row, NodeRecord)
         for row in session.scalars(select(Node).where(Node.run_id == run_id).order_by(Node.created_at, Node.id))
@@ -154,16 +158,16 @@ _BY_RUN: Final = (
 _IDS_OF_RUN: Final = (
     select(Node.__table__.c.id).where(Node.__table__.c.run_id == bindparam("of_run")).order_by(Node.__table__.c.id)
 )
-"""Put together once: every description of a job asks for it."""
+"""Built once, because each description of a job runs it."""
 
 
 def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
-    """Return which nodes belong to a run."""
+    """Return the ids of the nodes that are assigned to a run."""
     return tuple(session.scalars(_IDS_OF_RUN, {"of_run": run_id}))
 
 
 def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return which nodes belong to each of several runs, in one query; for lists. Runs without any are missing."""
+    """Return the ids of the nodes of several runs, in one query. Runs without nodes are missing."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for run_id, node_id in session.execute(_BY_RUN, {"run_ids": list(run_ids)}):
         if run_id is not None:
@@ -172,7 +176,7 @@ def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, .
 
 
 def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, str]:
-    """Return the failure domains of nodes, as far as AWS has told them; for one job's nodes."""
+    """Return the failure domains of nodes. Nodes whose domain AWS has not reported are missing."""
     rows = session.execute(
         select(Node.id, Node.failure_domain).where(Node.id.in_(node_ids), Node.failure_domain.is_not(None))
     )
@@ -180,7 +184,7 @@ def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, st
 
 
 def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
-    """Return of how many instances of a fleet it is known how long they took to come, and how long that was, all together."""
+    """Return the number of a fleet's instances with measured arrival times, and the sum of these times in seconds."""
     taken = Node.arrival_seconds
     count, total = session.execute(
         select(func.count(taken), func.sum(taken)).where(Node.fleet_name == fleet_name)
@@ -189,7 +193,7 @@ def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
 
 
 def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: datetime) -> NodeRecord:
-    """Write what an agent said when it connected; a node that nobody knew appears in `initial_state`."""
+    """Store what an agent reports when it connects. An unknown node is created in `initial_state`."""
     row = session.get(Node, facts.node_id)
     if row is None:
         row = Node(id=facts.node_id, fleet_name=facts.fleet_name, state=initial_state, created_at=now)
@@ -207,7 +211,7 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
 
 
 def has_joined(session: Session, node_id: str) -> bool:
-    """Return True if an agent of the node has reported with a session, and no administrator has reset that since."""
+    """Return True if an agent of the node has reported with a session, and no administrator has reset it since."""
     row = session.get(Node, node_id)
     return row is not None and row.joined_at is not None
 
@@ -216,9 +220,9 @@ def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
     """Record that an agent of the node holds a session.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         node_id: a node that `note_hello` has stored.
-        now: the time of the join.
+        now: the time in UTC.
 
     Returns:
         False if an agent of the node had joined before.
@@ -228,12 +232,12 @@ def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
 
 
 def reset_joined(session: Session, node_id: str) -> None:
-    """Let the node join once more. The caller revokes its sessions in the same transaction."""
+    """Permit the node to join again. The caller revokes its sessions in the same transaction."""
     session.execute(update(Node).where(Node.id == node_id).values(joined_at=None))
 
 
 def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
-    """Return when nodes of a fleet were replaced by Everstep's own verdict, from a moment on; ended ones count."""
+    """Return when Everstep replaced nodes of a fleet by its own verdict since a moment. Ended nodes count."""
     query = select(Node.replaced_at).where(
         Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment
     )
@@ -241,7 +245,11 @@ def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple
 
 
 def failed_join_count(session: Session, fleet_name: str) -> int:
-    """Return how many replaced instances of a fleet never joined, of those that came after the newest one that did; all of them have ended."""
+    """Count the consecutive failed joins of a fleet.
+
+    These are the ended instances that were replaced, never connected, and are newer than the newest instance that
+    connected.
+    """
     joined = (
         select(func.max(Node.created_at))
         .where(Node.fleet_name == fleet_name, Node.connected_at.is_not(None))
@@ -258,21 +266,21 @@ def failed_join_count(session: Session, fleet_name: str) -> int:
 
 
 def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> NodeRecord:
-    """Note what a person wants of a held node; the fleet loop does it.
+    """Record a user's request for a held node. The fleet loop carries the request out.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         node_id: of the node.
-        state: the one that it has to be in.
-        release: what is wanted.
-        now: when; the node's history counts from here.
+        state: state in which the node must be.
+        release: the request.
+        now: the time in UTC. Older lines of the node's fault history no longer count.
 
     Returns:
-        The node as it is now.
+        The changed node.
 
     Raises:
-        NotFound: no such node was ever seen.
-        Conflict: it is not in that state.
+        NotFound: the node does not exist.
+        Conflict: the node is in another state.
     """
     node = get(session, node_id)
     if not changed_rows(
@@ -285,16 +293,16 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
 
 
 def ask(session: Session, node_id: str, request: str, words: str) -> bool:
-    """Note what a person wants done with a node, and say whether that is new; the fleet loop does it.
+    """Record a user's request for a node. Return False if the node has a request already.
 
-    Nothing takes it back but `call_off`.
+    The fleet loop carries the request out. Only `call_off` withdraws it.
     """
     query = update(Node).where(Node.id == node_id, Node.request == "")
     return bool(changed_rows(session.execute(query.values(request=request, request_words=words))))
 
 
 def call_off(session: Session, node_id: str) -> bool:
-    """Take back what a person wanted done with a node, and say whether that was still to be done."""
+    """Withdraw a user's request for a node. Return False if there was none."""
     query = update(Node).where(Node.id == node_id, Node.request != "")
     return bool(changed_rows(session.execute(query.values(request="", request_words=""))))
 
@@ -302,18 +310,18 @@ def call_off(session: Session, node_id: str) -> bool:
 def change(
     session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: Unpack[NodeUpdate]
 ) -> None:
-    """Write what the fleet loop decided about a node; one that is not in the table appears.
+    """Update a node as the fleet loop decided. A missing node is created.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         lease: of the node's fleet.
-        node_id: which.
-        initial_state: of a node that is not in the table, unless `changes` says otherwise.
-        now: when.
-        **changes: what changes.
+        node_id: of the node.
+        initial_state: state of a created node, unless `changes` contains one.
+        now: the time in UTC.
+        **changes: the changed columns.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     if session.get(Node, node_id) is None:

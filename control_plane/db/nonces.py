@@ -1,6 +1,6 @@
-"""Nonces that were used, and browsers' sessions that were signed out. Those that are still good are stored nowhere.
+"""Used nonces of agents, and browser sessions that were signed out. Unused nonces are not stored.
 
-Invariant: `spend` says True once for a nonce, whoever asks at the same time.
+Invariant: `spend` returns True once per nonce, even for concurrent calls.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from control_plane.db.models import SpentNonce
 
 
 def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
-    """Use a nonce up, and say whether this was the first time.
+    """Mark a nonce as used.
 
     Args:
-        session: a writing one.
-        nonce: checked to be ours.
-        ends_at: from when on it is refused without being looked up, and can be forgotten.
+        session: from `Database.write`.
+        nonce: the caller has verified that this server issued it.
+        ends_at: expiry of the nonce; afterwards it is rejected without a lookup, and the row can be deleted.
 
     Returns:
-        Whether it was not used before.
+        False if it was used before.
     """
     digest = hashlib.sha256(nonce.encode()).hexdigest()
     if session.get(SpentNonce, digest) is not None:
@@ -31,11 +31,11 @@ def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
     try:
         with session.begin_nested():
             session.add(SpentNonce(digest=digest, ends_at=ends_at))
-    except IntegrityError:  # another one was faster
+    except IntegrityError:  # a concurrent transaction has stored it
         return False
     return True
 
 
 def is_spent(session: Session, nonce: str) -> bool:
-    """Say whether a nonce was used, or a browser's session signed out."""
+    """Return whether a nonce was used, or a browser session was signed out."""
     return session.get(SpentNonce, hashlib.sha256(nonce.encode()).hexdigest()) is not None

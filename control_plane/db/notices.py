@@ -1,9 +1,9 @@
-"""Notices: what AWS has announced for instances, whoever heard of it.
+"""Notices: announcements of AWS for instances.
 
-Any replica of the control plane may read an event or poll AWS; the one that owns the node's job finds it here.
-Level-triggered: a row stays as long as what it announces may still come, and is read in every pass.
+Any replica may store a notice; the replica that owns the node's job reads it. Level-triggered: a row remains while the
+announced change may still happen, and each pass reads it.
 
-Invariant: an event is one row per node and kind, however often it is delivered.
+Invariant: an event yields one row per node and kind, however often it is delivered.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 
 class NoticeSource(StrEnum):
-    """Who told. EVENT: EventBridge, once. STATUS: DescribeInstanceStatus. GROUP: the Auto Scaling group.
+    """Origin of a notice. EVENT: EventBridge, delivered once. STATUS: DescribeInstanceStatus. GROUP: the Auto Scaling
+    group.
 
-    The last two are polled and end with it.
+    STATUS and GROUP are polled: their notices are removed when AWS no longer reports them.
     """
 
     EVENT = "event"
@@ -33,30 +34,30 @@ class NoticeSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeRecord:
-    """A notice as it is stored."""
+    """A stored notice."""
 
     node_id: str
     kind: str
-    """`everstep.protocol.agent_messages.NoticeKind`."""
+    """Value of `everstep.protocol.agent_messages.NoticeKind`."""
     event_id: str
-    """AWS's id of the event, or a name that a polled source always gives the same thing."""
+    """AWS's id of the event. For polled sources: a name that is stable between polls."""
     source: str
     message: str
-    """In AWS's words."""
+    """AWS's words."""
     ends_at: datetime | None
-    """When the instance may be gone."""
+    """When the instance may end."""
 
 
 def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
-    """Store a notice unless the same event is known for this node and kind. What is known stays as it is.
+    """Store a notice, unless the same event is stored for this node and kind. An existing row is not changed.
 
     Args:
-        session: a writing one.
-        notice: as heard.
-        now: when.
+        session: from `Database.write`.
+        notice: as received.
+        now: the time in UTC.
 
     Returns:
-        Whether it is news. False, too, for an instance that is no node, or none any more.
+        Whether a row was added. False also for an instance that is not a living node.
     """
     is_node = session.scalar(select(Node.id).where(Node.id == notice.node_id, Node.ended_at.is_(None))) is not None
     if not is_node or session.get(Notice, (notice.node_id, notice.kind, notice.event_id)) is not None:
@@ -69,18 +70,18 @@ def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
 def replace_polled(
     session: Session, source: NoticeSource, node_ids: Collection[str], found: Sequence[NoticeRecord], now: datetime
 ) -> bool:
-    """Make the notices of a polled source what it says now, for the nodes that it was asked about.
+    """Replace the notices of a polled source by its newest answer, for the nodes in the question.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         source: STATUS or GROUP.
-        node_ids: whom it was asked about; of others nothing changes.
-        found: all that it told.
-        now: when.
+        node_ids: nodes in the question. Other nodes' notices are not changed.
+        found: all notices in the answer.
+        now: the time in UTC.
 
     Returns:
-        Whether anything changed. The time of a notice that is known already changes with what is found, except by
-        GROUP: a hook's runs from its first sight and is moved by `hold` alone.
+        Whether anything changed. Existing STATUS notices receive the new time and message. Existing GROUP notices keep
+            their time: the hook started at the first poll that showed it, and only `hold` extends it.
     """
     keys = {(notice.node_id, notice.kind, notice.event_id): notice for notice in found}
     known = {
@@ -105,7 +106,7 @@ def replace_polled(
 
 
 def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
-    """Note until when a terminating hook now holds an instance; returns whether it was known to be held."""
+    """Store a new expiry time of a terminating hook. Return whether the instance has a notice of a hook."""
     held = update(Notice).where(Notice.node_id == node_id, Notice.source == NoticeSource.GROUP)
     return changed_rows(session.execute(held.values(ends_at=ends_at))) > 0
 
@@ -124,6 +125,6 @@ def of_fleet(session: Session, fleet_name: str) -> tuple[NoticeRecord, ...]:
 
 
 def forget(session: Session, node_ids: Collection[str]) -> None:
-    """Drop the notices of nodes that are gone."""
+    """Delete the notices of ended nodes."""
     if node_ids:
         session.execute(delete(Notice).where(Notice.node_id.in_(sorted(node_ids))))

@@ -1,7 +1,7 @@
-"""Protection: who holds which shard, as the owners' agents report it.
+"""Protection: the shards of all ranks and their holders, as the owners' agents report them.
 
-Invariant: a replica row is written when a holder joins, leaves or changes its view, never for a step; steps live in the
-shard's row and in the job's.
+Invariant: a replica row is written when a holder joins, leaves or changes its view, but not for each step. Steps are in
+the rows of the shard and the job.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ _IN_VIEW = and_(
     Replica.is_in_view,
     ~exists().where(Node.id == Replica.holder_node_id, Node.ended_at.is_not(None)).correlate(Replica),
 )
-"""Its owner last saw it there, and its instance has not ended since: an owner that is itself gone says nothing any more."""
+"""Whether a holder counts: the owner last reported it in view, and its instance has not ended since.
+
+The second condition is needed because an owner that has ended reports nothing more.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderRecord:
-    """One holder of a shard; the first of a shard is its owner's node."""
+    """One holder of a shard. The first holder is the owner's node."""
 
     node_id: str
     is_in_view: bool
     changed_at: datetime | None = None
-    """None where it is not stored yet."""
+    """None before the row is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedRecord:
-    """What a holder is known to hold."""
+    """The newest step of a shard that a holder has verified."""
 
     node_id: str
     step: int
@@ -55,48 +58,48 @@ class ShardRecord:
     reason: str
     holders: tuple[HolderRecord, ...]
     verified: tuple[VerifiedRecord, ...] = ()
-    """Of holders that hold anything."""
+    """Only holders that have verified a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTotals:
-    """What the shards of one generation come to."""
+    """Sums over the shards of one generation."""
 
     shard_count: int
     fewest_in_view: int
-    """Holders in view of the thinnest of them."""
+    """Smallest number of holders in view over all shards."""
     has_reason: bool
-    """An owner says why something is not as it should be."""
+    """Whether an owner reports a reason for incomplete protection."""
 
 
 def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: datetime) -> int:
-    """Write the shards of a job as they are now; ranks that are not named stay as they are.
+    """Store shards of a job. Ranks without an entry are not changed.
 
     Args:
-        session: a writing one.
-        lease: of the shards' job.
+        session: from `Database.write`.
+        lease: of the job.
         shards: as their owners reported them.
-        now: when.
+        now: the time in UTC.
 
     Returns:
-        How many holders joined, left or changed their view: zero on most passes.
+        Number of holders that joined, left or changed their view; zero on most passes.
 
     Raises:
-        StaleLease: the lease was taken over; nothing was written.
+        StaleLease: another replica has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     return sum(_record_shard(session, lease.key, shard, now) for shard in shards)
 
 
 def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardTotals]:
-    """Return what the shards of several runs come to, in one query; for lists.
+    """Return sums over the shards of several runs, in one query.
 
     Args:
-        session: any.
-        generations: the number of the generation that counts, by run.
+        session: from `Database.read` or `Database.write`.
+        generations: by run, the generation that counts.
 
     Returns:
-        By run; runs no shard of which was reported in that generation are missing.
+        Sums by run. Runs without shards of that generation are missing.
     """
     in_view = func.sum(case((_IN_VIEW, 1), else_=0)).label("in_view")
     held = (

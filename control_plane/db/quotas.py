@@ -1,6 +1,6 @@
-"""Quotas: what the jobs of a project may have, all together, and what of AWS its submitters may name.
+"""Quotas: limits of a project's jobs and sources, and the AWS resources that its submitters may name.
 
-Invariant: a quota stops nothing that runs; it holds for what is created and for what waits.
+Invariant: a quota never stops a running job. It applies to new and to waiting jobs.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaRecord:
-    """A quota as it is stored."""
+    """A stored quota."""
 
     project: str
     max_node_count: int | None
-    """In each fleet; None: any."""
+    """Nodes per fleet. None: no limit."""
     max_job_count: int | None
-    """That have not ended; None: any."""
+    """Unfinished jobs. None: no limit."""
     max_source_bytes: int | None = None
-    """Of all uploaded archives together, those under way included; None: any."""
+    """Size of all source archives, including running uploads. None: no limit."""
     max_priority: int = 0
-    """The highest that its submitters may set."""
+    """Highest priority that submitters may set."""
     allowed_role_arns: tuple[str, ...] = ()
-    """What its submitters may name; an entry that ends with `*` allows all that begins like it."""
+    """Role ARNs that submitters may name. A trailing `*` matches any suffix."""
     allowed_secrets: tuple[str, ...] = ()
     allowed_data: tuple[str, ...] = ()
-    """S3 URIs and directories on nodes."""
+    """S3 URIs, and directories on nodes."""
 
 
 def put(session: Session, quota: QuotaRecord) -> None:
-    """Store a project's quota in place of the one that it had."""
+    """Store a project's quota and replace an existing one."""
     session.execute(delete(Quota).where(Quota.project == quota.project))
     session.add(Quota(**values_of(quota)))
     session.flush()
 
 
 def find(session: Session, project: str) -> QuotaRecord | None:
-    """Return a project's quota, or None where it may have anything."""
+    """Return a project's quota, or None if the project has no limits."""
     row = session.get(Quota, project)
     return None if row is None else record_of(row, QuotaRecord)
 
@@ -52,10 +52,10 @@ def page(session: Session, *, only_project: str | None, after: str | None, limit
     """Return quotas by project.
 
     Args:
-        session: any.
-        only_project: that one's alone; None: all.
-        after: project of the last one of the page before, or None for the first page.
-        limit: at most this many.
+        session: from `Database.read` or `Database.write`.
+        only_project: only this project's quota. None: all.
+        after: project of the previous page's last quota. None: first page.
+        limit: maximum number of rows.
 
     Returns:
         At most `limit` quotas.
@@ -69,21 +69,21 @@ def page(session: Session, *, only_project: str | None, after: str | None, limit
 
 
 def remove(session: Session, project: str) -> None:
-    """Lift a project's quota.
+    """Delete a project's quota.
 
     Args:
-        session: a writing one.
-        project: whose.
+        session: from `Database.write`.
+        project: the project.
 
     Raises:
-        NotFound: it has none.
+        NotFound: the project has no quota.
     """
     if not changed_rows(session.execute(delete(Quota).where(Quota.project == project))):
         raise NotFound("quota of the project", project)
 
 
 def live_job_count(session: Session, project: str) -> int:
-    """Return how many jobs of a project have not ended."""
+    """Return the number of a project's unfinished jobs."""
     return (
         session.scalar(select(func.count()).select_from(Job).where(Job.project == project, Job.ended_at.is_(None))) or 0
     )

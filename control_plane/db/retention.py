@@ -1,18 +1,18 @@
-"""What is let go, and when: everything that only grows has a limit here, and one bounded pass keeps it.
+"""Retention: deletes old rows of tables that grow without limit, in bounded passes.
 
-    intents        all, from when they were written: the key of a past minute is never tried again
+    intents        all, by creation time: keys of past minutes are not used again
     events         all
-    nodes          ended ones; with them what incidents say of them, and their agents' session tokens
-    tokens         revoked and expired ones; nonces that were used, once their minute is over
-    generations    of ended jobs, all but the newest
-    plans          of jobs that go on, all but the newest few; the lineage itself stays, because restores follow it
-    protection     of ended jobs: their agents have let go of all slots
-    metrics        of ended jobs: what their scripts logged
+    nodes          ended ones, their fault histories, and their agents' session tokens
+    tokens         revoked and expired ones; used nonces after their expiry
+    generations    of ended jobs, except the newest
+    plans          of all jobs, except the newest few; the lineage remains because restores follow it
+    protection     of ended jobs
+    metrics        of ended jobs
 
-Jobs, incidents, checkpoints, sources and fleets are kept.
+Jobs, incidents, checkpoints, sources and fleets are not deleted.
 
-Invariant: a pass deletes at most `batch_rows` rows of a kind in one short transaction, and nothing that a loop still
-reads; any number of replicas may make one at any time.
+Invariant: a pass deletes at most `batch_rows` rows of a kind, in one short transaction, and no row that a loop still
+reads. Several replicas may run passes at any time.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from control_plane.db.models import (
 )
 
 LET_GO = b""
-"""In place of a plan."""
+"""Value of `Generation.plan` after the plan was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long things are kept, in days, and how many plans."""
+    """Limits: days per kind, plans per job, and rows per pass."""
 
     intents: int = 7
     events: int = 90
@@ -62,17 +62,17 @@ DEFAULT = Retention()
 
 
 def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str, int]:
-    """Let go of what is older than its limit.
+    """Delete rows beyond their limits.
 
-    Called once a minute, and again at once while a pass finds as much as it may take.
+    Called once a minute, and again at once after a pass that reached `batch_rows`.
 
     Args:
-        session: a writing one.
+        session: from `Database.write`.
         retention: the limits.
-        now: when.
+        now: the time in UTC.
 
     Returns:
-        How many rows of each kind went; the oldest first where there are more.
+        Number of deleted rows per kind.
     """
 
     def before(days: int) -> datetime:

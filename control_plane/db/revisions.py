@@ -1,6 +1,6 @@
-"""Revisions: what was changed of a job after it was created, and when. A job is created with revision 1.
+"""Revisions: changes of a job after its creation. The created job has revision 1.
 
-Invariant: revisions are numbered without gaps, and a job carries what its newest one says.
+Invariant: revisions are numbered without gaps, and the job's row contains the newest one.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from everstep.protocol.codec import resolve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One field that was changed."""
+    """A change of one field."""
 
     field: str
-    """Its path in the API's words: `CheckpointConfig.EverySteps`."""
+    """Path in the API's names, as `CheckpointConfig.EverySteps`."""
     before: str | None
     after: str | None
-    """As text; None where there was or is none."""
+    """New value as text. For both values None means: not set."""
     needs_generation: bool
-    """A running generation goes on with what it began with: it holds from the next one on."""
+    """Whether the change takes effect only in the next generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionRecord:
-    """A revision as it is stored."""
+    """A stored revision."""
 
     number: int
     at: datetime
@@ -54,22 +54,22 @@ def revise(
     changes: tuple[Change, ...],
     now: datetime,
 ) -> JobRecord:
-    """Make the job's next revision.
+    """Store the job's next revision.
 
     Args:
-        session: a writing one.
-        job: as it was read in the same transaction.
-        spec: the new one.
-        priority: the new one.
-        tags: the new ones.
-        changes: what differs; not empty.
-        now: when.
+        session: from `Database.write`.
+        job: read in the same transaction.
+        spec: complete new specification.
+        priority: new priority.
+        tags: complete new tags.
+        changes: differences to the previous revision; not empty.
+        now: the time in UTC.
 
     Returns:
-        The job as it is now.
+        The changed job.
 
     Raises:
-        Conflict: it has ended, or was changed meanwhile.
+        Conflict: the job has ended, or a concurrent request changed it.
     """
     if job.ended_at is not None:
         raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
@@ -93,13 +93,13 @@ def revise(
 
 
 def page(session: Session, job: JobRecord, *, after: int, limit: int) -> tuple[RevisionRecord, ...]:
-    """Return revisions of a job, oldest first; the first is what it was created with.
+    """Return revisions of a job, oldest first. The first one is its creation.
 
     Args:
-        session: any.
-        job: whose.
-        after: number of the last one of the page before; 0 for the first page.
-        limit: at most this many.
+        session: from `Database.read` or `Database.write`.
+        job: the job.
+        after: number of the previous page's last revision. 0: first page.
+        limit: maximum number of rows.
 
     Returns:
         At most `limit` revisions.

@@ -1,6 +1,6 @@
-"""The schema's version: what the database has, what this code was written for, and the way from one to the other.
+"""Schema versions: compares the database's revision with this code's, and migrates.
 
-Invariant: a server runs on exactly the schema it was written for.
+Invariant: a server runs only on exactly the schema that its code needs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def migrations() -> Path:
-    """Return the folder of migrations: `alembic` of a checkout, or its copy inside an installed control plane.
+    """Return the folder of migrations: `alembic` in a checkout, or its copy in an installed package.
 
     Returns:
         An existing folder.
 
     Raises:
-        SchemaMismatch: neither is there; the installation is not whole.
+        SchemaMismatch: both are missing, so the installation is incomplete.
     """
     for folder in (_PACKAGE / "migrations", _PACKAGE.parent / "alembic"):
         if (folder / "env.py").is_file():
@@ -35,29 +35,29 @@ def migrations() -> Path:
 
 
 def newest() -> str:
-    """Return the revision that this code was written for."""
+    """Return the schema revision that this code needs."""
     head = ScriptDirectory.from_config(_config()).get_current_head()
     assert head is not None
     return head
 
 
 def current(database: Database) -> str | None:
-    """Return the revision that the database has; None where it has no tables of ours."""
+    """Return the database's schema revision, or None if it has no Everstep tables."""
     with database.engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
 def migrate(database: Database) -> str | None:
-    """Bring the database to the newest schema. Idempotent.
+    """Migrate the database to the newest schema. Idempotent.
 
     Args:
-        database: any, also an empty one.
+        database: may be empty.
 
     Returns:
-        The revision that it had before.
+        The revision before the migration.
 
     Raises:
-        SchemaMismatch: a newer Everstep has migrated it already.
+        SchemaMismatch: a newer version of Everstep has migrated the database.
     """
     before = current(database)
     _refuse_unknown(before)
@@ -69,13 +69,13 @@ def migrate(database: Database) -> str | None:
 
 
 def require_current(database: Database) -> None:
-    """Check that the database has the schema that this code was written for.
+    """Check that the database has the schema that this code needs.
 
     Args:
-        database: any.
+        database: to check.
 
     Raises:
-        SchemaMismatch: it has an older one, a newer one or none; the message says what to do.
+        SchemaMismatch: the schema is older, newer or missing. The message says what to do.
     """
     found, wanted = current(database), newest()
     if found == wanted:

@@ -1,14 +1,14 @@
-"""The engine and its transactions.
+"""The database engine and its transactions.
 
-    SQLite        serves replicas on one machine
-    PostgreSQL    serves replicas anywhere (`everstep[postgres]`)
+    SQLite        for replicas on one machine
+    PostgreSQL    for replicas on several machines (`everstep[postgres]`)
 
-What a writer reads is true until it commits, on either: SQLite has one writer at a time, and PostgreSQL is made to have
-one by a lock that is held from the transaction's beginning to its end. What looks first and writes then needs nothing
-more, wherever its twin runs; ids become visible in order.
+Only one write transaction runs at a time, so everything that it has read stays true until its commit. SQLite has a
+single writer by design. On PostgreSQL each write transaction holds an advisory lock from its begin to its end.
+Check-then-write code therefore needs no further locks, and ids become visible in order.
 
-Invariant: a transaction is short and stays in its thread; nothing outside the database is called while one is open. The
-asyncio shell reaches it from threads.
+Invariant: a transaction is short and stays in its thread. No code calls anything outside the database while it is open.
+Code on the event loop uses transactions in threads.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 BUSY_TIMEOUT_MILLISECONDS = 5_000
-"""A writer waits this long for another one: transactions take milliseconds, so this is an emergency."""
+"""Longest wait of a writer for another writer. Normal transactions take milliseconds."""
 
 SILENCE_MILLISECONDS = 10_000
-"""A replica that PostgreSQL has not heard of for so long, in a transaction or on the network, is taken for dead: others can write again."""
+"""Time after which PostgreSQL ends the connection of a silent replica and releases its lock.
+
+It applies to idle transactions and to unacknowledged network traffic.
+"""
 WRITER_LOCK = 0x45560001
-"""PostgreSQL's number of the lock that a writer holds; of this database alone."""
+"""Number of the advisory lock of writers, within this database."""
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 POSTGRESQL: Final[dict[str, str | int]] = {
     "application_name": "everstep",
@@ -53,20 +56,20 @@ POSTGRESQL: Final[dict[str, str | int]] = {
     f"idle_in_transaction_session_timeout={SILENCE_MILLISECONDS} "
     f"-c tcp_user_timeout={SILENCE_MILLISECONDS} -c statement_timeout=30000",
 }
-"""How libpq connects, unless the URL says otherwise."""
+"""Default connection parameters of libpq. Parameters in the URL take precedence."""
 
 R = TypeVar("R", bound="DataclassInstance")
 
 
 class Database:
-    """One database and the two ways into it.
+    """One database, with read and write transactions.
 
     Args:
-        url: SQLAlchemy's URL, for instance `sqlite:////var/lib/everstep/everstep.db` or
+        url: SQLAlchemy URL, for example `sqlite:////var/lib/everstep/everstep.db` or
             `postgresql://everstep@database.internal/everstep`.
 
     Raises:
-        ArgumentError: it is none, or its driver is not installed.
+        ArgumentError: the URL is invalid, or its driver is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -78,31 +81,33 @@ class Database:
         else:
             self.engine = _postgresql(self.url)
         self.disk = DiskWatch(_place(self.url), is_here=_directory(self.url) is not None)
-        """Notices when a transaction cannot be stored for lack of space."""
+        """Detects that transactions fail for lack of disk space."""
         self._commits = itertools.count(1)
         self.commit_number = 0
-        """Another one after every commit of this process."""
+        """Changes with each commit of this process."""
         self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
-        if not self.is_sqlite:  # whatever the database's own default is
+        if not self.is_sqlite:  # independent of the database's defaults
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             self._writing = self._writing.execution_options(
                 isolation_level="READ COMMITTED"
-            )  # what was committed before the lock was had is seen
+            )  # a writer sees all commits before it got the lock
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether it is a file of this machine, which has one writer and shows every commit of anybody."""
+        """Whether the database is SQLite: one local file, one writer, all commits visible in `data_version`."""
         return self.url.get_backend_name() == "sqlite"
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Yield a session that sees one consistent state and writes nothing."""
+        """Yield a read-only session on one consistent snapshot."""
         with Session(self._reading, expire_on_commit=False) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """Yield a session that is committed when the block ends and rolled back when it raises; meanwhile nobody else writes, in any replica."""
+        """Yield a session that commits at the end of the block, or rolls back on an exception. No other writer runs
+        meanwhile.
+        """
         try:
             with Session(self._writing, expire_on_commit=False) as session, session.begin():
                 yield session
@@ -114,12 +119,12 @@ class Database:
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """Yield a connection that is committed when the block ends; of two replicas that migrate, one waits for the other."""
+        """Yield a connection that commits at the end of the block. It excludes all other writers and migrations."""
         with self._writing.begin() as connection:
             yield connection
 
     def create_tables(self) -> None:
-        """Create every table at once, without migrations; for tests of what stands on the tables."""
+        """Create all tables without migrations. For tests only."""
         Base.metadata.create_all(self.engine)
 
     def close(self) -> None:
@@ -128,34 +133,34 @@ class Database:
 
 
 def record_of(row: Base, kind: type[R]) -> R:
-    """Return a frozen dataclass with the row's columns of the same names."""
+    """Convert a row to a frozen dataclass with fields of the same names."""
     return kind(**columns_of(row, kind))
 
 
 def columns_of(
     row: Base | Row[*tuple[Any, ...]], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return the row's columns that have the names of a dataclass's fields, without those to be converted by hand."""
+    """Return the columns that a dataclass's fields name, except those in `leave_out`, which the caller converts."""
     return {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in leave_out}
 
 
 def values_of(record: DataclassInstance, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a frozen dataclass as the columns of a new row, without those to be converted by hand; the way back is `record_of`."""
+    """Return a dataclass's fields as columns of a new row, without those in `leave_out`. Reverses `record_of`."""
     found = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in leave_out}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
 
 
 def changed_rows(result: Result[Any]) -> int:
-    """Return how many rows an UPDATE or DELETE found."""
+    """Return the number of rows that an UPDATE or DELETE matched."""
     assert isinstance(result, CursorResult)
     return int(result.rowcount)
 
 
 def _read(url: str) -> URL:
-    """Return a URL with the driver that is ours."""
+    """Parse a URL and set the driver that Everstep uses."""
     try:
         found = make_url(url)
-    except ValueError as error:  # of a port that is no number
+    except ValueError as error:  # for example a port that is not a number
         raise ArgumentError(f"the database URL cannot be read: {error}") from error
     match found.get_backend_name():
         case "sqlite":
@@ -169,14 +174,14 @@ def _read(url: str) -> URL:
 
 
 def _directory(url: URL) -> Path | None:
-    """Return the directory of SQLite's file; None for PostgreSQL and for a database in memory."""
+    """Return the directory of SQLite's file. None for PostgreSQL and for an in-memory database."""
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         return None
     return Path(url.database).absolute().parent
 
 
 def _place(url: URL) -> str:
-    """Return where the database's disk is, for people; never its password."""
+    """Describe the database's location for users, without its password."""
     directory = _directory(url)
     return (
         str(directory)
@@ -186,7 +191,7 @@ def _place(url: URL) -> str:
 
 
 def postgresql_arguments(url: URL) -> dict[str, str | int]:
-    """Return how libpq connects besides what the URL says, which wins. What goes over a network is encrypted."""
+    """Return libpq's parameters that the URL does not set. Connections to other machines require TLS."""
     others = url.query.get("host", ())
     hosts = [url.host or "", *([others] if isinstance(others, str) else others)]
     is_here = all(host == "" or host.startswith("/") or is_this_machine(host) for host in hosts)
@@ -195,7 +200,7 @@ def postgresql_arguments(url: URL) -> dict[str, str | int]:
 
 
 def _postgresql(url: URL) -> Engine:
-    """Return an engine whose writers wait for each other."""
+    """Return an engine whose write transactions exclude each other."""
     try:
         engine = create_engine(
             url, pool_pre_ping=True, connect_args=postgresql_arguments(url), json_serializer=_plain_json
@@ -212,16 +217,19 @@ def _postgresql(url: URL) -> Engine:
 
 
 def _plain_json(value: Any) -> str:
-    """Return JSON without NUL (`models.PlainText`): PostgreSQL takes it, and then refuses to look into the value."""
+    """Encode JSON with NUL replaced (see `models.PlainText`).
+
+    PostgreSQL stores an escaped NUL in a JSON column, but its JSON operators fail on that value.
+    """
     return _ESCAPED_NUL.sub(r"\1\\ufffd", json.dumps(value))
 
 
 def _make_sqlite_strict(engine: Engine) -> None:
-    """Give SQLite write-ahead logging, real durability, foreign keys and transactions that begin when they are told to."""
+    """Configure SQLite: write-ahead log, full durability, foreign keys, and explicit transactions."""
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # the driver would begin transactions of its own, and only before a write
+        connection.isolation_level = None  # otherwise the driver begins transactions itself, and only before a write
         cursor = connection.cursor()
         for pragma in (
             "journal_mode=WAL",
@@ -234,7 +242,7 @@ def _make_sqlite_strict(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that reads first and writes later cannot wait for another writer; one that will write takes the
-        # lock at once.
+        # A transaction that reads before it writes cannot wait for another writer in SQLite. So write transactions take
+        # the lock at their begin.
         writes = connection.get_execution_options().get("everstep_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

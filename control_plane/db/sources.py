@@ -1,6 +1,6 @@
-"""Sources: the users' archives, checked and stored, named by their own digest.
+"""Sources: verified source archives of users, identified by their SHA-256.
 
-Invariant: a source in this table is complete in S3 and has passed every check.
+Invariant: a source in this table is complete in S3 and has passed all checks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from control_plane.db.session import record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """A source archive."""
+    """A stored source archive."""
 
     sha256: str
     project: str
@@ -34,15 +34,15 @@ def get(session: Session, sha256: str, project: str | None) -> SourceRecord:
     """Return one source.
 
     Args:
-        session: any.
-        sha256: the source's id.
-        project: that uploaded it; None: any.
+        session: from `Database.read` or `Database.write`.
+        sha256: id of the source.
+        project: of the upload. None: any project.
 
     Returns:
-        The source as stored.
+        The stored source.
 
     Raises:
-        NotFound: the project uploaded nothing with this digest.
+        NotFound: the project has not uploaded this archive.
     """
     found = find(session, sha256, project)
     if found is None:
@@ -51,14 +51,14 @@ def get(session: Session, sha256: str, project: str | None) -> SourceRecord:
 
 
 def find(session: Session, sha256: str, project: str | None) -> SourceRecord | None:
-    """Return one source, or None where the project uploaded nothing with this digest; a project of None is any."""
+    """Return one source, or None if the project has not uploaded it. A project of None matches any."""
     query = select(Source).where(Source.sha256 == sha256).order_by(Source.project).limit(1)
     row = session.scalar(query if project is None else query.where(Source.project == project))
     return None if row is None else record_of(row, SourceRecord)
 
 
 def add(session: Session, source: SourceRecord) -> SourceRecord:
-    """Store a source for a project and end its upload; a source that the project has stays as it is."""
+    """Store a project's source and end its upload. An existing row is not changed."""
     remove_upload(session, source.sha256, source.project)
     row = session.get(Source, (source.sha256, source.project))
     if row is None:
@@ -69,16 +69,16 @@ def add(session: Session, source: SourceRecord) -> SourceRecord:
 
 
 def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -> int:
-    """Return what a project's archives take, stored and under way.
+    """Return the size of a project's archives, stored and being uploaded.
 
     Args:
-        session: any.
-        project: whose.
-        now: uploads that have expired by then are not counted.
-        besides: SHA-256 of the archive that is being judged; it is not counted.
+        session: from `Database.read` or `Database.write`.
+        project: the project.
+        now: the time in UTC; uploads that have expired do not count.
+        besides: SHA-256 of an archive that does not count, because the caller is checking its admission.
 
     Returns:
-        Bytes; an archive that is stored and under way again is counted once.
+        Bytes. An archive that is stored and being uploaded again counts once.
     """
     stored = select(Source.sha256, Source.archive_bytes).where(Source.project == project, Source.sha256 != besides)
     under_way = select(SourceUpload.sha256, SourceUpload.archive_bytes).where(
@@ -91,9 +91,9 @@ def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -
 def put_upload(
     session: Session, sha256: str, project: str, *, archive_bytes: int, now: datetime, expires_at: datetime
 ) -> None:
-    """Keep room for an archive under way, in place of the room that was kept for it before.
+    """Reserve a project's quota for an upload, and replace an earlier reservation of the same archive.
 
-    Expired uploads of all projects are removed.
+    Expired reservations of all projects are deleted.
     """
     session.execute(delete(SourceUpload).where(SourceUpload.expires_at <= now))
     remove_upload(session, sha256, project)
@@ -102,5 +102,5 @@ def put_upload(
 
 
 def remove_upload(session: Session, sha256: str, project: str) -> None:
-    """Keep no room for an archive any longer; there may be none."""
+    """Delete an upload's reservation, if there is one."""
     session.execute(delete(SourceUpload).where(SourceUpload.sha256 == sha256, SourceUpload.project == project))

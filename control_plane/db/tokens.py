@@ -1,10 +1,10 @@
-"""Bearer tokens: who may call, and as what. Only digests are stored.
+"""Bearer tokens: authentication and roles. Only digests are stored.
 
-    user      a person or a program; a role and, unless it is an admin's, perhaps a project
+    user      a person or a program; has a role and, except for admins, perhaps a project
     join      an instance of a fleet that has not joined yet (`db.nodes`: `joined_at`)
     session   an agent that has joined; bound to its node, revoked when the node ends
 
-Invariant: the token itself is returned once, by `mint`, and is nowhere else.
+Invariant: only `mint` returns the token itself, once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 TOKEN_BYTES = 32
 _PREFIX = "est_"
-"""So that a token in a log or a repository is found by those who look for tokens."""
+"""Lets secret scanners find a token in a log or repository."""
 
 
 class TokenKind(StrEnum):
-    """What a token is for: see the module."""
+    """Purpose of a token. See the module's docstring."""
 
     USER = "user"
     JOIN = "join"
@@ -39,10 +39,10 @@ class TokenKind(StrEnum):
 
 
 class Role(StrEnum):
-    """What a caller may do.
+    """Permissions of a caller.
 
-    ADMIN: everything, in every project. SUBMITTER: everything with jobs of its project, reading elsewhere in it.
-    VIEWER: reading in its project. AGENT: the agents' connection alone.
+    ADMIN: everything in every project. SUBMITTER: all actions on jobs of its project, and reading the project's other
+    data. VIEWER: reading data of its project. AGENT: only the agents' connection.
     """
 
     ADMIN = "admin"
@@ -53,7 +53,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """A token as it is stored."""
+    """A stored token."""
 
     id: str
     digest: str
@@ -70,12 +70,12 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewToken:
-    """A token that is about to be made."""
+    """Properties of a token to create."""
 
     kind: TokenKind
     role: Role
     project: str = ""
-    """Empty: every project."""
+    """Empty: all projects."""
     fleet_name: str | None = None
     node_id: str | None = None
     description: str = ""
@@ -83,21 +83,21 @@ class NewToken:
 
 
 def new_secret() -> str:
-    """Return a token that nobody has ever seen."""
+    """Return a new random token."""
     return _PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None = None) -> tuple[str, TokenRecord]:
-    """Make a token.
+    """Create a token.
 
     Args:
-        session: a writing one.
-        new: what it is for.
-        now: when.
-        secret: from `new_secret`, where it had to be kept safe before it could be stored.
+        session: from `Database.write`.
+        new: its properties.
+        now: the time in UTC.
+        secret: from `new_secret`, if the caller had to write it to a file before this transaction. None: create one.
 
     Returns:
-        The token, to be shown once, and its record.
+        The token, which is not stored and must be shown now, and its record.
     """
     token = secret or new_secret()
     row = Token(**values_of(new), id="tok-" + secrets.token_hex(8), digest=_digest(token), created_at=now)
@@ -107,7 +107,7 @@ def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None =
 
 
 def has_admin(session: Session) -> bool:
-    """Say whether anybody can administer this service."""
+    """Return whether an administrator's token exists that is not revoked."""
     return (
         session.scalar(
             select(Token.id)
@@ -127,15 +127,15 @@ def page(
     after: tuple[datetime, str] | None,
     limit: int,
 ) -> tuple[TokenRecord, ...]:
-    """Return the tokens that people handle, oldest first: users' and join tokens; those of agents' sessions are nobody's business.
+    """Return user and join tokens, oldest first. Session tokens of agents are not listed.
 
     Args:
-        session: any.
-        project: only of this project, or None.
-        with_ended: also those that are revoked or have expired.
-        now: when.
-        after: `(created_at, id)` of the last one of the page before, or None for the first page.
-        limit: at most this many.
+        session: from `Database.read` or `Database.write`.
+        project: only tokens of this project. None: all.
+        with_ended: include revoked and expired tokens.
+        now: the time in UTC.
+        after: `(created_at, id)` of the previous page's last token. None: first page.
+        limit: maximum number of rows.
 
     Returns:
         At most `limit` tokens.
@@ -159,17 +159,17 @@ def page(
 
 
 def get(session: Session, token_id: str) -> TokenRecord:
-    """Return a token that people handle, good or not.
+    """Return a user or join token, valid or not.
 
     Args:
-        session: any.
-        token_id: which.
+        session: from `Database.read` or `Database.write`.
+        token_id: public id of the token.
 
     Returns:
         Its record.
 
     Raises:
-        NotFound: there is none of this id, or it is an agent's.
+        NotFound: the id does not exist or belongs to a session token.
     """
     row = session.get(Token, token_id)
     if row is None or row.kind == TokenKind.SESSION:
@@ -178,14 +178,13 @@ def get(session: Session, token_id: str) -> TokenRecord:
 
 
 _BY_DIGEST: Final = select(Token).where(Token.digest == bindparam("digest"))
-"""Put together once: every request asks for it."""
+"""Built once, because each request runs it."""
 
 
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
-    """Return the record of a token that is good now, or None.
+    """Return the record of a valid token, or None.
 
-    The row is found by digest, which says nothing about the token; the comparison that counts takes the same time
-    wherever it fails.
+    The lookup by digest reveals nothing about the token. The final comparison takes constant time.
     """
     digest = _digest(token)
     row = session.scalar(_BY_DIGEST, {"digest": digest})
@@ -195,16 +194,16 @@ def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
 
 
 def find_by_id(session: Session, token_id: str, now: datetime) -> TokenRecord | None:
-    """Return the record of a token that is good now, or None.
+    """Return the record of a valid token, or None.
 
-    For those who have proven by other means that the token was shown.
+    For callers that have verified by other means that the client owns the token.
     """
     row = session.get(Token, token_id)
     return None if row is None else _good(row, now)
 
 
 def good_ids(session: Session, token_ids: Collection[str], now: datetime) -> frozenset[str]:
-    """Return those of the tokens that are good now."""
+    """Return the ids among `token_ids` whose tokens are valid now."""
     is_good = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now))
     return frozenset(session.scalars(select(Token.id).where(Token.id.in_(token_ids), is_good)))
 
@@ -216,14 +215,14 @@ def is_revoked(session: Session, token_id: str) -> bool:
 
 
 def require_another_admin(session: Session, token_id: str) -> None:
-    """Check that somebody administers the service, for good, without a token.
+    """Check that a permanent administrator's token remains after a token is revoked.
 
     Args:
-        session: a writing one.
-        token_id: of the token that is about to go.
+        session: from `Database.write`.
+        token_id: of the token to revoke.
 
     Raises:
-        Conflict: it is the last administrator's that does not expire.
+        Conflict: it is the last administrator's token without an expiry.
     """
     lasting = (
         Token.kind == TokenKind.USER,
@@ -237,7 +236,7 @@ def require_another_admin(session: Session, token_id: str) -> None:
 
 
 def revoke(session: Session, token_id: str, now: datetime) -> bool:
-    """End a token, and say whether it was good until now."""
+    """Revoke a token. Return False if it was revoked before or does not exist."""
     return bool(
         changed_rows(
             session.execute(
@@ -248,7 +247,7 @@ def revoke(session: Session, token_id: str, now: datetime) -> bool:
 
 
 def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str | None = None) -> None:
-    """End all session tokens of a node, but for one by its id."""
+    """Revoke all session tokens of a node, except the one with the id `but`."""
     query = update(Token).where(Token.node_id == node_id, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None))
     if but is not None:
         query = query.where(Token.id != but)

@@ -1,9 +1,10 @@
-"""Whether anything in the database may have changed, for a few microseconds.
+"""Checks within microseconds whether the database may have changed.
 
-    SQLite        its own `data_version`: a commit of any other connection changes it, and the one that looks never writes
-    PostgreSQL    commits of this process alone; those of other replicas are not seen, so what rests on it must soon be too old
+    SQLite        the pragma `data_version`: it changes with each commit of another connection; this one never writes
+    PostgreSQL    counts commits of this process only; callers must limit the age of their caches
 
-Invariant: two equal versions mean that nothing was committed in between, as far as it can be seen (`sees_everything`).
+Invariant: two equal versions mean that no visible commit happened in between. All commits are visible only if
+`sees_everything`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from control_plane.db.session import Database
 
 
 class Versions:
-    """Looks at one database. Used in one thread.
+    """The change counter of one database. Used in one thread.
 
     Args:
-        database: whose changes are looked for; it exists already.
+        database: must exist already.
     """
 
     def __init__(self, database: Database) -> None:
@@ -26,7 +27,7 @@ class Versions:
         self._connection: sqlite3.Connection | None = None
 
     def current(self) -> int | None:
-        """Return the version now; None where it cannot be told."""
+        """Return the present version, or None if it cannot be read."""
         if not self.sees_everything:
             return self._database.commit_number
         try:
@@ -41,7 +42,7 @@ class Versions:
         return int(version)
 
     def close(self) -> None:
-        """Close what was opened. Idempotent."""
+        """Close the connection. Idempotent."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
