@@ -1,4 +1,5 @@
-"""The service's surface: REST for people and programs, one websocket for agents.
+"""The service's network interface: a REST API for people and programs, and a websocket for agents.
 
-Invariant: everything that depends on the caller is decided here; nothing below knows tokens, roles or HTTP.
+Invariant: this package makes every decision that depends on the caller. The packages below it do not use tokens, roles
+or HTTP.
 """

@@ -1,7 +1,6 @@
-"""Whether a job can run at all: the request against its fleet and its source. Pure; all that is wrong is said at once.
+"""Checks whether a job can run: validates the request against its fleet and its source. Pure.
 
-Invariant: a `JobSpec` that comes from here needs no further check, and nothing has been stored when there is something
-wrong.
+Invariant: a returned `JobSpec` needs no further check. All errors of a request are reported together.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ KEY_VARIABLES = frozenset(
         "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     }
 )
-"""What would lead AWS SDKs away from the keys of RoleArn."""
+"""Variables that would make AWS SDKs use other credentials than those of RoleArn."""
 
 
 def admit(
@@ -57,25 +56,25 @@ def admit(
     allowance: Allowance | None = None,
     alternatives: Sequence[tuple[FleetRecord, int]] = (),
 ) -> JobSpec:
-    """Return what the job is, with every default filled in.
+    """Return the job's specification, with all defaults filled in.
 
     Args:
-        request: well formed.
-        run_id: of the job to be.
-        fleet: that it is to run on.
-        max_node_count: nodes that the fleet's group may have, as AWS says now.
-        source: that it names.
-        bucket: the service's own, for what the request sends nowhere.
-        default_max_slowdown: for a job that does not say what snapshots may cost it.
-        quota: of its project, if it has one.
-        allowance: what the caller may name; None: an administrator, who may name anything.
-        alternatives: other fleets that it may start in, each with the nodes that its group may have.
+        request: a request that passed the model's validation.
+        run_id: id of the new run.
+        fleet: the fleet that the job starts in.
+        max_node_count: current MaxSize of the fleet's group.
+        source: the uploaded source that the request names.
+        bucket: the service's bucket, for checkpoints, outputs and logs without a location of their own.
+        default_max_slowdown: MaxSlowdown for a request that sets none.
+        quota: quota of the job's project, or None.
+        allowance: names that the caller may use. None for an administrator, who may use all.
+        alternatives: further fleets that the job may start in, each with the MaxSize of its group.
 
     Returns:
         The job's specification.
 
     Raises:
-        InvalidRequest: with a field error for everything that is wrong.
+        InvalidRequest: the request has errors. There is one field error for each.
     """
     copies = copies_of(request)
     wrong = [
@@ -129,21 +128,21 @@ def admit(
 
 
 def own_place(bucket: str, name: str, run_id: str) -> str:
-    """Return where in the service's own bucket a job's things lie, and nobody else's.
+    """Return the prefix in the service's bucket that belongs to one run of a job only.
 
     Args:
-        bucket: the service's own.
-        name: of the job.
-        run_id: of the job.
+        bucket: the service's bucket.
+        name: name of the job.
+        run_id: id of the run.
 
     Returns:
-        A URI that ends with a slash.
+        An S3 URI that ends with a slash.
     """
     return f"s3://{bucket}/jobs/{name}/run={run_id}/"
 
 
 def copies_of(request: CreateTrainingJobRequest) -> int:
-    """Return how many nodes keep every shard: as asked, or two where there are two."""
+    """Return the number of nodes that hold each shard: Copies if set, else 2, or 1 for a job of one node."""
     asked = request.protection
     return asked.copies if asked is not None and "copies" in asked.model_fields_set else min(2, request.node_count)
 
@@ -185,7 +184,11 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
 
 
 def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Iterator[FieldError]:
-    """Nodes write there and the API reads and deletes there, each with its own permissions: a RoleArn changes nothing about that."""
+    """Yield the errors of the output locations.
+
+    Agents write there, and the API reads and deletes there, with their own permissions. A RoleArn does not change that,
+    so the service's bucket is forbidden in any case.
+    """
     asked = {
         "CheckpointConfig.S3Uri": _asked_checkpoints(request),
         "OutputDataConfig.S3OutputPath": _asked_output(request, run_id),
@@ -297,12 +300,15 @@ def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> It
 
 
 def _asked_checkpoints(request: CreateTrainingJobRequest) -> str | None:
-    """Return where the request sends checkpoints. Agents put those of a run below a folder of its own."""
+    """Return the checkpoint prefix that the request sets, or None. Agents append a folder per run."""
     uri = request.checkpoint_config.s3_uri
     return None if uri is None else f"{uri.rstrip('/')}/{request.training_job_name}/"
 
 
 def _asked_output(request: CreateTrainingJobRequest, run_id: str) -> str | None:
-    """Return where the request sends outputs: a place of this run alone, for the name may have been, and may be, that of others."""
+    """Return the output prefix of this run, or None if the request sets no location.
+
+    The prefix contains the run id, because other jobs may have the same name before or after this one.
+    """
     uri = request.output_data_config.s3_output_path
     return None if uri is None else f"{uri.rstrip('/')}/{request.training_job_name}/run={run_id}/"

@@ -1,11 +1,11 @@
-"""What a project's submitters may name of AWS, and the priority they may set. Pure.
+"""Limits for a project's submitters: AWS resources that they may use, and the highest priority. Pure.
 
-Nodes read secrets and inputs with their own permissions, or with those of a role that they may assume: what one project
-names could belong to another. So an administrator gives each project what it may name (PutProjectQuota), and a project
-without a quota may name nothing. With a RoleArn that the project was given, the role's own permissions decide which
-secrets and objects a job reads.
+Nodes read secrets and inputs with their own permissions, or with those of a role that they may assume. These
+permissions may cover other projects' resources. Therefore an administrator sets an allow-list per project
+(PutProjectQuota). Without a quota, all lists are empty. If a job has an allowed RoleArn, the role's own permissions
+decide which secrets and objects the job can read.
 
-Invariant: this holds for every caller but administrators, whatever the request says.
+Invariant: the limits apply to every caller except administrators.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from control_plane.db.quotas import QuotaRecord
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What the submitters of one project may name."""
+    """The allow-lists and the priority limit for submitters of one project."""
 
     quota: QuotaRecord
 
     def refused(self, request: CreateTrainingJobRequest) -> Iterator[FieldError]:
-        """Yield an error for each name in the request that the project was not given."""
+        """Yield a field error for each value of the request that the project may not use."""
         quota = self.quota
         if request.priority > quota.max_priority:
             yield self._priority(request.priority)
@@ -49,13 +49,13 @@ class Allowance:
                 )
 
     def require_priority(self, priority: int) -> None:
-        """Refuse a priority that the project's submitters may not set.
+        """Raise if the project's submitters may not set a priority.
 
         Args:
-            priority: that a job is to have.
+            priority: the requested priority.
 
         Raises:
-            InvalidRequest: it is higher than the project's highest.
+            InvalidRequest: the priority exceeds the project's limit.
         """
         if priority > self.quota.max_priority:
             error = self._priority(priority)
@@ -79,7 +79,7 @@ class Allowance:
 
 
 def allowance_of(project: str, quota: QuotaRecord | None) -> Allowance:
-    """Return what the submitters of a project may name; without a quota that is nothing."""
+    """Return the allowance of a project. Without a quota, it allows no names and no priority above 0."""
     return Allowance(quota or QuotaRecord(project=project, max_node_count=None, max_job_count=None))
 
 

@@ -1,17 +1,16 @@
-"""Answers that are asked for again and again are made once, for as long as nothing was written to the database.
+"""Cache of responses to frequent reads, valid until the next commit to the database.
 
-    GET DescribeTrainingJob, ListTrainingJobs, with a token in the header
-      the same path, query and token, nothing committed since, at most `MAX_AGE_SECONDS` old    the same bytes
-      somebody else is being answered the same right now                                       that answer, when it is there
-      else                                                                                     made anew
+    GET DescribeTrainingJob or ListTrainingJobs, with a token in the header:
+      same path, query and token, no commit since, at most `MAX_AGE_SECONDS` old    returns the cached bytes
+      an identical request is being processed                                       waits for its response
+      otherwise                                                                     processes the request
 
-A dashboard, a waiter and a script that look at a job every second then cost one answer a change, not one each. What an
-answer shows is in the database alone, but for the time: the age is how late a token that expires, or a job whose turn
-comes at a time, is noticed at most. A revoked token is a commit. Where commits of other replicas cannot be seen
-(`Versions`), they are noticed as late as a stream of events tells of them.
+Dashboards, waiters and scripts that poll a job every second cost one response per change instead of one per request. A
+cached response depends only on the database and the time. Therefore its age limits how late an expired token, or a job
+whose turn has come, takes effect. A revocation is a commit, so it takes effect at once. If this server cannot see the
+commits of other replicas (`Versions`), these take effect after the cache's shorter maximum age.
 
-Invariant: an answer is given to whoever shows the token that it was made for, and was made from what is in the database
-now or, of other replicas' doing, a moment ago. What is held is bounded in bytes.
+Invariant: a response is returned only for the token it was created for. The size of the cache is bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from control_plane.db.versions import Versions
 
 MAX_AGE_SECONDS: Final = 1.0
 MAX_AGE_UNSEEN_SECONDS: Final = 0.2
-"""Where other replicas' commits are not seen."""
+"""Maximum age if this server does not see the commits of other replicas."""
 MAX_BYTES: Final = 32 * 1024 * 1024
 MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
 _SHARED: Final = re.compile(r"/v1/training-jobs(/[^/]+)?")
@@ -41,7 +40,7 @@ Key = tuple[bytes, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was answered, and when."""
+    """A cached response with the database version it was created from."""
 
     version: int
     made_at: datetime
@@ -50,12 +49,12 @@ class Answer:
 
 
 class Answers:
-    """ASGI middleware around the routes, within what gives each request its id.
+    """ASGI middleware around the routes, inside the envelope that assigns request ids.
 
     Args:
-        app: what is inside.
-        versions: of the database; looked at on the server's event loop.
-        now: the time in UTC.
+        app: the inner application.
+        versions: versions of the database, read on the server's event loop.
+        now: returns the time in UTC.
     """
 
     def __init__(self, app: ASGIApp, versions: Versions, now: Callable[[], datetime]) -> None:
@@ -68,7 +67,7 @@ class Answers:
         self._making: dict[tuple[Key, int], asyncio.Future[Answer | None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; called by the server."""
+        """Answer one request. The server calls it."""
         key = _key(scope)
         version = self._versions.current() if key is not None else None
         if key is None or version is None:
@@ -95,7 +94,7 @@ class Answers:
         return answer
 
     async def _make(self, key: Key, version: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have it answered, and hold what was answered if it is whole and good."""
+        """Let the inner application respond, and cache a complete response with status 200."""
         made_at = self._now()
         done: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._making[key, version] = done
@@ -105,7 +104,8 @@ class Answers:
         async def send_kept(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start":
-                start = {**message, "headers": list(message["headers"])}  # who is outside adds this request's own
+                # the outer middleware adds this request's own headers
+                start = {**message, "headers": list(message["headers"])}
             elif message["type"] == "http.response.body" and len(body) <= MAX_ANSWER_BYTES:
                 body.extend(message.get("body", b""))
                 if (
@@ -124,7 +124,7 @@ class Answers:
             if self._making.get((key, version)) is done:
                 del self._making[key, version]
             if not done.done():
-                done.set_result(None)  # whoever waits makes its own
+                done.set_result(None)  # waiting requests then create their own response
 
     def _hold(self, key: Key, answer: Answer) -> None:
         before = self._held.pop(key, None)
@@ -136,7 +136,10 @@ class Answers:
 
 
 def _key(scope: Scope) -> Key | None:
-    """Return what makes two requests the same, None for one that is not shared. The token itself is not kept."""
+    """Return the cache key of a request, or None if it is not cacheable.
+
+    The key has the token's digest, not the token.
+    """
     if scope["type"] != "http" or scope["method"] != "GET" or _SHARED.fullmatch(scope["path"]) is None:
         return None
     tokens = [value for name, value in scope["headers"] if name == b"authorization"]

@@ -1,15 +1,15 @@
-"""Checks that a user's source archive is a gzipped tar of plain files with nothing that could hurt whoever unpacks it.
+"""Checks that a source archive is a gzipped tar of plain files that is safe to unpack.
 
     server process                                   python -m control_plane.api.archive ARCHIVE_BYTES LIMITS
-    inspect_apart(file)   the archive ──▶ stdin      inspect: one pass over the stream, every bound enforced while reading
-                          JSON        ◀── stdout     within CPU_SECONDS and MEMORY_BYTES, which the kernel enforces
+    inspect_apart(file)   the archive ──▶ stdin      inspect: one pass over the stream, limits enforced while reading
+                          JSON        ◀── stdout     within CPU_SECONDS and MEMORY_BYTES, enforced by the kernel
 
-Nothing is unpacked here. `tarfile` reads a header into memory whole, however long it claims to be, so headers have
-bounds of their own.
+The check unpacks no file. `tarfile` reads a whole header into memory, however long the header claims to be. Therefore
+headers have their own limits.
 
-Invariant: an archive that passes holds only directories and regular files with clean relative paths, within the limits.
-No archive takes more memory than its paths and one header, or more time than is linear in its length and its paths.
-This module imports nothing but the standard library and the rule for one member.
+Invariant: an accepted archive contains only directories and regular files with clean relative paths, within the limits.
+The check needs memory for the paths and one header, and time linear in the archive's length and paths. This module
+imports only the standard library and the rule for one member.
 """
 
 from __future__ import annotations
@@ -32,44 +32,47 @@ from everstep.protocol.source_members import RefusedMember, clean_path
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 1024 * 1024
-"""Below this an archive may be compressed as well as it likes."""
+"""The compression ratio is not checked for archives below this unpacked size."""
 HEADER_BYTES = 64 * 1024
-"""Of one file or directory: what pax and GNU put before it is a few hundred bytes, and some KiB with extended attributes."""
+"""Limit for the header of one file or directory.
+
+pax and GNU headers have a few hundred bytes, or some KiB with extended attributes.
+"""
 MEAN_HEADER_BYTES = 4 * tarfile.BLOCKSIZE
-"""The same on average; more than a header and a pax header with its block take."""
+"""Limit for the mean header size. It covers a header plus a pax header with its block."""
 GLOBAL_HEADERS = 100
-"""pax headers of all that follows; git writes one."""
+"""Limit for global pax headers in an archive; git writes one."""
 ALL_PATHS_BYTES = 2 * 1024 * 1024
-"""All paths of one archive: the database keeps them."""
+"""Limit for the total length of an archive's paths, because the database stores them."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 512 * 1024 * 1024
 _WAIT_SECONDS = 120.0
 _AT_ONCE = threading.BoundedSemaphore(2)
-"""Archives that are inspected at one time."""
+"""Limits the number of concurrent inspections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLimits:
-    """What a source archive may be."""
+    """Size limits of a source archive."""
 
     archive_bytes: int = 256 * 1024 * 1024
     unpacked_bytes: int = 2 * 1024 * 1024 * 1024
     file_count: int = 20_000
     ratio: int = 200
-    """Unpacked ÷ packed; above it (and above 1 MiB) an archive is a bomb, not code."""
+    """Unpacked size ÷ packed size. A higher ratio above 1 MiB means a decompression bomb."""
 
 
 class RefusedArchive(Exception):
-    """The archive cannot be taken; the message says what is wrong with which member."""
+    """The archive is rejected. The message names the member and the problem."""
 
 
 class ArchiveTooLarge(RefusedArchive):
-    """The archive has too many files or bytes; the user can leave some out."""
+    """The archive has too many files or bytes. The user can exclude files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveContents:
-    """What is in an archive."""
+    """The files of an archive and their total size."""
 
     files: tuple[str, ...]
     """Relative paths, sorted."""
@@ -77,20 +80,21 @@ class ArchiveContents:
 
 
 def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> ArchiveContents:
-    """Inspect an archive in a process of its own, so that it costs other callers neither memory nor the interpreter.
+    """Inspect an archive in a separate process, so that it uses neither the server's memory nor its interpreter.
 
     Blocks.
 
     Args:
-        file: the archive, at its beginning; a file on disk, or one that `fileno` puts there. Its position changes.
-        archive_bytes: its length.
-        limits: what it may be.
+        file: the archive at its beginning. Must have a file descriptor, or create one on `fileno`. Its position
+            changes.
+        archive_bytes: size of the archive.
+        limits: size limits.
 
     Returns:
-        Its files.
+        The archive's files.
 
     Raises:
-        RefusedArchive: as `inspect`, or the archive takes more time or memory than an archive may.
+        RefusedArchive: `inspect` rejected the archive, or the inspection exceeded its limits of time or memory.
     """
     given = json.dumps(asdict(limits))
     command = [sys.executable, "-P", "-m", "control_plane.api.archive", str(archive_bytes), given]
@@ -111,10 +115,10 @@ def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> 
 
 
 def main(arguments: list[str]) -> None:
-    """Inspect the archive at standard input. Called in a process of its own, by `inspect_apart`.
+    """Inspect the archive at standard input. `inspect_apart` runs it in a separate process.
 
     Args:
-        arguments: the archive's length, and the limits as JSON.
+        arguments: the size of the archive, and the limits as JSON.
     """
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -127,18 +131,18 @@ def main(arguments: list[str]) -> None:
 
 
 def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> ArchiveContents:
-    """Read an archive and check everything about it.
+    """Read an archive and check all its members.
 
     Args:
-        file: the archive, from its current position on.
-        archive_bytes: its length.
-        limits: what it may be.
+        file: the archive, read from its current position.
+        archive_bytes: size of the archive.
+        limits: size limits.
 
     Returns:
-        Its files.
+        The archive's files.
 
     Raises:
-        RefusedArchive: a link, a device, an absolute path, a `..`, a doubled path, too many files or bytes, or not a
+        RefusedArchive: a link, a device, an absolute path, a `..`, a duplicate path, too many files or bytes, or not a
             gzipped tar.
     """
     unpacked_limit = min(limits.unpacked_bytes, max(SMALL_BYTES, archive_bytes * limits.ratio))
@@ -183,7 +187,7 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
         LookupError,
         ArithmeticError,
     ) as error:
-        # `tarfile` raises the last three for numbers and maps in pax headers that are none.
+        # `tarfile` raises the last three for invalid numbers and maps in pax headers.
         raise RefusedArchive(f"not a whole gzipped tar: {error}") from error
     if not files:
         raise RefusedArchive("no files in it")
@@ -193,7 +197,7 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
 
 
 def _parents(paths: set[str]) -> set[str]:
-    """Return every directory that the paths lie in. Each is visited once, however many paths lie in it."""
+    """Return all parent directories of the paths. The function visits each directory once."""
     found: set[str] = set()
     for path in paths:
         parent = path.rpartition("/")[0]
@@ -206,18 +210,18 @@ def _parents(paths: set[str]) -> set[str]:
 def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
     with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
         for member in archive:
-            archive.members.clear()  # it would keep every one
+            archive.members.clear()  # tarfile would keep all members in memory
             if len(archive.pax_headers) > GLOBAL_HEADERS:
                 raise RefusedArchive(f"more than {GLOBAL_HEADERS} pax headers of the whole archive")
             yield member
 
 
 class _Bounded:
-    """A stream that ends in an error instead of going on for ever.
+    """A stream that raises when an archive reads more bytes than its members may have.
 
     Args:
-        stream: the archive, unpacked.
-        besides_bytes: what may come besides the content of files, in all.
+        stream: the unpacked archive.
+        besides_bytes: limit for all bytes that are not file content.
     """
 
     def __init__(self, stream: gzip.GzipFile, besides_bytes: int) -> None:
@@ -227,9 +231,9 @@ class _Bounded:
         self._left_before_next = HEADER_BYTES + tarfile.RECORDSIZE
 
     def expect(self, content_bytes: int) -> None:
-        """Let a file's content pass, and one header more; called before what follows a header is read.
+        """Allow the content of the next file, and one more header.
 
-        `tarfile` reads ahead, by a record at most.
+        The caller calls it before it reads on after a header. `tarfile` reads ahead by at most one record.
         """
         padded = -(-content_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         self._left += padded
@@ -243,7 +247,7 @@ class _Bounded:
         return data
 
     def drain(self) -> None:
-        """Read to the end, so that a cut or forged tail is found."""
+        """Read to the end, to detect a truncated or forged tail."""
         while self._taken(SMALL_BYTES):
             pass
 

@@ -1,19 +1,19 @@
-"""Who is calling, and what they may do.
+"""Authentication and authorization of API callers.
 
     role        training jobs, sources, incidents, events    fleets, nodes             tokens
-    admin       of all projects                              all                       all
-    submitter   of its project                               reading                   its own: reading
-    viewer      of its project: reading                      reading                   its own: reading
-    agent       nothing over HTTP; the agents' websocket alone
+    admin       all projects                                 full access               full access
+    submitter   own project                                  read                      own token: read
+    viewer      own project: read                            read                      own token: read
+    agent       none over HTTP; agents may use only their websocket
 
-What each operation takes at least is the `Reader`, `User` or `Admin` of its route; docs/security.md has the table that
-follows from that.
+The dependency of a route (`Reader`, `User` or `Admin`) defines the least role of an operation. docs/security.md has a
+table generated from these dependencies.
 
-Fleets and nodes are shared by all projects, so everybody may see them; whose job runs there, only those who may see the
-job.
+All projects share fleets and nodes, so every caller may see them. Only callers who may see a job see which nodes run
+it.
 
-Invariant: something of another project does not exist for a caller: it is answered like something that never was.
-Nothing of a request's body is read before its token was found good, except where `OPEN_PATHS` says so.
+Invariant: for a caller, resources of other projects do not exist; the response is the same as for an unknown name. The
+server reads a request's body only after it has verified the token, except on `OPEN_PATHS`.
 """
 
 from __future__ import annotations
@@ -38,43 +38,46 @@ DEFAULT_PROJECT = "default"
 OPEN_PATHS: Final = frozenset(
     {"/v1/health", "/v1/openapi.json", "/v1/session", "/v1/agents/nonce", "/v1/agents/session"}
 )
-"""They take no bearer token: a health check, the contract, a browser's sign-in, and instances that show who they are by another proof."""
+"""Paths that need no bearer token.
+
+They serve health checks, the contract, a browser's sign-in, and agents that prove their instance in another way.
+"""
 MAX_TOKEN_LENGTH = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is calling."""
+    """The authenticated caller of a request."""
 
     role: Role
     project: str
-    """Empty: every project."""
+    """Empty if the caller may access every project."""
     token: TokenRecord
-    """What it calls with."""
+    """The token that authenticates the request."""
     ends_at: datetime | None = None
-    """When a browser's session ends; None where there is none. The token may end sooner."""
+    """When the browser session ends, or None if the request uses none. The token may expire earlier."""
 
     @property
     def project_filter(self) -> str | None:
-        """The project that lists are narrowed to, or None."""
+        """The project to restrict lists to, or None for all projects."""
         return self.project or None
 
     @property
     def name(self) -> str:
-        """Who it is, for reasons and histories: what the token was made for, and its id."""
+        """The caller's name in reasons and histories: the token's description and id."""
         return f"{self.token.description}, {self.token.id}" if self.token.description else self.token.id
 
     def choose_project(self, wanted: str | None) -> str:
-        """Return the project that something new belongs to.
+        """Return the project of a new resource.
 
         Args:
-            wanted: what the request names, or None.
+            wanted: the project in the request, or None.
 
         Returns:
-            A project, never empty.
+            The requested project, else the token's project, else the default project.
 
         Raises:
-            Forbidden: the caller may not create in the project it named.
+            Forbidden: the token belongs to another project than the request names.
         """
         if self.project and wanted and wanted != self.project:
             raise Forbidden(
@@ -83,31 +86,31 @@ class Caller:
         return wanted or self.project or DEFAULT_PROJECT
 
     def require_sight(self, noun: str, name: str, project: str) -> None:
-        """Check that something that was found may be seen.
+        """Raise NotFound if the caller may not see a resource.
 
         Args:
-            noun: what it is, for the error.
-            name: its name, for the error.
-            project: that it belongs to.
+            noun: kind of the resource, for the message.
+            name: name of the resource, for the message.
+            project: project of the resource.
 
         Raises:
-            NotFound: it belongs to another project.
+            NotFound: the resource belongs to another project.
         """
         if self.project and self.project != project:
             raise NotFound(f"There is no {noun} named {name!r}.")
 
 
 def bearer(authorization: str | None) -> str:
-    """Return the token in an Authorization header.
+    """Return the token of an Authorization header.
 
     Args:
         authorization: value of the header, or None.
 
     Returns:
-        The token, not yet looked up.
+        The token, which is not verified yet.
 
     Raises:
-        Unauthenticated: there is none.
+        Unauthenticated: the header has no bearer token.
     """
     scheme, _, token = (authorization or "").partition(" ")
     token = token.strip()
@@ -119,33 +122,35 @@ def bearer(authorization: str | None) -> str:
 
 
 def find_token(services: Services, token: str) -> TokenRecord | None:
-    """Return the record of a token that is good now, or None. Blocks on the database."""
+    """Return the record of a token, or None if it is unknown, expired or revoked. Blocks on the database."""
     with services.database.read() as session:
         return tokens.find(session, token, services.now())
 
 
 def is_token_good(scope: Scope, token_id: str) -> bool:
-    """Say whether a token is good now. Blocks on the database; called while an answer goes on."""
+    """Say whether a token is valid. Called during long responses. Blocks on the database."""
     services: Services = scope["app"].state.services
     with services.database.read() as session:
         return tokens.find_by_id(session, token_id, services.now()) is not None
 
 
 async def reader(request: Request, services: ServicesDep) -> Caller:
-    """Let anybody with a user's token pass; the other two build on it. Called once per request.
+    """Accept any caller with a user's token.
 
-    A coroutine: a token that is held (`held_tokens`) is found without asking for a thread.
+    `user` and `admin` build on it. FastAPI calls it once per request.
+
+    It is a coroutine, so that a cached token (`held_tokens`) needs no thread.
 
     Args:
-        request: its Authorization header is looked at and, where there is none, a browser's session.
-        services: where tokens are found.
+        request: carries an Authorization header or, without one, a browser's session cookie.
+        services: provides the tokens.
 
     Returns:
-        The token's role and project.
+        The caller.
 
     Raises:
-        Unauthenticated: no token, or one that is unknown, expired or revoked.
-        Forbidden: it is an agent's, or another site's page used a session.
+        Unauthenticated: the request has no token, or one that is unknown, expired or revoked.
+        Forbidden: the token is an agent's, or a page of another site used the session.
     """
     found: Caller | None = getattr(request.state, "caller", None)
     return found or await _identify(request, services)
@@ -155,24 +160,24 @@ async def _identify(request: Request, services: Services) -> Caller:
     authorization = request.headers.get("authorization")
     session = await asyncio.to_thread(sessions.find, request, services) if authorization is None else None
     record = require_user(await services.tokens.find(bearer(authorization)) if session is None else session[0])
-    request.state.token_id = record.id  # an answer that goes on for long ends with its token: `api.open_answers`
+    request.state.token_id = record.id  # `api.open_answers` ends long responses when the token becomes invalid
     caller = Caller(Role(record.role), record.project, record, None if session is None else session[1])
     request.state.caller = caller
     return caller
 
 
 class Authenticated:
-    """ASGI middleware around the routes: FastAPI reads and parses a body before it asks who is calling, and so this asks first.
+    """ASGI middleware that authenticates requests before FastAPI reads and parses their body.
 
     Args:
-        app: what is inside.
+        app: the inner application.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; called by the server."""
+        """Answer one request. The server calls it."""
         if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"] not in OPEN_PATHS:
             try:
                 await _identify(Request(scope), scope["app"].state.services)
@@ -186,17 +191,17 @@ class Authenticated:
 
 
 def require_user(record: TokenRecord | None) -> TokenRecord:
-    """Return the record of a token that a person or a program may call with.
+    """Return the record if it is a valid token of a person or a program.
 
     Args:
-        record: as it was found.
+        record: the token's record, or None if the token is invalid.
 
     Returns:
-        The same.
+        The same record.
 
     Raises:
-        Unauthenticated: there is none.
-        Forbidden: it is an agent's.
+        Unauthenticated: the record is None.
+        Forbidden: the token is an agent's.
     """
     if record is None:
         raise Unauthenticated("The token is unknown, expired or revoked.", hint="Ask an administrator for a new one.")
@@ -206,16 +211,16 @@ def require_user(record: TokenRecord | None) -> TokenRecord:
 
 
 async def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
-    """Let those pass who may run jobs.
+    """Accept callers who may submit jobs: submitters and administrators.
 
     Args:
-        caller: whoever `reader` let pass.
+        caller: the caller that `reader` accepted.
 
     Returns:
-        The same.
+        The same caller.
 
     Raises:
-        Forbidden: the role may read only.
+        Forbidden: the role can only read.
     """
     if caller.role not in (Role.SUBMITTER, Role.ADMIN):
         raise Forbidden(
@@ -226,16 +231,16 @@ async def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
 
 
 async def admin(caller: Annotated[Caller, Depends(reader)]) -> Caller:
-    """Let administrators pass.
+    """Accept administrators only.
 
     Args:
-        caller: whoever `reader` let pass.
+        caller: the caller that `reader` accepted.
 
     Returns:
-        The same.
+        The same caller.
 
     Raises:
-        Forbidden: the role is another.
+        Forbidden: the caller is not an administrator.
     """
     if caller.role is not Role.ADMIN:
         raise Forbidden(f"This needs the role admin; the token has the role {caller.role}.")

@@ -1,7 +1,9 @@
-"""Threads for what callers read and upload: they wait for S3 in these, and never in those of the loops, of the agents' door and of every sign-in.
+"""Thread pool for the downloads and uploads of callers.
 
-Invariant: no more of it is under way than there are threads, whoever has left meanwhile; what waits for a thread when
-its caller leaves is not begun.
+These calls wait for S3. The separate pool keeps them from blocking the loops, the agents' connections and sign-ins.
+
+Invariant: the number of running calls never exceeds the number of threads, even if callers disconnect. A queued call
+whose caller disconnects never starts.
 """
 
 from __future__ import annotations
@@ -18,32 +20,32 @@ CALLER_THREADS: Final = 8
 
 
 class CallerThreads:
-    """A few threads of one server, for coroutines that answer callers."""
+    """Fixed-size thread pool of one server, for coroutines that answer callers."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(CALLER_THREADS, thread_name_prefix="caller")
         self._closed = threading.Event()
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Do what blocks in one of the threads; called on the event loop.
+        """Run a blocking function in one of the threads. Called on the event loop.
 
         Args:
-            work: what to do.
-            *arguments: its own.
+            work: the function.
+            *arguments: arguments of the function.
 
         Returns:
-            What it returns.
+            The function's result.
         """
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
     def is_closed(self) -> bool:
-        """Say whether the server ends; from any thread.
+        """Say whether the server is shutting down. Callable from any thread.
 
-        Python waits for its threads then: what takes long looks here, and leaves off.
+        Python waits for running threads at exit, so long-running work checks this value and returns early.
         """
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Begin nothing more; called once by the composition root. What is under way is not waited for here."""
+        """Reject new work, without waiting for running work. The composition root calls it once."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)

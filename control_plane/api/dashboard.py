@@ -1,11 +1,13 @@
-"""Serves the dashboard: `make web` builds it into `control_plane/static`; a path that no route has and that is not under /v1 is one of its pages.
+"""Serves the dashboard, which `make web` builds into `control_plane/static`.
 
-    /assets/<name>-<hash>.<ext>   kept for ever: another content has another name; a packed twin `<name>.gz` is sent where the browser takes it
-    /<name>.<ext>                 files beside index.html, the runbook among them
-    anything else                 index.html: the path is a page of the dashboard, so that links to it and reloads work
+    /assets/<name>-<hash>.<ext>   cached forever, because changed content gets another name; served compressed
+                                  from `<name>.gz` if the browser accepts gzip
+    /<name>.<ext>                 files beside index.html, for example the runbook
+    any other path                index.html: paths are pages of the dashboard, so links and reloads work
 
-Invariant: no page runs a script or takes a style that this server did not send, and nothing outside the built directory
-is ever read.
+The router calls it for paths without a route. Paths under /v1 are never pages.
+
+Invariant: pages run only scripts and styles from this server. Only files of the built directory are read.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 STATIC: Final = Path(__file__).resolve().parents[1] / "static"
 NONCE: Final = "__CSP_NONCE__"
-"""Stands in index.html where the nonce of the answer goes: styles that the dashboard makes at run time carry it."""
+"""Placeholder in index.html for the response's nonce.
+
+Styles that the dashboard creates at run time carry the nonce.
+"""
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
@@ -33,21 +38,22 @@ _HEADERS: Final = {
 _PLAIN_POLICY: Final = (
     "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Of a page that is only read, as the runbook: it has no script."""
+"""Content-Security-Policy of static pages without scripts, such as the runbook."""
 _NOT_BUILT: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Everstep</title>
 <h1>The dashboard is not built</h1>
 <p>This server runs from a checkout. Build the dashboard once and reload this page:</p>
 <pre>make web</pre>
-<p>The API works without it: <a href="/v1/openapi.json">/v1/openapi.json</a>, and so does the command line: <code>everstep --help</code>.</p>
+<p>The API works without it: \
+<a href="/v1/openapi.json">/v1/openapi.json</a>, and so does the command line: <code>everstep --help</code>.</p>
 </html>"""
 
 
 class Dashboard:
-    """ASGI application for the paths that no route has.
+    """ASGI application for paths without a route.
 
     Args:
-        otherwise: answers what is not the dashboard's: everything under /v1.
-        directory: what `make web` built; need not exist.
+        otherwise: answers paths under /v1.
+        directory: output of `make web`; may be missing.
     """
 
     def __init__(self, otherwise: ASGIApp, directory: Path = STATIC) -> None:
@@ -55,7 +61,7 @@ class Dashboard:
         self._directory = directory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; called by the router for paths that it does not have."""
+        """Answer one request. The router calls it for paths without a route."""
         path: str = scope.get("path", "")
         if scope["type"] != "http" or path == "/v1" or path.startswith("/v1/"):
             await self._otherwise(scope, receive, send)
@@ -68,7 +74,7 @@ class Dashboard:
         is_asset = path.startswith("/assets/")
         name = path.removeprefix("/assets/" if is_asset else "/")
         if is_asset or "." in name:
-            # One name below one of two directories: no way leads out of them.
+            # Only a single file name is accepted, so the path cannot leave the directory.
             if "/" in name or "\\" in name or "\0" in name or name.startswith(".") or name in ("", "index.html"):
                 return _missing() if is_asset else self._page()
             file = self._directory / "assets" / name if is_asset else self._directory / name
@@ -118,7 +124,7 @@ def _file(file: Path, headers: Headers, *, cache: str) -> Response:
 
 
 def _missing() -> Response:
-    """A page of an older build asks for this; index.html instead would be run as a script."""
+    """Return 404 for a file of an older build. The browser would run index.html as a script."""
     return Response(
         "There is no such file; reload the page.",
         404,

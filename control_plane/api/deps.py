@@ -1,6 +1,6 @@
-"""What routes are given: the services behind them and who is calling.
+"""Dependencies of the routes: services, common parameters, and paging.
 
-Invariant: a route that takes a `Caller` is never reached without a good token.
+Invariant: a route with a `Caller` parameter runs only with a valid token.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ T = TypeVar("T")
 
 
 class Router(APIRouter):
-    """Routes whose answers leave out what has no value, and that refuse what they do not know: a misspelt DryRun is no permission."""
+    """A router whose responses omit fields without a value, and whose routes reject unknown parameters.
+
+    A misspelt DryRun must not start the real operation.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(route_class=json_body.JsonRoute, **options)
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        """Add a route; called by its decorators."""
+        """Add a route. The route decorators call it."""
         gate = _NothingUnknown()
         gates = [*(options.get("dependencies") or ()), Depends(gate)]
         answering = _written(endpoint, options.get("status_code") or 200)
@@ -64,10 +67,10 @@ class Router(APIRouter):
 
 
 def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
-    """Have what a route answers written as JSON by the thread that has made it.
+    """Return an endpoint that serializes its response to JSON in its own thread.
 
-    FastAPI would have another thread check that a model is one, and write it on the event loop. A route that sets
-    headers of its own, or that is a coroutine, is left as it is.
+    FastAPI would validate the model in another thread and serialize it on the event loop. Coroutines and endpoints that
+    set their own headers stay unchanged.
     """
     if inspect.iscoroutinefunction(endpoint) or "response" in inspect.signature(endpoint).parameters:
         return endpoint
@@ -83,15 +86,15 @@ def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
 
 
 class _NothingUnknown:
-    """Refuses unknown query fields, text that no database can hold, and a body where the route takes none.
+    """Dependency that rejects unknown query fields, text that no database can store, and unexpected bodies.
 
-    Bodies that the route takes are checked by `json_body` and by their model.
+    `json_body` and the route's model check expected bodies.
     """
 
     def __init__(self) -> None:
         self.query: frozenset[str] = frozenset()
         self.takes_body = True
-        """Or is asked with a method whose bodies nobody sends."""
+        """True for a route with a body, and for methods whose requests never have one."""
 
     async def __call__(self, request: Request) -> None:
         names = [name for name in request.query_params if name not in self.query]
@@ -118,45 +121,42 @@ def _names_in(body: bytes) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Everything that the routes stand on; made once by the composition root."""
+    """The services that routes use. The composition root creates one instance."""
 
     database: Database
     tokens: HeldTokens
     operator: CloudOperator
     events: EventQueue | None
-    """Where AWS's events come from; None: AWS is polled only."""
+    """The queue of AWS's events. None: Everstep only polls AWS."""
     objects: ObjectStore
     registry: AgentRegistry
     timeouts: Timeouts
     bucket: str
-    """For sources, logs, and everything that a job does not send elsewhere."""
+    """Bucket for sources, logs, and all job data without its own location."""
     default_max_slowdown: float
     spool_directory: Path
-    """For bodies that are too large for memory."""
+    """Directory for request bodies that are too large for memory."""
     source_limits: SourceLimits
     session_key: bytes
-    """What browsers' sessions are sealed with."""
+    """Key that signs browser sessions."""
     nonce_key: bytes
-    """What nonces are sealed with."""
+    """Key that signs nonces."""
     server_id: str
-    """What agents sign that they mean this installation and no other."""
+    """Identifies this installation. Agents sign it, so that their proof is valid here only."""
     attestation: Attestation | None = None
-    """What it takes for agents to show which instance they are; None: they join with join tokens alone."""
+    """Verifies which instance an agent runs on. None: agents join with join tokens only."""
     feed: EventFeed
     figures: LoopFigures = field(default_factory=LoopFigures)
-    """What the loops count of themselves."""
+    """Metrics that the loops collect."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
-    """For what coroutines read or store in S3 on behalf of callers."""
+    """Thread pool for S3 access of coroutines on behalf of callers."""
     now: Callable[[], datetime]
     wake: Callable[[], None]
-    """Makes the loops look again; from any thread."""
+    """Wakes the loops for another pass. Callable from any thread."""
 
 
 async def services(request: Request) -> Services:
-    """Return the services of the application that the request came to.
-
-    A coroutine, so that no thread is asked for what takes no time.
-    """
+    """Return the services of the request's application. A coroutine, because it needs no thread."""
     found: Services = request.app.state.services
     return found
 
@@ -173,14 +173,14 @@ NextToken = Annotated[str | None, Query(alias="NextToken", max_length=1024)]
 
 
 def binary_body(media_type: str) -> dict[str, Any]:
-    """Return what the contract says of a request whose body is bytes, for a route that reads them as they come."""
+    """Return the OpenAPI description of a binary request body, for a route that reads it as a stream."""
     return {
         "requestBody": {"required": True, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}
     }
 
 
 def binary_answer(media_type: str) -> dict[int | str, dict[str, Any]]:
-    """Return what the contract says of an answer that is bytes."""
+    """Return the OpenAPI description of a binary response."""
     return {
         200: {
             "description": "The content.",
@@ -190,7 +190,7 @@ def binary_answer(media_type: str) -> dict[int | str, dict[str, Any]]:
 
 
 class SortOrder(StrEnum):
-    """Which end of a list comes first; SageMaker's words."""
+    """Order of a list, in SageMaker's terms."""
 
     ASCENDING = "Ascending"
     DESCENDING = "Descending"
@@ -199,15 +199,15 @@ class SortOrder(StrEnum):
 def page_of(
     found: Sequence[T], max_results: int, position: Callable[[T], tuple[Any, ...]]
 ) -> tuple[list[T], str | None]:
-    """Return what a page of a list shows, and the token of the next page.
+    """Return the entries of a page and the token of the next page.
 
     Args:
-        found: what comes next in the list, read at least one entry further than the page may be long.
-        max_results: how long it may be, at least 1.
-        position: an entry's place in the list, in JSON values; `page_tokens.position` returns it.
+        found: the next entries of the list, at least one more than fits on the page, if there are more.
+        max_results: maximum number of entries on the page, at least 1.
+        position: returns an entry's position in the list as JSON values; `page_tokens.position` decodes it.
 
     Returns:
-        The entries, and an opaque token; None where nothing comes after them.
+        The entries, and an opaque token, or None on the last page.
     """
     shown = list(found[:max_results])
     if len(found) <= max_results:
@@ -216,7 +216,7 @@ def page_of(
 
 
 def same_order(order: SortOrder) -> Callable[[Any], SortOrder]:
-    """Return what refuses a token of a list that was sorted the other way; for `page_tokens.position`."""
+    """Return a check for `page_tokens.position` that rejects tokens of a list in the other order."""
 
     def check(value: Any) -> SortOrder:
         if SortOrder(value) is not order:

@@ -1,9 +1,9 @@
-"""What surrounds every HTTP request: an id, bounds on its body and its duration, security headers, and an answer even when the service fails.
+"""Outermost middleware of HTTP requests: request id, limits of body and time, security headers, error responses.
 
-Invariant: no request reads more than `max_body_bytes` into memory; PutSource alone streams to disk, and bounds itself.
-The envelope drops a client that for `SILENT_SECONDS` sends nothing of its body or reads nothing of its answer, and one
-whose whole body takes longer than `BODY_SECONDS`, or `UPLOAD_SECONDS` for PutSource. The client of a cut answer sees
-that it is not whole.
+Invariant: no request reads more than `max_body_bytes` into memory. Only PutSource streams to disk, with its own limit.
+The envelope drops a client that sends nothing of its body, or reads nothing of its response, for `SILENT_SECONDS`. It
+also drops a client whose body takes longer than `BODY_SECONDS`, or `UPLOAD_SECONDS` for PutSource. A client can detect
+that a response was cut off.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ STREAMED_PREFIX = "/v1/sources/"
 SILENT_SECONDS: Final = 20.0
 BODY_SECONDS: Final = 60.0
 UPLOAD_SECONDS: Final = 900.0
-"""An archive of 256 MiB takes as long at 2.4 Mbit/s."""
+"""Enough for an archive of 256 MiB at 2.4 Mbit/s."""
 _ALWAYS: Final = {"x-content-type-options": "nosniff"}
 _OF_THE_API: Final = {"cache-control": "no-store"}
 _OVER_TLS: Final = {"strict-transport-security": "max-age=31536000"}
 
 
 class _NotRead(Exception):
-    """The client takes nothing of its answer."""
+    """The client does not read its response."""
 
 
 class Envelope:
     """ASGI middleware around all routes.
 
     Args:
-        app: what is inside.
-        max_body_bytes: of a request that is not streamed to disk.
-        silent_seconds: how long a client may send nothing, or read nothing.
-        body_seconds: how long a whole body may take that is not streamed to disk.
-        on_failure: called with the error of a request that failed inside the service.
+        app: the inner application.
+        max_body_bytes: maximum size of a body that is not streamed to disk.
+        silent_seconds: seconds after which a client that neither sends nor reads is dropped.
+        body_seconds: maximum time to receive a body that is not streamed to disk.
+        on_failure: receives each exception that a route did not handle.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Envelope:
         self._body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; called by the server."""
+        """Answer one request. The server calls it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -94,8 +94,8 @@ class Envelope:
         try:
             await self._app(scope, receive, send_with_id)
         except _NotRead:
-            # Returning without the end of the body makes the server close the connection: the reader, if it comes back,
-            # knows that there was more.
+            # Returning without the end of the body makes the server close the connection, so the client sees a cut
+            # response.
             log.info("request %s: its client took nothing for %.0f s and is dropped", request_id, self._silent_seconds)
         except Exception as failure:
             log.exception("request %s (%s %s) failed", request_id, scope["method"], scope["path"])
@@ -113,7 +113,7 @@ class Envelope:
         async def receive_in_time() -> Message:
             nonlocal is_whole
             if is_whole:
-                return await receive()  # returns when the client leaves
+                return await receive()  # returns when the client disconnects
             try:
                 async with asyncio.timeout_at(min(clock() + self._silent_seconds, end)):
                     message = await receive()
@@ -150,7 +150,7 @@ class Envelope:
 def _security_headers(scope: Scope) -> dict[str, str]:
     is_page = (
         not scope["path"].startswith("/v1/") and scope["path"] != "/metrics"
-    )  # the dashboard's pages say how long they may be kept
+    )  # the dashboard's pages set their own cache-control
     return {**_ALWAYS, **({} if is_page else _OF_THE_API), **(_OVER_TLS if scope["scheme"] == "https" else {})}
 
 

@@ -1,6 +1,6 @@
-"""Messages as AWS's event streams have them (`application/vnd.amazon.eventstream`): what botocore reads by itself.
+"""Encoder for AWS's event stream format (`application/vnd.amazon.eventstream`), which botocore decodes.
 
-    bytes   what
+    bytes   content
     4       length of the whole message, big endian
     4       length of the headers
     4       CRC-32 of these eight bytes
@@ -10,7 +10,7 @@
 
 Source: https://smithy.io/2.0/aws/amazon-eventstream.html
 
-Invariant: one function makes a whole message; there is no state between messages.
+Invariant: one function encodes a whole message; messages share no state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEXT: Final = 7
 
 
 def message(event_type: str, payload: bytes) -> bytes:
-    """Return an event of a type, its payload JSON."""
+    """Return the encoded message of an event with a JSON payload."""
     return _message({":message-type": "event", ":event-type": event_type, ":content-type": "application/json"}, payload)
 
 

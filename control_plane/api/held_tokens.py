@@ -1,13 +1,13 @@
-"""The tokens that requests bring, looked up once for as long as nothing was written to the database.
+"""Cache of token records, valid until the next commit to the database.
 
-    the token was found good, nothing committed since, it has not expired meanwhile    its record
-    else                                                                               looked up
+    the token was valid, no commit since, and it has not expired    returns the cached record
+    otherwise                                                       reads the database
 
-To revoke a token is a commit, whichever replica makes it: the next request looks it up. Where commits of other replicas
-cannot be seen (`Versions`), nothing is held and every request looks.
+A revocation is a commit by some replica, so the next request reads the database again. If this server cannot see the
+commits of other replicas (`Versions`), it caches nothing.
 
-Invariant: a record is given to whoever shows the token that it is of, and the token was good when the request came. The
-token itself is not kept.
+Invariant: a record is returned only for its own token, and only if that token is valid. The cache stores digests of
+tokens, not tokens.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAX_HELD: Final = 10_000
 
 
 class HeldTokens:
-    """Finds the records of tokens. Used on the server's event loop.
+    """Finds token records, with a cache. Used on the server's event loop only.
 
     Args:
-        database: where they are stored.
-        versions: of that database.
-        now: the time in UTC.
+        database: stores the tokens.
+        versions: versions of the same database.
+        now: returns the time in UTC.
     """
 
     def __init__(self, database: Database, versions: Versions, now: Callable[[], datetime]) -> None:
@@ -43,7 +43,7 @@ class HeldTokens:
         self._version: int | None = None
 
     async def find(self, token: str) -> TokenRecord | None:
-        """Return the record of a token that is good now, or None."""
+        """Return the record of a token, or None if the token is invalid."""
         version = self._versions.current() if self._versions.sees_everything else None
         if version != self._version:
             self._held.clear()

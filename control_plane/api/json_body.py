@@ -1,11 +1,11 @@
-"""The one reader of JSON that callers send.
+"""Parser for the JSON bodies of requests.
 
-Python's reader accepts more than the contract does: numbers that are not finite, integers of any size, half of a
-surrogate pair. The models then accept null where a field may be left out. This reader reports each of these by the path
-of its field. The models judge what is left.
+Python's parser accepts values that the contract does not allow: non-finite numbers, integers of any size, and half of a
+surrogate pair. The models accept null for optional fields. This parser reports each of these with the path of its
+field. The models validate the rest.
 
 Invariant: a value that `read` returns without complaints contains no null, no non-finite number and no text that a
-database or UTF-8 cannot hold. It has at most `MAX_DEPTH` levels.
+database or UTF-8 cannot store. It has at most `MAX_DEPTH` levels.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from everstep.protocol import constraints
 
 MAX_DEPTH: Final = 32
 MAX_COMPLAINTS: Final = 100
-"""Per request; a body of 1 MiB can hold 200,000 nulls."""
+"""Maximum number of complaints per request. A body of 1 MiB can contain 200,000 nulls."""
 
 Path = tuple[str | int, ...]
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read by `read` instead of FastAPI.
+    """A route whose body is parsed by `read` instead of FastAPI.
 
-    A complaint is reported after the route's dependencies have run, so that a caller whose role may not call the
-    operation gets 403.
+    Complaints are reported after the route's dependencies have run, so that a caller without the required role gets
+    403.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of the route; called once by FastAPI."""
+        """Return the route's handler. FastAPI calls it once."""
         handle = super().get_route_handler()
 
         async def handle_read(request: Request) -> Response:
             if not _is_json(request) or not (body := await request.body()):
                 return await handle(request)
             value, wrong = read(body)
-            request._json = [] if wrong else value  # no model accepts a list, so that the route is not called
+            request._json = [] if wrong else value  # no model accepts a list, so the route is not called
             try:
                 return await handle(request)
             except RequestValidationError:
@@ -59,7 +59,7 @@ class JsonRoute(APIRoute):
 
 
 def read(body: bytes) -> tuple[Any, list[FieldError]]:
-    """Read the JSON of a request.
+    """Parse the JSON body of a request.
 
     Args:
         body: at most 1 MiB, which the envelope ensures.
@@ -76,16 +76,16 @@ def read(body: bytes) -> tuple[Any, list[FieldError]]:
 
 
 def text_complaint(text: str) -> str | None:
-    """Return what is wrong with a text that no field of a request may hold, or None."""
+    """Return why a request field may not contain this text, or None."""
     if "\0" in text:
         return constraints.HAS_NUL
     return constraints.HALF_CHARACTER if any("\ud800" <= character <= "\udfff" for character in text) else None
 
 
 def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
-    """Yield the path and the message of each part that no field may hold.
+    """Yield the path and the message of each invalid part.
 
-    It iterates instead of recursing, because the caller chooses the depth.
+    It iterates instead of recursing, because the caller controls the depth.
     """
     open_parts: list[tuple[Path, Any]] = [((), value)]
     while open_parts:
@@ -107,7 +107,7 @@ def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
 
 
 def _complaint(part: Any) -> str | None:
-    """Return what is wrong with one value, without its parts."""
+    """Return why one value is invalid, or None. Nested values are not checked."""
     if part is None:
         return constraints.NULL
     if isinstance(part, str):
@@ -122,6 +122,6 @@ def _complaint(part: Any) -> str | None:
 
 
 def _is_json(request: Request) -> bool:
-    """Say whether FastAPI would read the body as JSON."""
+    """Say whether FastAPI would parse the body as JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

@@ -1,6 +1,8 @@
-"""Answers that go on: until their source ends, their reader leaves, or their reader stops reading (`control_plane.api.envelope`).
+"""Responses without a known end, which stream until the source ends or the client disconnects or stops reading.
 
-Invariant: what waits for a reader is bounded by the connection's own buffer; the source is closed in every case.
+`control_plane.api.envelope` detects clients that stop reading.
+
+Invariant: at most the connection's own buffer is queued for a slow client. The source is closed in every case.
 """
 
 from __future__ import annotations
@@ -12,23 +14,23 @@ from starlette.types import Receive, Scope, Send
 
 
 class LiveResponse(StreamingResponse):
-    """An answer whose end is not known when it begins.
+    """A streaming response without a known end.
 
     Args:
-        chunks: what is sent, as it comes.
-        media_type: of all of it.
+        chunks: yields the parts of the body.
+        media_type: media type of the body.
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], media_type: str) -> None:
         headers: Mapping[str, str] = {
             "cache-control": "no-store",
             "x-accel-buffering": "no",
-        }  # the second: nginx passes on what it has
+        }  # the second header disables nginx's buffering
         super().__init__(chunks, media_type=media_type, headers=headers)
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end; called once by the server."""
+        """Send the response until its end. The server calls it once."""
         try:
             await super().__call__(scope, receive, send)
         finally:

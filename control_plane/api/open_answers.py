@@ -1,9 +1,9 @@
-"""Answers that go on for long end with the token that they were asked for with.
+"""Ends long responses when the token of their request becomes invalid.
 
-A request looks its token up once, when it comes. What streams for minutes after that, as logs that are followed, would
-outlive a revocation; so from the second piece of an answer on its token is looked up again every `LOOK_SECONDS`.
+A request's token is checked once at its start. A stream such as FollowLogs would outlive a revocation. Therefore, from
+the second part of a response on, the token is checked every `LOOK_SECONDS`.
 
-Invariant: an answer in one piece costs nothing more.
+Invariant: a response in one part has no extra cost.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class WhileTokenIsGood:
     """ASGI middleware around all routes.
 
     Args:
-        app: what is inside; it puts the token's id into the request's state.
-        is_good: whether a token of that id is good now, for the application in the scope; may block.
-        look_seconds: how often it is asked.
+        app: the inner application. It stores the token's id in the request's state.
+        is_good: returns whether the token of that id is valid, for the application in the scope. May block.
+        look_seconds: seconds between two checks.
     """
 
     def __init__(self, app: ASGIApp, is_good: Callable[[Scope, str], bool], look_seconds: float = LOOK_SECONDS) -> None:
@@ -36,7 +36,7 @@ class WhileTokenIsGood:
         self._look_seconds = look_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; called by the server."""
+        """Answer one request. The server calls it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

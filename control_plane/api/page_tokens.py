@@ -1,11 +1,11 @@
-"""Tokens of pages: where a list goes on. The one place that encodes and decodes them.
+"""Page tokens: encode and decode the position from which a list continues.
 
     token = base64url(deflate?(JSON array))       opaque to callers, not secret, not signed
 
-A token only says where a list continues. Each part is checked for its type and range, so that a forged token is either
-refused or a valid position in a list that its sender may read anyway.
+A token contains only a position. Each part is checked for type and range. A forged token is either rejected, or a valid
+position in a list that its sender may read anyway.
 
-Invariant: `decode` and the kinds raise `ValueError` for anything else than what they return.
+Invariant: `decode` and the part checks raise `ValueError` for every input that is not valid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from control_plane.api.schemas.common import MAX_WHOLE_NUMBER, FieldError
 
 NOT_OURS: Final = "is not a token that this operation returned"
 MAX_BYTES: Final = 1_000_000
-"""Of a decompressed token."""
+"""Size limit of a decompressed token."""
 
 
 def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
@@ -32,21 +32,21 @@ def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
 
     Args:
         parts: JSON values.
-        is_compressed: for positions with one number per node.
+        is_compressed: compress the token; for positions with one number per node.
 
     Returns:
-        URL-safe text; `decode` returns its parts.
+        URL-safe text that `decode` accepts.
     """
     said = json.dumps(parts, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(zlib.compress(said, 9) if is_compressed else said).decode()
 
 
 def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
-    """Return the parts of a token; each still has to be checked by its kind.
+    """Return the parts of a token. The caller must check each part.
 
     Args:
-        token: what the caller sent.
-        is_compressed: as `encode` was told.
+        token: text that the caller sent.
+        is_compressed: must equal the value passed to `encode`.
 
     Returns:
         JSON values.
@@ -70,14 +70,14 @@ def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
 
 
 def position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return the position in a token of a list.
+    """Return the checked parts of a token.
 
     Args:
-        token: what the caller sent.
+        token: text that the caller sent.
         *kinds: one check per part: `whole`, `number`, `text`, `moment`, or a function that raises ValueError.
 
     Returns:
-        As many values as kinds.
+        One value per check.
 
     Raises:
         InvalidRequest: the operation did not return this token.
@@ -89,33 +89,33 @@ def position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
 
 
 def refused(message: str = NOT_OURS) -> InvalidRequest:
-    """Return the refusal of a token."""
+    """Return the error for an invalid NextToken."""
     return InvalidRequest(f"NextToken {message}.", fields=[FieldError(field="NextToken", message=message)])
 
 
 def whole(part: Any) -> int:
-    """Return a whole number from 0 that a database can hold, or raise ValueError."""
+    """Return the part if it is an integer of at least 0 that a database can store, else raise ValueError."""
     if type(part) is not int or not 0 <= part <= MAX_WHOLE_NUMBER:
         raise ValueError(NOT_OURS)
     return part
 
 
 def number(part: Any) -> float:
-    """Return a finite number, or raise ValueError."""
+    """Return the part as a finite float, or raise ValueError."""
     if type(part) not in (int, float) or not math.isfinite(found := float(whole(part) if type(part) is int else part)):
         raise ValueError(NOT_OURS)
     return found
 
 
 def text(part: Any) -> str:
-    """Return a text that a database can hold, or raise ValueError."""
+    """Return the part if it is text that a database can store, else raise ValueError."""
     if not isinstance(part, str) or text_complaint(part) is not None:
         raise ValueError(NOT_OURS)
     return part
 
 
 def moment(part: Any) -> datetime:
-    """Return a time in UTC, or raise ValueError."""
+    """Return the part as a time in UTC, or raise ValueError."""
     found = datetime.fromisoformat(text(part))
     if found.tzinfo is None:
         raise ValueError(NOT_OURS)

@@ -1,7 +1,7 @@
-"""What would become of a training job: the answer of a dry run. Pure.
+"""Forecast for a training job that is not created yet, for dry runs. Pure.
 
-Invariant: every figure is the one that the job would really be held to: slots as the agents count them, odds as
-placement has them, its turn by the very schedule that the loops follow.
+Invariant: all values use the rules that apply to real jobs: slots as agents count them, probabilities as placement
+computes them, and the position of the loops' own schedule.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from everstep.protocol.ids import JobName, NodeId, RunId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetNow:
-    """A fleet as it is."""
+    """The current state of a fleet."""
 
     record: FleetRecord
     nodes: Sequence[NodeRecord]
-    """Without ended ones."""
+    """Nodes of the fleet, without ended ones."""
     connected: frozenset[NodeId]
     history: History
 
@@ -38,17 +38,17 @@ class FleetNow:
 def waiting(
     request: jobs_schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None
 ) -> FleetJob:
-    """Return the job as it would stand in the queue.
+    """Return the job as an entry of the fleet's queue.
 
     Args:
-        request: well formed.
-        run_id: of the job to be.
+        request: a valid request.
+        run_id: id of the future run.
         now: Unix seconds.
-        project: that it would belong to.
-        quota: of that project, if it has one.
+        project: project of the future job.
+        quota: quota of that project, or None.
 
     Returns:
-        What `schedule` takes.
+        An entry for `schedule`.
     """
     return FleetJob(
         job=JobName(request.training_job_name),
@@ -65,17 +65,17 @@ def waiting(
 def plan(
     spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only_project: str | None = None
 ) -> plans_schemas.TrainingJobPlan:
-    """Return what would become of a job.
+    """Return the forecast for a job.
 
     Args:
-        spec: admitted.
-        job: as it would stand in the queue.
-        turns: of its fleet, this job among the others.
-        fleet: as it is.
-        only_project: jobs of others are not named; None: all are.
+        spec: specification from `admit`.
+        job: the job as an entry of the queue.
+        turns: the fleet's schedule, including this job.
+        fleet: the fleet's current state.
+        only_project: restrict job names in the plan to this project. None: show all.
 
     Returns:
-        All fields of the contract.
+        The plan.
     """
     record = fleet.record
     free = sum(node.state == NodeState.SPARE and NodeId(node.id) in fleet.connected for node in fleet.nodes)

@@ -1,9 +1,9 @@
-"""What this service measures of itself, as Prometheus reads it (text format 0.0.4).
+"""Metrics of this service in Prometheus's text format 0.0.4.
 
-Every figure is what the database and the connected agents say at the moment of the scrape, but for those of the loops,
-which they count themselves (`control_plane.loop.figures`); nothing is counted in two places. Series are those of jobs
-that have not ended, of fleets, and of causes: nothing grows with steps, incidents, nodes or ranks. Names and units
-follow https://prometheus.io/docs/practices/naming: base units, `_total` on what only grows.
+Values come from the database and the connected agents at the time of the scrape. Only the loops count their own metrics
+(`control_plane.loop.figures`). Labels are unfinished jobs, fleets and causes, so the number of series does not grow
+with steps, incidents, nodes or ranks. Names and units follow https://prometheus.io/docs/practices/naming: base units,
+and `_total` for counters.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ MICRO: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What there is to tell of."""
+    """The data of one scrape."""
 
     version: str
     jobs: tuple[JobRecord, ...]
-    """Those that have not ended."""
+    """Jobs that have not ended."""
     shards: Mapping[str, tuple[ShardRecord, ...]]
-    """Of those jobs, by run id."""
+    """Shards of these jobs, by run id."""
     recoveries: tuple[Recoveries, ...]
-    """Of those jobs."""
+    """Recoveries of these jobs."""
     fleets: tuple[FleetRecord, ...]
     nodes: tuple[NodeRecord, ...]
-    """Without those that are gone."""
+    """Nodes that have not ended."""
     connected: frozenset[NodeId]
     refused_count: int
-    """Messages of agents that were not taken."""
+    """Rejected messages of agents."""
     exports: tuple[ExportRecord, ...] = ()
     newest_event_id: int = 0
 
 
 def exposition(facts: Facts, figures: LoopFigures | None) -> bytes:
-    """Return the facts, and what the loops have counted, in Prometheus's text format."""
+    """Return the facts and the loops' metrics in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(families(facts)))
     for collector in figures.collectors if figures is not None else ():
@@ -63,7 +63,7 @@ def exposition(facts: Facts, figures: LoopFigures | None) -> bytes:
 
 
 class _Once(Collector):
-    """Gives what it was given, to the one collection that follows."""
+    """A collector that returns the given metrics for one collection."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
@@ -76,7 +76,7 @@ class _Once(Collector):
 
 
 def families(facts: Facts) -> Iterator[Metric]:
-    """Yield every family of series."""
+    """Yield all metric families."""
     info = InfoMetricFamily("everstep_build", "The version of this server.")
     info.add_metric([], {"version": facts.version})
     yield info

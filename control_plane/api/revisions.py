@@ -1,9 +1,11 @@
-"""What an update makes of a job: the request against the job as it is. Pure; all that is wrong is said at once.
+"""Applies an update request to a job, and validates the result.
 
-    at once                  Priority, Preemptible, RetryStrategy, StoppingCondition, Tags: the loops read them at every pass
-    with the next generation Protection, CheckpointConfig: they are part of the plan, which never changes
+Pure; all errors are reported together.
 
-Invariant: what comes from here is a job that admission would have taken.
+    applies at once                   Priority, Preemptible, RetryStrategy, StoppingCondition, Tags: read on every pass
+    applies with the next generation  Protection, CheckpointConfig: part of a generation's plan, which never changes
+
+Invariant: admission would accept the resulting job.
 """
 
 from __future__ import annotations
@@ -22,54 +24,54 @@ from control_plane.db.revisions import Change
 from everstep.protocol import constraints
 
 _WITHOUT_PLAN = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING})
-"""No generation goes on with what it began with: the next plan is still to be made."""
+"""States without a plan in use: the next plan will already contain the changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a job's memory is held against."""
+    """Facts that limit the changes of a job."""
 
     largest_shard_bytes: int
-    """Of the job's shards, as reported; 0 before there are any."""
+    """Largest reported shard of the job; 0 before the first report."""
     node_memory_bytes: int | None
-    """Of the fleet's smallest node."""
+    """Memory of the fleet's smallest node, or None if unknown."""
     has_price: bool
-    """The fleet has one."""
+    """Whether the fleet has a price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revised:
-    """A job as an update leaves it."""
+    """The job after an update."""
 
     spec: JobSpec
     priority: int
     tags: Mapping[str, str]
     changes: tuple[Change, ...]
-    """Empty where everything is so already."""
+    """Empty if the update changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
     field: str
     attribute: str
-    """Of the specification."""
+    """Attribute of the job's specification."""
     value: Any
     needs_generation: bool = False
 
 
 def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundings) -> Revised:
-    """Return what an update makes of a job.
+    """Return the job after an update.
 
     Args:
-        request: well formed.
-        job: as stored.
-        around: what it is held against.
+        request: a request that passed the model's validation.
+        job: the job as stored.
+        around: facts that limit the changes.
 
     Returns:
-        The job as it is then, and what differs.
+        The changed job and its changes.
 
     Raises:
-        InvalidRequest: with a field error for everything that is wrong.
+        InvalidRequest: the update has errors. There is one field error for each.
     """
     wishes = [wish for wish in _wishes(request) if getattr(job.spec, wish.attribute) != wish.value]
     spec = replace(job.spec, **{wish.attribute: wish.value for wish in wishes})
@@ -99,7 +101,7 @@ def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundi
 
 
 def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
-    """Yield what the request names; what is left out stays."""
+    """Yield the fields that the request sets."""
     if request.preemptible is not None:
         yield _Wish("Preemptible", "preemptible", request.preemptible)
     if (retry := request.retry_strategy) is not None and "max_attempts" in retry.model_fields_set:
@@ -166,7 +168,7 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
 
 
 def slots_per_node(spec: JobSpec) -> int:
-    """Return how many slots, each as large as one rank's state, a node of the job keeps in memory."""
+    """Return the number of memory slots per node of the job. Each slot holds one rank's state."""
     return (3 if spec.third_slot else 2) * spec.copies * spec.ranks_per_node
 
 

@@ -1,13 +1,13 @@
-"""Sign-in for browsers: a token is exchanged once for a cookie that scripts cannot read, and the cookie stands for that token from then on.
+"""Browser sessions: sign-in exchanges a token for a cookie that scripts cannot read.
 
     cookie   everstep-<installation> = <token id>.<expiry, unix seconds>.<random>.<HMAC-SHA256 of all three>
 
-The cookie is HttpOnly and SameSite=Strict and lasts `SESSION_SECONDS` at most. Only sessions that were signed out are
-stored, until they expire. Each request looks the token up by its id, so a session ends with its token, and has the role
-and project that the token has now.
+The cookie is HttpOnly and SameSite=Strict and lasts at most `SESSION_SECONDS`. Only signed-out sessions are stored,
+until they expire. Each request looks up the token by its id. Therefore a session ends with its token, and has the
+token's current role and project.
 
-Invariant: a request that another site made never counts as signed in, a cookie never opens more than its token does,
-and each sign-in makes a new cookie that signing out ends everywhere.
+Invariant: a request from another site is never signed in. A cookie never grants more than its token. Each sign-in
+creates a new cookie, and signing out invalidates all copies of the cookie.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ MAX_COOKIE_LENGTH: Final = 256
 
 
 def cookie_name(services: Services) -> str:
-    """Return the name of the cookie: one for each installation, because browsers do not tell the ports of a machine apart."""
+    """Return the cookie's name.
+
+    It is unique per installation, because browsers share cookies between ports of a host.
+    """
     return "everstep-" + hashlib.sha256(b"cookie" + services.session_key).hexdigest()[:8]
 
 
 def sign_in(request: Request, response: Response, services: Services, record: TokenRecord) -> datetime:
-    """Give the browser a session for a token that was found good.
+    """Create a browser session for a valid token.
 
     Args:
-        request: the sign-in, already known to be this site's own (`require_own_site`).
-        response: gets the cookie.
-        services: for the key and the time.
-        record: of the token.
+        request: the sign-in request, already checked with `require_own_site`.
+        response: receives the cookie.
+        services: provides the key and the time.
+        record: record of the token.
 
     Returns:
-        When the session ends: with the token if that is sooner.
+        When the session ends; not later than the token.
     """
     latest = services.now() + timedelta(seconds=SESSION_SECONDS)
     expires_at = min(latest, record.expires_at) if record.expires_at is not None else latest
@@ -67,12 +70,14 @@ def sign_in(request: Request, response: Response, services: Services, record: To
 
 
 def sign_out(request: Request, response: Response, services: Services) -> None:
-    """End a browser's session, also for copies of its cookie, and make the browser forget it. Blocks on the database.
+    """End a browser session, including all copies of its cookie, and delete the cookie.
+
+    Blocks on the database.
 
     Args:
-        request: already known to be this site's own (`require_own_site`); it may have no session.
+        request: already checked with `require_own_site`. It may have no session.
         response: deletes the cookie.
-        services: for the key and the database.
+        services: provides the key and the database.
     """
     cookie = request.cookies.get(cookie_name(services))
     if cookie is not None:
@@ -84,18 +89,18 @@ def sign_out(request: Request, response: Response, services: Services) -> None:
 
 
 def find(request: Request, services: Services) -> tuple[TokenRecord, datetime] | None:
-    """Return the token that a request's session stands for, and when the session ends. Blocks on the database.
+    """Return the token of the request's session, and when the session ends. Blocks on the database.
 
     Args:
-        request: without an Authorization header.
-        services: for the key, the time and the tokens.
+        request: a request without an Authorization header.
+        services: provides the key, the time and the tokens.
 
     Returns:
-        None where the request has no cookie of this installation.
+        None if the request has no cookie of this installation.
 
     Raises:
-        Unauthenticated: the session has expired or was signed out, its token is not good any more, or we never made it.
-        Forbidden: another site made the request.
+        Unauthenticated: the session has expired, was signed out or is forged, or its token is no longer valid.
+        Forbidden: the request comes from another site.
     """
     cookie = request.cookies.get(cookie_name(services))
     if cookie is None:
@@ -115,23 +120,23 @@ def find(request: Request, services: Services) -> tuple[TokenRecord, datetime] |
 
 
 def require_own_site(request: Request) -> None:
-    """Refuse what another site's page made the browser send.
+    """Reject requests that a page of another site made the browser send.
 
-    SameSite=Strict keeps the cookie off such requests already; this does not rely on it.
+    SameSite=Strict already keeps the cookie off such requests. This check does not rely on it.
 
     Args:
         request: with or without a cookie.
 
     Raises:
-        Forbidden: the browser says that it comes from elsewhere, or a request that changes something does not say where
-            it comes from.
+        Forbidden: the request comes from another site, or a request that changes something does not state its origin.
     """
     is_safe = request.method in _SAFE_METHODS
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if origin is not None:
         is_own = urlsplit(origin).netloc == request.headers.get("host") and site in (None, "same-origin")
     elif site is not None:
-        is_own = site == "same-origin" or (is_safe and site == "none")  # none: typed by the user, or from a bookmark
+        # none: the user typed the URL or used a bookmark
+        is_own = site == "same-origin" or (is_safe and site == "none")
     else:
         is_own = is_safe
     if not is_own:
@@ -142,17 +147,17 @@ def require_own_site(request: Request) -> None:
 
 
 def _opened(services: Services, cookie: str) -> tuple[str, int]:
-    """Return what a cookie of this service says that has not expired.
+    """Return the content of a valid session cookie.
 
     Args:
-        services: for the key and the time.
-        cookie: as the browser sent it.
+        services: provides the key and the time.
+        cookie: value that the browser sent.
 
     Returns:
         The token's id, and the expiry in unix seconds.
 
     Raises:
-        Unauthenticated: it has expired, or this service did not make it.
+        Unauthenticated: the cookie has expired, or this service did not create it.
     """
     said, _, seal = cookie.rpartition(".")
     is_ours = len(cookie) <= MAX_COOKIE_LENGTH and hmac.compare_digest(seal.encode(), _seal(services, said).encode())

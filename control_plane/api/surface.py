@@ -1,10 +1,10 @@
-"""The surface of the service: all its routes in one application, and the OpenAPI document that says what they take and answer.
+"""The FastAPI application with all routes, and its OpenAPI document.
 
-The document is FastAPI's, put right where it says something else than the service does: errors have one form, times are
-seconds since 1970, and what has no value is absent instead of null. Everything else that describes the contract is made
-from it (`control_plane.contract`).
+The document is FastAPI's, corrected where the service differs: errors have one form, times are seconds since 1970, and
+fields without a value are absent instead of null. `control_plane.contract` generates all other descriptions of the API
+from it.
 
-Invariant: nothing here knows what stands behind the routes.
+Invariant: this module does not depend on the services behind the routes.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ Json = dict[str, Any]
 API_VERSION: Final = "2026-01-01"
 DESCRIPTION: Final = "Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."
 EPOCH: Final = "epoch-seconds"
-"""The format of a time: a number of seconds since 1970, UTC."""
+"""Format name of times: seconds since 1970, UTC."""
 OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
-"""They need no token."""
+"""Operations that need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 _GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, auth.reader: Role.VIEWER.value}
-"""What a route may depend on, and the least role that it lets pass."""
+"""Dependencies of routes, and the least role that each one accepts."""
 ROOMS: Final = (
     jobs,
     revisions,
@@ -79,17 +79,17 @@ ROOMS: Final = (
     health,
     agents,
 )
-"""Every module of routes."""
+"""All modules of routes."""
 
 
 def make_surface(**options: Any) -> FastAPI:
-    """Return an application with every route.
+    """Return an application with all routes.
 
     Args:
-        **options: further ones of the application, as its lifespan.
+        **options: further options of FastAPI, for example its lifespan.
 
     Returns:
-        It has no services yet: those are in its state when it serves.
+        The application. Its services are set in its state when it starts to serve.
     """
     app = FastAPI(
         title="Everstep",
@@ -111,16 +111,13 @@ def make_surface(**options: Any) -> FastAPI:
             known.append(_document(app))
         return known[0]
 
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to another document
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to replace the document
     return app
 
 
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
-    """Return the routes of every room.
-
-    What each of them takes is worked out once in a process, not anew for every application.
-    """
+    """Return the routes of all modules. Cached, so that a process analyzes their parameters only once."""
     whole = APIRouter()
     for room in ROOMS:
         whole.include_router(room.router)
@@ -135,7 +132,7 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def least_roles() -> dict[str, str]:
-    """Return the least role that each operation takes, by the dependency that its route declares; `none` takes no token."""
+    """Return the least role of each operation, from its route's dependency; `none` if it needs no token."""
     found: dict[str, str] = {}
     for room in ROOMS:
         for route in room.router.routes:
@@ -146,7 +143,7 @@ def least_roles() -> dict[str, str]:
 
 
 def is_server_sent(operation: Json) -> bool:
-    """Say whether an operation answers server-sent events: browsers have a reader for them, botocore has none."""
+    """Say whether an operation returns server-sent events, which browsers can read but botocore cannot."""
     return any(EVENT_STREAM in answer.get("content", {}) for answer in operation["responses"].values())
 
 
@@ -172,7 +169,7 @@ def _document(app: FastAPI) -> Json:
         operation["security"] = [] if is_open else [{"bearer": []}]
         operation.pop("summary", None)
         for answer in operation["responses"].values():
-            if MEDIA_TYPE in answer.get("content", {}):  # FastAPI knows models of JSON alone
+            if MEDIA_TYPE in answer.get("content", {}):  # FastAPI supports models for JSON only
                 answer["content"] = {MEDIA_TYPE: answer["content"]["application/json"]}
         operation["parameters"] = [_without_titles(_plain(parameter)) for parameter in operation.get("parameters", [])]
         operation["responses"] = {
@@ -184,7 +181,7 @@ def _document(app: FastAPI) -> Json:
 
 
 def _error_answers(is_open: bool) -> Json:
-    """Return the answers that any operation may give instead of its own."""
+    """Return the error responses that any operation may return."""
     said: dict[int, list[str]] = {}
     for kind in _every(errors.ApiError):
         if "status" in vars(kind) and not (is_open and issubclass(kind, errors.Forbidden)):
@@ -200,7 +197,7 @@ def _every(kind: type[errors.ApiError]) -> Iterator[type[errors.ApiError]]:
 
 
 def _plain(schema: Any) -> Any:
-    """Return a schema with times as they are sent, and whose fields are absent where they would be null."""
+    """Return a schema with times as numbers, and with optional fields instead of nullable ones."""
     if isinstance(schema, list):
         return [_plain(part) for part in schema]
     if not isinstance(schema, dict):
@@ -208,7 +205,7 @@ def _plain(schema: Any) -> Any:
     if schema.get("format") == "date-time":
         return {**schema, "type": "number", "format": EPOCH}
     plain = {key: _plain(value) for key, value in schema.items()}
-    if "schema" in schema:  # a parameter
+    if "schema" in schema:  # the schema describes a parameter
         plain["schema"] = _not_null(plain["schema"])
     if "properties" in schema:
         plain["properties"] = {name: _not_null(value) for name, value in plain["properties"].items()}
@@ -233,7 +230,7 @@ def _may_be_null(schema: Json) -> bool:
 
 
 def _without_titles(schema: Any, *, is_fields: bool = False) -> Any:
-    """Return a schema without the titles that pydantic makes of names."""
+    """Return a schema without the titles that pydantic derives from names."""
     if isinstance(schema, list):
         return [_without_titles(part) for part in schema]
     if not isinstance(schema, dict):

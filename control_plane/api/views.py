@@ -1,6 +1,6 @@
-"""What callers see of what is stored: records in, shapes of the contract out. Pure.
+"""Converts database records into the response models of the contract. Pure.
 
-Invariant: a status is derived here from the stored state, through `core.states`, and nowhere else.
+Invariant: only this module derives a status from a stored state, with `core.states`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _CHECKPOINT_STATUS = {checkpoints.DELETING: CheckpointStatus.DELETING, checkpoin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What the jobs of a fleet and their incidents come to, ended ones included."""
+    """Totals over all jobs of a fleet and their incidents, ended jobs included."""
 
     jobs: JobTotals
     incidents: IncidentTotals
@@ -88,30 +88,30 @@ def secondary_status_of(job: JobRecord) -> SecondaryStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """What a list says of a job beside what is stored with it; None: not here."""
+    """Fields of a job that only lists contain. None: absent."""
 
     protection_state: ProtectionState | None = None
-    """`listed_protection`."""
+    """Result of `listed_protection`."""
     healthy_node_count: int | None = None
     incident_count: int | None = None
     open_incident_count: int | None = None
 
 
 def reason_of(job: JobRecord, now: datetime) -> str:
-    """Return why a job is in its status, with the age of a suspected hang."""
+    """Return the reason of a job's state, with the current age of a suspected hang."""
     return hangs.shown(job.reason, suspicion_of(job), now.timestamp())
 
 
 def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> jobs_schemas.TrainingJobSummary:
-    """Return one line of a list of jobs.
+    """Return the summary of a job.
 
     Args:
-        job: as stored.
-        now: by the server's clock.
-        listed: in lists.
+        job: the job as stored.
+        now: current time of the server.
+        listed: fields that only lists contain.
 
     Returns:
-        All fields of the contract.
+        The summary.
     """
     return jobs_schemas.TrainingJobSummary(
         training_job_name=job.name,
@@ -152,33 +152,35 @@ def _remaining_seconds(job: JobRecord) -> float | None:
 
 
 def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView]) -> int:
-    """Return how many nodes are well as far as this server knows: their agents are connected and tell of no fault of the node itself.
+    """Return how many nodes are healthy: their agent is connected here and reports no fault of the node.
 
     Args:
-        node_ids: that belong to a job.
-        agents: that are connected now, of any fleet.
+        node_ids: nodes of a job.
+        agents: connected agents of all fleets, by node.
 
     Returns:
-        At most as many as were given.
+        At most the number of given nodes.
     """
     views = (agents.get(NodeId(node_id)) for node_id in node_ids)
     return sum(view is not None and (view.report is None or not view.report.faults) for view in views)
 
 
 def holds_memory(job: JobRecord) -> bool:
-    """Say whether agents keep snapshots of a job: it has been launched, and has neither ended nor been paused."""
+    """Say whether agents hold a job's snapshots: it was launched, and is neither ended nor paused."""
     return job.generation > 0 and job.state not in states.ENDED_JOBS and not _is_paused(job)
 
 
 def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionState:
-    """Return a job's protection state by its shards' totals: what `protection` says by the shards themselves.
+    """Return a job's protection state from the totals of its shards.
+
+    Equals the state that `protection` returns.
 
     Args:
-        job: holds memory.
-        totals: of its newest generation; None: no shard was reported.
+        job: a job for which `holds_memory` is true.
+        totals: totals of its newest generation, or None if no shard was reported.
 
     Returns:
-        One of the contract's states.
+        The protection state.
     """
     if job.committed_step < 0 or totals is None:
         return ProtectionState.UNPROTECTED
@@ -189,28 +191,28 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionS
 
 
 def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list[str]:
-    """Return who is ahead of a queued job, as far as whoever asks may know of them.
+    """Return the names of the jobs ahead of a queued job that the caller may see.
 
     Args:
-        turns: of its fleet.
-        run: of the job.
-        only_project: jobs of others are not named; None: all are.
+        turns: the fleet's schedule.
+        run: run of the queued job.
+        only_project: restrict the names to this project. None: return all.
 
     Returns:
-        Names of jobs, the first to start first.
+        Names of jobs, in starting order.
     """
     return [other.job for other in turns.ahead_of(run) if only_project in (None, other.project)]
 
 
 def health(disks: Sequence[FullDisk], version: str) -> health_schemas.HealthResponse:
-    """Return how the service is.
+    """Return the health of the service.
 
     Args:
         disks: full disks of this server and of its database.
-        version: of this server.
+        version: version of this server.
 
     Returns:
-        All fields of the contract.
+        The health response.
     """
     conditions = [
         tokens_schemas.ServiceCondition(
@@ -231,16 +233,16 @@ def health(disks: Sequence[FullDisk], version: str) -> health_schemas.HealthResp
 def job_conditions(
     job: JobRecord, node_ids: Sequence[str], agents: Mapping[NodeId, AgentView], disks: Sequence[FullDisk]
 ) -> list[jobs_schemas.Condition]:
-    """Return what is wrong now with what a job stands on.
+    """Return the current problems of a job's nodes and of the service.
 
     Args:
-        job: as stored.
-        node_ids: nodes that belong to the job.
-        agents: connected agents of any fleet.
+        job: the job as stored.
+        node_ids: nodes of the job.
+        agents: connected agents of all fleets, by node.
         disks: full disks of this server and of its database.
 
     Returns:
-        The service's conditions first, then the nodes' in the order given; empty for a job that has ended.
+        The service's problems, then those of the nodes in the given order. Empty for a job that has ended.
     """
     if job.state in states.ENDED_JOBS:
         return []
@@ -280,18 +282,18 @@ def job(
     conditions: Sequence[jobs_schemas.Condition] = (),
     only_project: str | None = None,
 ) -> jobs_schemas.TrainingJob:
-    """Return everything about a job.
+    """Return the description of a job.
 
     Args:
-        found: as stored.
-        now: by the server's clock.
-        turns: of its fleet.
-        healthy_node_count: of its nodes (`healthy_count`).
-        conditions: of the job (`job_conditions`).
-        only_project: jobs of others are not named; None: all are.
+        found: the job with its plan and incidents, as stored.
+        now: current time of the server.
+        turns: the fleet's schedule.
+        healthy_node_count: result of `healthy_count` for the job's nodes.
+        conditions: result of `job_conditions`.
+        only_project: restrict names of other jobs to this project. None: show all.
 
     Returns:
-        All fields of the contract.
+        The description.
     """
     job, plan, incidents = found.job, found.plan, found.incidents
     spec = job.spec
@@ -383,18 +385,18 @@ def _channel(given: JobInput) -> jobs_schemas.Channel:
 def protection(
     job: JobRecord, shards: Sequence[ShardRecord], checkpoint: CheckpointRecord | None, domains: Mapping[str, str]
 ) -> checkpoints_schemas.DescribeProtectionResponse:
-    """Return how well the job's state is kept.
+    """Return how well the job's state is protected.
 
     Args:
-        job: as stored.
-        shards: of its newest generation; ranks that have reported nothing are missing.
-        checkpoint: the newest complete one, if any.
-        domains: failure domains of the holders; those that AWS has not told are missing.
+        job: the job as stored.
+        shards: reported shards of the job's newest generation. Ranks that have not reported are missing.
+        checkpoint: the newest complete checkpoint, or None.
+        domains: failure domains of the holders, by node. Unknown ones are missing.
 
     Returns:
-        All fields of the contract.
+        The description.
     """
-    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # its agents have let go of all slots
+    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # its agents have released all slots
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
     planned = _placement(job, current)
@@ -452,9 +454,9 @@ def _holders(job: JobRecord, shard: ShardRecord, domains: Mapping[str, str]) -> 
 
 
 def _placement(job: JobRecord, shards: Sequence[ShardRecord]) -> placement.Placement:
-    """Count only holders in view, and only once all shards are there: what is not committed is not kept.
+    """Return the placement of the shards, with holders in view only.
 
-    Of nobody: nothing is placed.
+    The placement is empty until all shards are reported and committed.
     """
     if len(shards) < job.spec.node_count * job.spec.ranks_per_node or any(shard.committed_step < 0 for shard in shards):
         return placement.Placement((), {})
@@ -469,12 +471,15 @@ def _placement(job: JobRecord, shards: Sequence[ShardRecord]) -> placement.Place
 
 
 def _odds(planned: placement.Placement, domains: Mapping[NodeId, str]) -> list[tuple[int, float]]:
-    """Return the probability that every shard keeps a copy when 1, 2, 3 domains are lost at once; a node without one is its own."""
+    """Return the probability that every shard keeps a copy when 1, 2, 3 domains are lost at once.
+
+    A node without a known domain counts as its own domain.
+    """
     odds: list[tuple[int, float]] = []
     for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(planned, domains)) + 1):
         try:
             odds.append((count, domain_loss.recovery_probability(planned, domains, count)))
-        except TooManyCases:  # the more are lost, the more cases: what cannot be counted in time is not known
+        except TooManyCases:  # the number of cases grows with the count, so larger counts would fail, too
             break
     return odds
 
@@ -509,7 +514,11 @@ def _verification(record: CheckpointRecord) -> Verification:
 def incident(
     record: IncidentRecord, cost_usd: float | None, stacks_event_id: int | None = None
 ) -> incidents_schemas.Incident:
-    """Return one incident with what it has cost by now, and with the event that has the stacks of its ranks, where that was looked for."""
+    """Return one incident.
+
+    `cost_usd` is its cost so far. `stacks_event_id` is the event with the stacks of its ranks, or None if there is
+    none.
+    """
     return incidents_schemas.Incident(
         incident_id=record.id,
         training_job_name=record.job_name,
@@ -519,7 +528,7 @@ def incident(
         evidence=list(record.evidence),
         decision=record.decision,
         reason=record.reason,
-        restore_source=record.restore_source,  # type: ignore[arg-type]  # one of the literal's
+        restore_source=record.restore_source,  # type: ignore[arg-type]  # the database stores only these values
         from_step=record.from_step,
         reached_step=record.reached_step,
         lost_steps=record.lost_steps,
@@ -550,7 +559,11 @@ def incident(
 def _rank_sources(record: IncidentRecord) -> list[incidents_schemas.RankSource]:
     firsts = accumulate((count for _, count in record.rank_sources), initial=0)
     return [
-        incidents_schemas.RankSource(source=source, first_rank=first, last_rank=first + count - 1)  # type: ignore[arg-type]  # one of the literal's
+        incidents_schemas.RankSource(
+            source=source,  # type: ignore[arg-type]  # the database stores only these values
+            first_rank=first,
+            last_rank=first + count - 1,
+        )
         for first, (source, count) in zip(firsts, record.rank_sources, strict=False)
     ]
 
@@ -575,11 +588,11 @@ def drill(record: DrillRecord) -> drills_schemas.Drill:
 
 
 def token(record: TokenRecord) -> tokens_schemas.Token:
-    """Return one token, without what only its owner has."""
+    """Return one token, without its secret."""
     return tokens_schemas.Token(
         token_id=record.id,
-        kind=record.kind,  # type: ignore[arg-type]  # those of sessions are not shown
-        role=record.role,  # type: ignore[arg-type]  # one of the literal's
+        kind=record.kind,  # type: ignore[arg-type]  # session tokens are never shown
+        role=record.role,  # type: ignore[arg-type]  # the database stores only these values
         project=record.project or None,
         fleet_name=record.fleet_name,
         description=record.description,
@@ -604,12 +617,12 @@ def event(record: EventRecord) -> events_schemas.Event:
 
 
 def group_check(check: contract.Check) -> fleets_schemas.GroupCheck:
-    """Return something that a group has to be by itself."""
+    """Return one requirement on a group."""
     return fleets_schemas.GroupCheck(setting=check.setting, message=check.words)
 
 
 def group_change(change: contract.Change) -> fleets_schemas.GroupChange:
-    """Return what the contract changes of a group."""
+    """Return one change to a group."""
     return fleets_schemas.GroupChange(
         setting=change.setting, before=change.before, after=change.after, reason=change.why, applies="Now"
     )
@@ -621,13 +634,13 @@ def fleet(
     """Return one fleet.
 
     Args:
-        record: as stored.
-        nodes: of the fleet, without ended ones.
-        agents: that are connected now, of any fleet.
-        history: what its jobs and their incidents come to.
+        record: the fleet as stored.
+        nodes: nodes of the fleet, without ended ones.
+        agents: agents of all fleets that this server has seen.
+        history: totals of the fleet's jobs and incidents.
 
     Returns:
-        All fields of the contract.
+        The description.
     """
     connected = {view.node_id for view in agents if view.is_connected}
     return fleets_schemas.Fleet(
@@ -676,14 +689,14 @@ def node(
     """Return one node.
 
     Args:
-        record: as stored.
-        agent: what this server has heard of its agent.
-        refused_message_count: of its agent's, by this server.
-        job_name: of the run that it belongs to, if any.
-        history: incidents that it had its part in.
+        record: the node as stored.
+        agent: this server's view of the node's agent, or None.
+        refused_message_count: messages of the agent that this server rejected.
+        job_name: job that the node works for, or None.
+        history: incidents in which the node was involved.
 
     Returns:
-        All fields of the contract.
+        The description.
     """
     return nodes_schemas.Node(
         node_id=record.id,
@@ -748,11 +761,12 @@ def _transitions(job: JobRecord) -> list[jobs_schemas.SecondaryStatusTransition]
     has_started = has_stepped = False
     is_undated = job.max_boundary > FIRST_STEP and all(
         transition.stepped_at is None for transition in job.transitions
-    )  # stored by an older server
+    )  # stored by an older server version
     for transition, end in zip(job.transitions, ends, strict=True):
         state, stepped_at = JobState(transition.state), transition.stepped_at
         moments = [(transition.at, is_undated)]
-        if stepped_at is not None:  # by the ranks' clock: it may lie before the control plane saw that they run
+        # by the ranks' clock, so it may be earlier than the control plane's transition to running
+        if stepped_at is not None:
             moments = (
                 [(transition.at, False), (stepped_at, True)] if stepped_at > transition.at else [(transition.at, True)]
             )
@@ -786,7 +800,7 @@ def _reliability(spent: Mapping[str, int], incidents: IncidentTotals, *, is_star
 
 
 def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[ProtectionState, str]:
-    """Return the state and, where it is not `Protected`, the reason in a sentence."""
+    """Return the protection state and, unless it is `Protected`, the reason in a sentence."""
     if job.state in states.ENDED_JOBS:
         return ProtectionState.UNPROTECTED, "The job has ended; its memory was released."
     if _is_paused(job):

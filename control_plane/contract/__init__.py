@@ -1,4 +1,4 @@
-"""Everything that describes the API, made from its routes and models, so that nothing can say anything else.
+"""Generators of all descriptions of the API, from its routes and models.
 
-Invariant: written by `python -m control_plane.contract` alone; `make check` refuses a tree in which it is not current.
+Invariant: only `python -m control_plane.contract` writes the generated files; `make check` fails if one is out of date.
 """

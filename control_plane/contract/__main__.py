@@ -1,7 +1,7 @@
-"""Writes everything that follows from the API's routes and models.
+"""Writes all files that are generated from the API's routes and models.
 
-python -m control_plane.contract             writes it anew
-python -m control_plane.contract --check     says what is stale, and exits with 1 if anything is
+python -m control_plane.contract             writes the files
+python -m control_plane.contract --check     prints files that are out of date, and exits with 1 if there are any
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from control_plane.contract.tree import ROOT, stale, write
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check.
+    """Write or check the generated files.
 
     Args:
-        arguments: of the command line.
+        arguments: arguments of the command line.
 
     Returns:
         The exit code.

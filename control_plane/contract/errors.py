@@ -1,10 +1,13 @@
 """Errors of the generator.
 
-ContractError            the API has something that the generated clients cannot say
+ContractError            the generated clients cannot represent a part of the API
 """
 
 from __future__ import annotations
 
 
 class ContractError(Exception):
-    """The API has something that the generated clients cannot say: a fault of whoever wrote the route or the model."""
+    """The generated clients cannot represent a part of the API.
+
+    The author of the route or model must change it.
+    """

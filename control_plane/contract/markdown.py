@@ -1,6 +1,6 @@
-"""Wraps the prose of Markdown documents. Generators of documents call it, and `docs/generate.py` for the others. Pure.
+"""Wraps the prose of Markdown documents, for the generators of documents and `docs/generate.py`. Pure.
 
-Invariant: only a paragraph or list item with a line that is too long changes, and wrapping it again changes nothing.
+Invariant: wrapping changes only paragraphs and list items with a line that is too long. A second call changes nothing.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import re
 from collections.abc import Iterator
 
 COLUMNS = 120
-"""Of a line of prose or code, as in the whole repository."""
+"""Maximum line length, as in the whole repository."""
 _ITEM = re.compile(r"(\s*)(?:[-*+]|\d+[.)])\s+|> ?")
 _FENCE = re.compile(r" *(```+|~~~+)")
 _WORD = re.compile(r"(?:`+[^`]+`+|\[[^\]\n]{1,30}\]\([^)\s]+\)|[^\s`\[]+|[`\[])+")
-"""A code span, and a link with a short text, stays on one line."""
+"""Code spans and links with a short text stay on one line."""
 _MISREAD = re.compile(r"(?:[-+*]|#+|\d+[.)])(?: |$)")
-"""What begins a line in Markdown means a list or a heading."""
+"""Text that Markdown would read as a list or a heading at the start of a line."""
 
 
 def wrap(text: str, columns: int = COLUMNS) -> str:
     """Return the document with its long paragraphs and list items wrapped.
 
     Args:
-        text: Markdown; code blocks, tables, headings, pictures and HTML stay as they are.
-        columns: of the longest line; a word, link or code span that is longer stays whole.
+        text: Markdown. Code blocks, tables, headings, pictures and HTML stay unchanged.
+        columns: maximum line length. A longer word, link or code span stays whole.
 
     Returns:
         The document.

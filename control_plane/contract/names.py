@@ -1,4 +1,4 @@
-"""How the words of the contract are written elsewhere. Pure."""
+"""Conversions of names and documentation from the service model to other formats. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ Json = dict[str, Any]
 
 
 def python_name(operation: str) -> str:
-    """Return the name of an operation as a method of a boto3 client: `CreateTrainingJob` is `create_training_job`."""
+    """Return the boto3 method name of an operation: `CreateTrainingJob` is `create_training_job`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", operation).lower()
 
 
 def prose(described: Json) -> str:
-    """Return the documentation of something in a service model as plain text; empty for none."""
+    """Return the documentation of an element of a service model as plain text, or an empty string."""
     return html.unescape(described.get("documentation", "").removeprefix("<p>").removesuffix("</p>"))
 
 
 def structures(model: Json) -> dict[str, Json]:
-    """Return the structures of a service model that hold what is sent or answered, errors and free JSON excepted."""
+    """Return the structures of a service model that requests and responses use, without errors and free JSON."""
     return {
         name: shape
         for name, shape in model["shapes"].items()
@@ -29,5 +29,5 @@ def structures(model: Json) -> dict[str, Json]:
 
 
 def error_names(model: Json) -> list[str]:
-    """Return the types of errors of a service model."""
+    """Return the names of a service model's error types."""
     return [name for name, shape in model["shapes"].items() if shape.get("exception")]

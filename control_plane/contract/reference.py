@@ -1,4 +1,7 @@
-"""Reference pages of the API, made from the service model: one page for each noun, and one for types, errors and waiters. Pure."""
+"""Generator of the API's reference pages from the service model. Pure.
+
+There is one page per kind of resource, and one page each for types, errors and waiters.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,16 @@ _HEAD = (
 
 
 def pages(document: Json, model: Json, paginated: Json, waits: Json) -> Mapping[str, str]:
-    """Return the pages.
+    """Return the reference pages.
 
     Args:
-        document: OpenAPI; it knows which operation belongs to which noun.
+        document: the OpenAPI document, which assigns operations to kinds of resources.
         model: service-2.json.
         paginated: paginators-1.json.
         waits: waiters-2.json.
 
     Returns:
-        Their texts by file name.
+        The pages by file name.
     """
     nouns: dict[str, list[str]] = {}
     streams: dict[str, list[str]] = {}
@@ -73,7 +76,7 @@ def _contents(nouns: Mapping[str, list[str]], model: Json) -> str:
 
 
 def _stream(path: str, method: str, operation: Json) -> Iterator[str]:
-    """Say what an operation is that a client of botocore does not have."""
+    """Yield the description of an operation with server-sent events, which botocore clients do not have."""
     yield f"## {operation['operationId']}\n"
     yield f"{operation['description']}\n"
     yield f"`{method} {path}` · server-sent events: for browsers, and whatever reads `text/event-stream`\n"

@@ -1,4 +1,6 @@
-"""The botocore service model, made from the OpenAPI document: operations, shapes, paginators, endpoint rules. Pure.
+"""Generator of the botocore service model from the OpenAPI document. Pure.
+
+It creates operations, shapes, paginators and endpoint rules:
 
     OpenAPI                                 service-2.json
     operationId, path, method               operation, requestUri
@@ -8,11 +10,11 @@
     format epoch-seconds                    timestamp
     an object without fields                document: any JSON
     format binary                           a streaming payload `Body`
-    x-idempotency-token                     idempotencyToken: filled in by the client
-    x-sensitive                             sensitive: shown in no log
+    x-idempotency-token                     idempotencyToken: the client fills it in
+    x-sensitive                             sensitive: not logged
 
-Invariant: what has no counterpart is refused by name, never left out; but for server-sent events, which are no
-operation of the client.
+Invariant: a part of the document without a counterpart raises ContractError. Server-sent events are the exception: the
+client has no such operation.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from control_plane.contract.errors import ContractError
 Json = dict[str, Any]
 
 LARGEST_INTEGER: Final = 2**31 - 1
-"""What botocore calls an integer; above it, it is a long."""
+"""Largest value of botocore's type integer. Fields with a larger maximum are a long."""
 LOGGED_NUMBER: Final = "LoggedNumber"
-"""The shape of a number that may not be finite: text on the wire, then."""
+"""Name of the shape of a number that may be NaN or infinite, sent as text in that case."""
 _NOT_FINITE = [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]
 _PROSE = frozenset({"description", "default", "title", "examples"})
 _SAID = {
@@ -54,7 +56,7 @@ _SAID = {
         }
     ),
 }
-"""What can be said of a value in a service model, by its JSON type."""
+"""Keywords that the service model can express, by JSON type."""
 _PLAIN_NAMES = {
     "string": "String",
     "integer": "Long",
@@ -71,10 +73,10 @@ def service_model(document: Json) -> Json:
         document: the OpenAPI document of `control_plane.api.surface`.
 
     Returns:
-        The model; its order is that of the names.
+        The model, sorted by names.
 
     Raises:
-        ContractError: the document says something that the model cannot.
+        ContractError: the model cannot express a part of the document.
     """
     shapes = _Shapes(document["components"]["schemas"])
     described = {
@@ -104,7 +106,7 @@ def service_model(document: Json) -> Json:
 
 
 def paginators(model: Json) -> Json:
-    """Return paginators-1.json: every operation that takes a NextToken is paged.
+    """Return paginators-1.json: every operation with a NextToken parameter is paged.
 
     Args:
         model: service-2.json.
@@ -113,7 +115,7 @@ def paginators(model: Json) -> Json:
         The paginators.
 
     Raises:
-        ContractError: a page that does not have exactly one list.
+        ContractError: a paged response does not have exactly one list.
     """
     found = {}
     for name, operation in model["operations"].items():
@@ -122,7 +124,7 @@ def paginators(model: Json) -> Json:
             continue
         given = model["shapes"][operation["output"]["shape"]]["members"]
         if given.keys() & {"NextForwardToken", "EventStream"}:
-            continue  # read on in both directions, or followed
+            continue  # pages in both directions, or a stream
         lists = [member for member, reference in given.items() if model["shapes"][reference["shape"]]["type"] == "list"]
         if len(lists) != 1 or "NextToken" not in given or "MaxResults" not in taken:
             raise ContractError(
@@ -139,7 +141,7 @@ def paginators(model: Json) -> Json:
 
 
 def endpoint_rules() -> Json:
-    """Return endpoint-rule-set-1.json: there is no endpoint but the one that is configured."""
+    """Return endpoint-rule-set-1.json: clients use the configured endpoint; there is no default."""
     said = "Set endpoint_url, or AWS_ENDPOINT_URL_EVERSTEP: Everstep runs where you run it."
     use_endpoint = {
         "conditions": [{"fn": "isSet", "argv": [{"ref": "Endpoint"}]}],
@@ -176,7 +178,7 @@ def endpoint_rules() -> Json:
 
 
 class _Shapes:
-    """The shapes made so far. Unnamed ones get the name of the field that they are first met at."""
+    """The shapes created so far. An unnamed shape gets the name of the field that first uses it."""
 
     def __init__(self, components: Json) -> None:
         self._components = components
@@ -185,7 +187,7 @@ class _Shapes:
             self._add_error(error)
 
     def structure(self, name: str) -> Json:
-        """Return a reference to a component of the document, made into a structure if it is not one yet."""
+        """Return a reference to the structure of an OpenAPI component. The first call creates the structure."""
         if name not in self.made:
             component = self._components[name]
             if component.get("type") != "object" or "properties" not in component:
@@ -201,7 +203,7 @@ class _Shapes:
         return {"shape": name}
 
     def member(self, owner: str, field: str, schema: Json) -> Json:
-        """Return what a structure's member is, by a reference to its shape."""
+        """Return a structure's member: a reference to its shape, with its documentation."""
         reference = self._reference(f"{owner}.{field}", owner, field, schema)
         said = [schema.get("description", ""), _default(schema)]
         if any(said):
@@ -389,7 +391,7 @@ def _output(shapes: _Shapes, name: str, answer: Json) -> Json:
 
 
 def _event_stream(shapes: _Shapes, name: str, stream: str) -> Json:
-    """Each field of the stream's schema is a kind of event."""
+    """Return the output shape of an event stream. Each field of the stream's schema is a type of event."""
     shapes.structure(stream)
     made = shapes.made[stream]
     made["eventstream"] = True
@@ -409,7 +411,7 @@ def _blob(shapes: _Shapes) -> Json:
 
 
 def _default(schema: Json) -> str:
-    """Say what a field is unless it is given, where that is a plain value."""
+    """Return a sentence with the default of a field, or an empty string if the default is not a plain value."""
     value = schema.get("default")
     return "" if value is None or isinstance(value, (dict, list)) else f"{json.dumps(value)} unless given."
 

@@ -1,6 +1,8 @@
-"""Types of the client for editors and type checkers, made from the service model: `everstep/service.pyi`. Pure.
+"""Generator of `everstep/service.pyi`, the client's types for editors and type checkers, from the service model.
 
-Invariant: whatever the stub allows, the model has.
+Pure.
+
+Invariant: every call that the stub allows exists in the model.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from control_plane.contract.names import error_names, prose, python_name, struct
 
 Json = dict[str, Any]
 
-_HEAD = '''"""Types of `everstep.client()`; written by `python -m control_plane.contract`. There is no such module at run time:
+_HEAD = '''"""Types of `everstep.client()`; written by `python -m control_plane.contract`. \
+There is no such module at run time:
 
     if TYPE_CHECKING:
         from everstep.service import EverstepClient
@@ -159,7 +162,7 @@ def _client(model: Json, pages: Json, waits: Json) -> Iterator[str]:
 
 
 def _arguments(model: Json, operation: str) -> list[str]:
-    """Return the keyword arguments of an operation, those first that must be given."""
+    """Return the keyword arguments of an operation, required ones first."""
     taken = model["operations"][operation].get("input")
     if taken is None:
         return []

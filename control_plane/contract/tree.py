@@ -1,6 +1,6 @@
-"""What is made from the contract, and where it lies in the checkout.
+"""The generated files and their paths in the checkout.
 
-Invariant: a file is written only if it changes, so that nothing looks newer than it is.
+Invariant: a file is written only if its content changes, so that modification times stay meaningful.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REFERENCE: Final = Path("docs/reference")
 
 
 def files() -> Mapping[Path, str]:
-    """Return every generated file by its path below the checkout."""
+    """Return the text of every generated file, by path relative to the checkout."""
     document = make_surface().openapi()
     model = service_model(document)
     pages = paginators(model)
@@ -41,19 +41,19 @@ def files() -> Mapping[Path, str]:
 
 
 def stale(root: Path) -> list[Path]:
-    """Return the generated files that are not what they should be.
+    """Return the generated files that are missing or out of date.
 
     Args:
-        root: of the checkout.
+        root: root directory of the checkout.
 
     Returns:
-        Their paths below it.
+        Paths relative to the root.
     """
     return [path for path, text in files().items() if not (root / path).exists() or (root / path).read_text() != text]
 
 
 def write(root: Path) -> None:
-    """Write what is stale below a checkout's root."""
+    """Write the generated files that are missing or out of date."""
     for path, text in files().items():
         if not (root / path).exists() or (root / path).read_text() != text:
             (root / path).parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Types of the API for the dashboard, made from the service model: `web/src/contract.ts`. Pure.
+"""Generator of `web/src/contract.ts`, the API's types for the dashboard, from the service model. Pure.
 
-What is on the wire is what is typed: times are numbers, seconds since 1970; bytes are not typed at all.
+The types describe the JSON on the wire: times are numbers, seconds since 1970. Bytes have the type Blob.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What one may wait for: the only part of the contract that no route or model says.
+"""Waiters of the client: the only part of the contract that does not follow from routes and models.
 
-Checked against the model when it is written.
+`waiters` checks them against the model.
 
-Invariant: a waiter never waits for what cannot come any more: each state that nothing follows is its success or its
-failure.
+Invariant: a waiter never waits for a state that cannot occur any more. Each final state makes it succeed or fail.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from control_plane.contract.errors import ContractError
 Json = dict[str, Any]
 
 TWELVE_HOURS = 43_200
-"""Seconds that a waiter waits unless it is told otherwise."""
+"""Default limit of a waiter, in seconds."""
 
 
 def waiters(model: Json) -> Json:
@@ -30,7 +29,7 @@ def waiters(model: Json) -> Json:
         The waiters.
 
     Raises:
-        ContractError: one asks for something that the model does not have.
+        ContractError: a waiter uses an operation, field or value that the model does not have.
     """
     found = {
         "TrainingJobRunning": _job(

@@ -15,16 +15,16 @@ join token for this node until an administrator resets the session (ResetNodeSes
 A session token is bound to its node. It is revoked when the node or its fleet ends. The server closes an open
 connection within `SESSION_LOOK_SECONDS` of the revocation.
 
-    close code   reason                                      reaction of the agent
+    close code   reason                                      reaction of the agent, which always reconnects
     1013         the cloud or the fleet is not ready, or     retries later, at the next address
                  another replica serves the fleet
     1009         a message is too long                       retries later; a bug, or another version
     4400         a message is malformed                      likewise; the server counts 1009 and 4400 per node
-    4401         the token belongs to another node           drops its session and joins anew
+    4401         the session is revoked or another node's    tries its join token
     4403         EC2 does not list the node in the group     retries later: EC2's lists lag behind
     4408         the agent was silent for too long           connects again
-    4409         the node has a newer connection             exits
-    4410         the node has joined before                  tries its session token if it has one; else retries later
+    4409         the node has a newer connection             connects again
+    4410         the node has joined before                  tries its session token if it has one
 
 Invariant: the registry sees a connection only after its token and its node were checked.
 """

@@ -213,9 +213,9 @@ async def _follow(
     yield (), _token(cursor, facts.generations)
     asked = spoken = time.monotonic() - SEND_LINES_SECONDS
     asked_of: int | None = None
-    """The generation whose nodes were asked for lines."""
+    """Generation whose nodes have received SendLines."""
     ahead: deque[tuple[NodeId, LogLines]] = deque(maxlen=WAITING_LIMIT)
-    """What agents have sent beyond a line that is missing: it follows once the store has given that one."""
+    """Lines after a missing line. They are yielded once the missing line was read from the store."""
     while True:
         newest = facts.generations[-1].number if facts.generations else None
         if newest != asked_of or time.monotonic() - asked > SEND_LINES_SECONDS / 3:
