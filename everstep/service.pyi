@@ -743,7 +743,7 @@ class SourceUpload(TypedDict):
     """When the URL expires. CreateSource then returns a new one."""
 
 class SparePolicy(TypedDict):
-    """Keep as many spares as the fleet's failure rate and replacement times require."""
+    """Number of spares, computed from the fleet's failure rate and replacement times."""
     Probability: float
     """The probability with which a spare must be free when a failure occurs."""
 

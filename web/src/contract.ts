@@ -1246,7 +1246,7 @@ export interface SourceUpload {
   ExpirationTime: Timestamp
 }
 
-/** Keep as many spares as the fleet's failure rate and replacement times require. */
+/** Number of spares, computed from the fleet's failure rate and replacement times. */
 export interface SparePolicy {
   /** The probability with which a spare must be free when a failure occurs. */
   Probability: number

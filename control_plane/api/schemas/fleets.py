@@ -23,7 +23,7 @@ from control_plane.core.states import FleetStatus
 
 
 class SparePolicy(Request):
-    """Keep as many spares as the fleet's failure rate and replacement times require."""
+    """Number of spares, computed from the fleet's failure rate and replacement times."""
 
     probability: float = Field(ge=0.5, le=0.999999)
     """The probability with which a spare must be free when a failure occurs."""
