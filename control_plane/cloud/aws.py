@@ -1,6 +1,6 @@
-"""The `CloudOperator` over boto3: the only one there is, for AWS and for the local cloud alike.
+"""The `CloudOperator` over boto3, for AWS and for the local cloud.
 
-Invariant: nothing is changed in a group before its tag `everstep:fleet` has been seen.
+Invariant: the operator changes a group only after it has seen the group's tag `everstep:fleet`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,22 @@ from everstep.protocol.ids import NodeId
 log = logging.getLogger(__name__)
 
 SETTINGS_TTL_SECONDS: Final = 5.0
-"""Hooks, policies and the instance type take three calls and change by hand only; drift may be seen this much late."""
+"""How long hooks, policies and the instance type of a group are cached.
+
+Reading them takes three calls, and only people change them. Drift is detected at most this much later.
+"""
 FILTERED_PER_CALL: Final = 200
 INSTANCES_PER_CALL: Final = 100
 MEMBERS_PER_CALL: Final = 50
-"""AWS's limits: a filter of EC2 takes 200 values, DescribeInstanceTopology 100 ids, SetInstanceProtection and DescribeAutoScalingInstances 50."""
+"""Limit of SetInstanceProtection and DescribeAutoScalingInstances for ids per call.
+
+`FILTERED_PER_CALL` is EC2's limit for values of a filter, `INSTANCES_PER_CALL` that of DescribeInstanceTopology.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What a group carries besides its members."""
+    """The settings of a group that need separate calls."""
 
     hooks: tuple[LifecycleHook, ...]
     policies: tuple[str, ...]
@@ -49,7 +55,7 @@ class _Settings:
     template: LaunchTemplateRef | None
     read_at: float
     trouble: str
-    """Why the launch template could not be read; empty where it could."""
+    """Why the launch template could not be read. Empty if it was read."""
 
 
 class AwsOperator:
@@ -57,7 +63,7 @@ class AwsOperator:
 
     Args:
         connection: the cloud.
-        monotonic: seconds on a clock that never goes back; tells how old what was read is.
+        monotonic: returns seconds on a monotonic clock, for the age of cached settings.
     """
 
     def __init__(self, connection: Connection, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -95,10 +101,10 @@ class AwsOperator:
         )
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
-        """Return the state of every instance asked for; see `CloudOperator`."""
+        """Return the state of every given instance; see `CloudOperator`."""
         found: dict[NodeId, InstanceState] = {}
         for ids in _batches(sorted(set(instance_ids)), FILTERED_PER_CALL):
-            # A filter, not InstanceIds: one unknown id would fail the whole call.
+            # With InstanceIds instead of a filter, one unknown id would fail the whole call.
             with translated():
                 pages = self._ec2.get_paginator("describe_instances").paginate(
                     Filters=[{"Name": "instance-id", "Values": list(ids)}]
@@ -119,7 +125,7 @@ class AwsOperator:
             )
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
-        """End one member; see `CloudOperator`."""
+        """Terminate one member; see `CloudOperator`."""
         with translated():
             answer = self._auto_scaling.describe_auto_scaling_instances(InstanceIds=[instance_id])
         if not answer["AutoScalingInstances"]:
@@ -127,7 +133,7 @@ class AwsOperator:
         (member,) = answer["AutoScalingInstances"]
         self._require_tag(member["AutoScalingGroupName"])
         if member["LifecycleState"].startswith("Terminat"):
-            return  # asked for already; a second request would decrement a second time
+            return  # already terminating; a second request would decrement again
         with translated():
             self._auto_scaling.terminate_instance_in_auto_scaling_group(
                 InstanceId=instance_id, ShouldDecrementDesiredCapacity=decrement
@@ -140,7 +146,7 @@ class AwsOperator:
             self._ec2.reboot_instances(InstanceIds=[instance_id])
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """End one member without a word to its group; see `CloudOperator`."""
+        """Terminate one member without notice to its group; see `CloudOperator`."""
         self._require_member(group, instance_id)
         with translated():
             self._ec2.terminate_instances(InstanceIds=[instance_id])
@@ -151,7 +157,7 @@ class AwsOperator:
             raise NotFound(f"{instance_id} is not a member of the Auto Scaling group {group!r}, or is leaving it")
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Let an instance go that a hook holds; see `CloudOperator`."""
+        """Release an instance that a hook holds; see `CloudOperator`."""
         self._require_tag(group)
         try:
             with translated():
@@ -166,7 +172,7 @@ class AwsOperator:
                 raise
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Let a hook hold an instance for longer; see `CloudOperator`."""
+        """Extend a hook's hold on an instance; see `CloudOperator`."""
         self._require_tag(group)
         try:
             with translated():
@@ -185,10 +191,10 @@ class AwsOperator:
         return {id: found[id] for id in instance_ids if found.get(id, InstanceStatus()) != InstanceStatus()}
 
     def _statuses(self, ids: Sequence[NodeId]) -> dict[NodeId, InstanceStatus]:
-        """Return the statuses of those instances that EC2 still describes.
+        """Return the statuses of the instances that EC2 still describes.
 
-        DescribeInstanceStatus has no filter for ids, and one unknown id fails the whole call. EC2 forgets an instance
-        about an hour after its end, so that a refused batch is halved until only the forgotten ids are left out.
+        DescribeInstanceStatus has no filter for ids, and one unknown id fails the whole call. EC2 drops an instance
+        about an hour after its end. A refused batch is halved until only the unknown ids are left out.
         """
         try:
             with translated():
@@ -220,7 +226,7 @@ class AwsOperator:
         return tuple(_failures_since_success(answer["Activities"]))
 
     def protect_new_instances(self, name: str) -> None:
-        """Protect instances to come; see `CloudOperator`."""
+        """Protect future instances; see `CloudOperator`."""
         self._require_tag(name)
         with translated():
             self._auto_scaling.update_auto_scaling_group(
@@ -304,7 +310,7 @@ class AwsOperator:
             instance_type = self._instance_type(template)
         except (
             CloudError
-        ) as error:  # somebody has deleted it: its instances run on, and what the group says of them is needed
+        ) as error:  # a person deleted the template; the instances still run, and the group's state is needed
             instance_type = known.instance_type if known else next((member.instance_type for member in members), "")
             if not instance_type:
                 raise
@@ -382,7 +388,10 @@ def _status(status: dict[str, Any]) -> InstanceStatus:
 
 
 def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:
-    """Yield what is still to come; what is over stays listed for a week, with a word in front of its description."""
+    """Yield events that are not over.
+
+    AWS lists finished events for a week, with a word in front of their description.
+    """
     for event in status.get("Events") or ():
         description = event.get("Description", "")
         if not description.startswith(("[Completed]", "[Canceled]")):
@@ -395,10 +404,10 @@ def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:
 
 
 def _failures_since_success(activities: Iterable[dict[str, Any]]) -> Iterator[LaunchFailure]:
-    """Yield failed launches from activities that come newest first, up to the newest launch that succeeded.
+    """Yield failed launches up to the newest successful launch. `activities` is sorted newest first.
 
-    Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities: a launch that failed is Failed or
-    Cancelled, and its StatusMessage says why. One that was cancelled without a word was called off.
+    Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities. A failed launch is Failed or Cancelled,
+    and its StatusMessage contains the reason. A cancelled launch without a message was called off.
     """
     for activity in activities:
         if not activity.get("Description", "").startswith("Launching"):

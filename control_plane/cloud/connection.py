@@ -1,10 +1,10 @@
-"""How Everstep's boto3 clients are made, and how what botocore raises becomes a `CloudError`.
+"""Makes the boto3 clients of the control plane, and translates botocore's exceptions into `CloudError`.
 
-Local mode can never reach real AWS: endpoint, region and keys are given explicitly, the user's environment and AWS
-files are not read, proxies are off, and a hook in front of every single request refuses a host that is not this machine
-(S3 may redirect a client elsewhere).
+Local mode can never reach real AWS. Endpoint, region and keys are explicit, the user's environment and AWS files are
+not read, and proxies are off. A hook checks every request and refuses hosts other than this machine, because S3 can
+redirect a client.
 
-Invariant: nothing of botocore, neither a client nor an exception, leaves this package.
+Invariant: no client and no exception of botocore leaves this package.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ log = logging.getLogger(__name__)
 
 LOCAL_REGION: Final = "us-east-1"
 NO_KEYS: Final = LocalKeys(access_key_id="none", secret_access_key="none")
-"""Sent when local mode got no keys file: the local cloud refuses it, and nothing is looked for elsewhere."""
+"""Keys for local mode without a keys file. The local cloud rejects them, and no other keys are searched."""
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 READ_TIMEOUT_SECONDS: Final = 20.0
 MAX_ATTEMPTS: Final = 3
 
 
 class CloudMode(StrEnum):
-    """Where the cloud is. LOCAL: the local cloud on this machine, and nothing else.
+    """Which cloud the control plane uses.
 
-    AWS: the account of the ambient credentials.
+    - LOCAL: only the local cloud on this machine.
+    - AWS: the account of the ambient credentials.
     """
 
     LOCAL = "local"
@@ -67,19 +68,19 @@ class CloudMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudSettings:
-    """Which cloud to talk to."""
+    """The cloud to connect to."""
 
     mode: CloudMode
     region: str = LOCAL_REGION
     endpoint_url: str | None = None
-    """Required in local mode; in AWS mode normally None."""
+    """Required in local mode. Normally None in AWS mode."""
     keys: LocalKeys | None = None
-    """The local cloud's access key; unused in AWS mode."""
+    """The access key of the local cloud. Unused in AWS mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudIdentity:
-    """Whose cloud it is; printed when a server starts."""
+    """The account, region and endpoint of a cloud. A server prints them at its start."""
 
     account: str
     region: str
@@ -90,11 +91,11 @@ class CloudIdentity:
 
 
 class Connection:
-    """Makes boto3 clients for one cloud. Thread-safe after construction; clients are cached by service.
+    """Makes boto3 clients for one cloud. Thread-safe after construction. Clients are cached by service.
 
     Args:
-        settings: which cloud.
-        max_attempts: of one call, the first included; botocore waits between them.
+        settings: the cloud to connect to.
+        max_attempts: attempts per call, including the first. botocore waits between them.
 
     Raises:
         EndpointRefused: local mode without an endpoint, or with one that is not on this machine. No request was made.
@@ -110,16 +111,16 @@ class Connection:
         core = _local_session() if settings.mode is CloudMode.LOCAL else botocore.session.Session()
         self._session = boto3.Session(botocore_session=core, region_name=settings.region, **self._keys())
         self._clients: dict[str, Any] = {}
-        # boto3 sessions are not thread-safe, clients are: all are made here, before any thread can ask.
+        # Only clients are thread-safe, sessions are not: make all clients before threads can use them.
         for service in ("autoscaling", "ec2", "events", "logs", "s3", "sns", "sqs", "sts"):
             self._clients[service] = self._make(service)
 
     def client(self, service: str) -> Any:
-        """Return the client of one of the services above."""
+        """Return the client of a service that the constructor has made."""
         return self._clients[service]
 
     def identify(self) -> CloudIdentity:
-        """Ask whose cloud this is, and log it.
+        """Ask STS for the account of this cloud, and log the identity.
 
         Returns:
             Account, region and endpoint.
@@ -149,10 +150,9 @@ class Connection:
             retries={"mode": "standard", "total_max_attempts": self._max_attempts},
             max_pool_connections=32,
             user_agent_extra="everstep",
-            user_agent_appid=_replica(),  # CloudTrail then says which replica made a call
-            # Addresses that are signed for others: by version 4, which binds length and checksum, and with the region's
-            # own host, because S3
-            # answers some of the global one's with a redirect, which a signature does not survive.
+            user_agent_appid=_replica(),  # CloudTrail then shows which replica made a call
+            # Presigned URLs need version 4, which binds length and checksum. They need the region's own host, because
+            # S3 redirects some requests to the global host, and a redirect invalidates the signature.
             signature_version="s3v4" if service == "s3" else None,
             s3={"addressing_style": "path" if self.settings.endpoint_url else "virtual"},
             proxies={} if is_local else None,
@@ -164,16 +164,16 @@ class Connection:
 
 
 def _replica() -> str:
-    """Return the name of this process among those that call AWS for Everstep; botocore takes at most 50 characters."""
+    """Return the name of this process for AWS's logs. botocore accepts at most 50 characters."""
     return f"everstep-{socket.gethostname()[:30]}-{os.getpid()}"
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn what botocore raises inside the block into a `CloudError`.
+    """Turn botocore's exceptions inside the block into a `CloudError`.
 
     Raises:
-        CloudError: of the kind that the code or the failure means.
+        CloudError: of the type that matches AWS's code or the failure.
     """
     try:
         yield
@@ -183,12 +183,12 @@ def translated() -> Iterator[None]:
         raise AccessDenied(str(error)) from error
     except ParamValidationError as error:
         raise InvalidRequest(str(error)) from error
-    except (BotoCoreError, ResponseParserError) as error:  # connection, timeout, an answer that does not parse
+    except (BotoCoreError, ResponseParserError) as error:  # connection errors, timeouts, answers that do not parse
         raise CloudUnavailable(str(error)) from error
 
 
 def from_client_error(error: ClientError) -> CloudError:
-    """Return the error that AWS's code stands for, with AWS's own message."""
+    """Return the `CloudError` for AWS's error code, with AWS's own message."""
     details = error.response.get("Error", {})
     code = str(details.get("Code", ""))
     message = f"{error.operation_name}: {details.get('Message') or code or 'no message'}"
@@ -201,7 +201,7 @@ def _kind(code: str, message: str, status: int) -> type[CloudError]:
         return _BY_CODE[code]
     if status in _BY_STATUS:
         return _BY_STATUS[status]
-    # Auto Scaling has no code of its own for what does not exist: it says ValidationError and "… not found".
+    # Auto Scaling has no code for missing resources: it answers ValidationError and "… not found".
     if code == "ValidationError" and "not found" in message.lower():
         return NotFound
     return CloudUnavailable if status >= 500 else InvalidRequest

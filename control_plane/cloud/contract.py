@@ -1,15 +1,16 @@
-"""The Auto Scaling group as Everstep needs it: only Everstep ends an instance, and AWS ends none without notice.
+"""The contract for a fleet's Auto Scaling group: only Everstep ends instances, and AWS ends none without notice.
 
-    one Availability Zone                  replicas across zones cost money, EFA does not cross them
-    new instances protected from scale-in  a lower desired capacity ends nobody by itself
+    one Availability Zone                  traffic between zones costs money, and EFA does not cross zones
+    new instances protected from scale-in  lowering the desired capacity ends no instance by itself
     no scaling policies                    the fleet loop is the only writer of desired capacity
-    processes suspended                    AWS neither rebalances, replaces, refreshes nor scales on its own
-    a terminating hook of at most 60 s     any termination that AWS makes all the same becomes a notice
+    processes suspended                    AWS neither rebalances, replaces, refreshes nor scales by itself
+    a terminating hook of at most 60 s     a termination by AWS becomes a notice
 
-`checks` and `changes` say what holds and what differs; `drift`, asked every fleet pass, is their sentences. All three
-are pure. `ensure` makes the changes when a fleet is created, and may be called again at any time.
+`checks` returns the conditions that only the owner can meet, and `changes` what Everstep changes itself. `drift`
+returns their sentences in every fleet pass. All three are pure. `ensure` makes the changes when a fleet is created, and
+may be called again at any time.
 
-Invariant: what is told is what is done: a change carries its own making, and there is no other.
+Invariant: the changes that a caller sees are the changes that `ensure` makes. Each `Change` contains its own call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, 
 SUSPENDED_PROCESSES: Final = frozenset(
     {"AZRebalance", "ReplaceUnhealthy", "ScheduledActions", "InstanceRefresh", "AlarmNotification"},
 )
-"""Launch, Terminate, HealthCheck and AddToLoadBalancer stay on: capacity we ask for must come, and health must be visible."""
+"""Processes of Auto Scaling that the contract suspends.
+
+Launch, Terminate, HealthCheck and AddToLoadBalancer stay active, because requested capacity must arrive and health must
+be visible.
+"""
 MAX_HOOK_TIMEOUT: Final = timedelta(seconds=60)
 TERMINATION_HOOK: Final = LifecycleHook(
     name="everstep-termination",
@@ -33,68 +38,69 @@ TERMINATION_HOOK: Final = LifecycleHook(
     heartbeat_timeout=MAX_HOOK_TIMEOUT,
     default_result="CONTINUE",
 )
-"""CONTINUE: when nobody answers, the instance goes.
+"""The hook that turns a termination by AWS into a notice.
 
-ABANDON would do the same on termination, but reads like a failure in the activities.
+CONTINUE: without an answer, the instance ends. ABANDON would have the same effect on a termination, but looks like a
+failure in the activities.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Something that a group has to be by itself: it is its owner's to decide, and Everstep never changes it."""
+    """A condition that only the group's owner can meet. Everstep never changes it."""
 
     setting: str
-    """In the words of Auto Scaling's API."""
+    """The name of the setting in Auto Scaling's API."""
     is_met: bool
     words: str
-    """A sentence that names the group: what is there, or what is wrong with it."""
+    """A sentence with the group's name: the present value, or the problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Something of a group that is to become another, so that it is as the contract says."""
+    """A change that makes the group fit the contract."""
 
     setting: str
-    """In the words of Auto Scaling's API."""
+    """The name of the setting in Auto Scaling's API."""
     before: str | None
-    """As text; None where there is nothing."""
+    """The present value as text. None if there is none."""
     after: str
     why: str
-    """The sentence that `drift` has for it."""
+    """The sentence that `drift` returns for it."""
     make: Callable[[CloudOperator], None] = field(compare=False, repr=False)
-    """Has it made; making it again changes nothing."""
+    """Calls AWS to make the change. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """A group that is as the contract says."""
+    """A group that fits the contract."""
 
     group: GroupState
-    """Described again after the last change."""
+    """The group, described again after the last change."""
     made: tuple[Change, ...]
-    """In the order in which they were made; empty where the group was so already."""
+    """The changes in the order made. Empty if the group already fitted."""
 
 
 def drift(group: GroupState) -> tuple[str, ...]:
-    """Return what differs from the contract, a sentence each; empty when the group fits.
+    """Return the differences from the contract, one sentence each. Empty if the group fits.
 
     Args:
         group: the group as just described.
 
     Returns:
-        Sentences for an event and for the user, in a fixed order.
+        Sentences for events and for the user, in a fixed order.
     """
     return (*(check.words for check in checks(group) if not check.is_met), *(change.why for change in changes(group)))
 
 
 def checks(group: GroupState) -> tuple[Check, ...]:
-    """Return what the contract asks of a group that only its owner may change.
+    """Return the conditions of the contract that only the group's owner can meet.
 
     Args:
         group: the group as just described.
 
     Returns:
-        All of it, met or not, in a fixed order.
+        All conditions, met or not, in a fixed order.
     """
     name, zones, policies, template = (
         group.name,
@@ -135,13 +141,13 @@ def checks(group: GroupState) -> tuple[Check, ...]:
 
 
 def changes(group: GroupState) -> tuple[Change, ...]:
-    """Return what is to be changed of a group, so that it is as the contract says.
+    """Return the changes that make a group fit the contract.
 
     Args:
         group: the group as just described.
 
     Returns:
-        Changes in the order in which they are made; empty when there is nothing to change.
+        Changes in the order in which `ensure` makes them. Empty if nothing has to change.
     """
     name, found = group.name, list[Change]()
     missing = sorted(SUSPENDED_PROCESSES - group.suspended_processes)
@@ -195,11 +201,10 @@ def changes(group: GroupState) -> tuple[Change, ...]:
 
 
 def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
-    """Apply the contract to a group and return it as it is afterwards, with what was changed.
+    """Apply the contract to a group, and return the group and the changes. Idempotent.
 
-    What is changed is what `changes` says of the group as it was described, and nothing else: the caller may have asked
-    somebody about it. Idempotent: a group that fits is left alone. What Everstep must not decide for its owner (zones,
-    scaling policies, a group being deleted) is never changed. Called by CreateFleet.
+    CreateFleet calls it. It makes exactly the changes that `changes` returns for `group`, because the caller may have
+    asked a person to confirm them. It never changes the conditions in `checks`.
 
     Args:
         operator: the cloud.
@@ -209,10 +214,9 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
         The group and the changes.
 
     Raises:
-        ContractViolation: the group spans zones, has scaling policies, has no launch template, or is being deleted;
-            nothing was changed.
-        CloudError: the cloud refused or did not answer; some changes may have been made, and
-            calling again goes on from there.
+        ContractViolation: the group spans zones, has scaling policies, has no launch template, or is being deleted.
+            Nothing was changed.
+        CloudError: the cloud refused or did not answer. Some changes may have been made, and another call continues.
     """
     require_fit(group)
     wanted = changes(group)
@@ -222,13 +226,13 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
 
 
 def require_fit(group: GroupState) -> None:
-    """Refuse a group of which only its owner can make a fleet.
+    """Raise an error if a group does not meet a condition that only its owner can meet.
 
     Args:
         group: the group as just described.
 
     Raises:
-        ContractViolation: a check is not met; the error has all their sentences.
+        ContractViolation: a check is not met. The message contains all their sentences.
     """
     unmet = [check.words for check in checks(group) if not check.is_met]
     if unmet:

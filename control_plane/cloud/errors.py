@@ -1,20 +1,20 @@
 """Errors of the cloud.
 
     CloudError
-    ├── Throttled            AWS asks to slow down                                   retryable
-    ├── CloudUnavailable     no answer, a 5xx, or one that does not parse            retryable
+    ├── Throttled            AWS throttles the caller                                retryable
+    ├── CloudUnavailable     no answer, a 5xx, or an answer that does not parse      retryable
     ├── ResourceContended    another change of the same resource is in progress      retryable
-    ├── CapacityError        AWS has no instance of that type there, or a quota ends retryable
+    ├── CapacityError        AWS has no such instance, or a quota is exhausted       retryable
     ├── NotFound             the group, instance, bucket or object does not exist
-    ├── PreconditionFailed   a conditional put lost: the object exists already
-    ├── AccessDenied         the credentials may not do that
-    ├── InvalidRequest       AWS says that the request itself is wrong
+    ├── PreconditionFailed   a conditional put failed, because the object exists
+    ├── AccessDenied         the credentials do not permit the call
+    ├── InvalidRequest       AWS rejected the request as invalid
     ├── GroupNotOurs         an Auto Scaling group without the tag `everstep:fleet`
-    ├── MalformedEvent       a message of the event queue that is no event
-    ├── ContractViolation    a group that cannot be made to fit the ASG contract
-    └── EndpointRefused      local mode, and an endpoint that is not on this machine
+    ├── MalformedEvent       a message of the event queue that is not a valid event
+    ├── ContractViolation    a group that Everstep cannot make fit the contract
+    └── EndpointRefused      local mode with an endpoint that is not on this machine
 
-Whether a call is worth repeating is a property of the type, never of the place that made it.
+The type alone decides whether a call may be retried.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import ClassVar
 
 
 class CloudError(Exception):
-    """Base of everything that a cloud call raises.
+    """Base class of all errors of cloud calls.
 
     Args:
-        message: a sentence for the operator of the service, in AWS's words where AWS said something.
-        code: AWS's error code, empty where AWS said nothing.
+        message: a sentence for the operator of the service, in AWS's words if AWS answered.
+        code: AWS's error code, or empty if AWS gave none.
     """
 
     retryable: ClassVar[bool] = False
@@ -39,13 +39,16 @@ class CloudError(Exception):
 
 
 class Throttled(CloudError):
-    """AWS asks to slow down."""
+    """AWS throttles the caller."""
 
     retryable = True
 
 
 class CloudUnavailable(CloudError):
-    """No answer in time, an answer of the 5xx kind, or one that does not parse: nothing is known about the effect."""
+    """No answer in time, a 5xx answer, or an answer that does not parse.
+
+    The caller does not know whether the call had an effect.
+    """
 
     retryable = True
 
@@ -67,28 +70,28 @@ class NotFound(CloudError):
 
 
 class PreconditionFailed(CloudError):
-    """A conditional put lost: an object of that key exists already."""
+    """A conditional put failed, because an object with that key exists."""
 
 
 class AccessDenied(CloudError):
-    """The credentials are missing, expired or not allowed to do that."""
+    """The credentials are missing, expired, or do not permit the call."""
 
 
 class InvalidRequest(CloudError):
-    """AWS says that the request itself is wrong."""
+    """AWS rejected the request as invalid."""
 
 
 class GroupNotOurs(CloudError):
-    """The Auto Scaling group does not carry the tag that lets Everstep touch it."""
+    """The Auto Scaling group lacks the tag that permits Everstep to change it."""
 
 
 class MalformedEvent(CloudError):
-    """A message of the event queue is not an event, or lacks what AWS documents of its kind."""
+    """A message of the event queue is no event, or lacks fields that AWS documents."""
 
 
 class ContractViolation(CloudError):
-    """The Auto Scaling group cannot be made to fit the contract by Everstep; a person has to decide."""
+    """Everstep cannot make the Auto Scaling group fit the contract, so its owner has to change it."""
 
 
 class EndpointRefused(CloudError):
-    """Local mode talks to this machine only."""
+    """Local mode refuses an endpoint outside this machine."""

@@ -1,7 +1,7 @@
-"""A cloud in memory, for tests and simulators: the same contract suite runs against it and against the local cloud.
+"""A cloud in memory, for tests and simulators. One contract suite tests it and the local cloud.
 
-Time is the caller's: nothing happens until `advance`. Instances boot after `boot_delay`, a terminating hook holds until
-its timeout.
+The caller controls time: nothing happens until `advance`. Instances boot after `boot_delay`, and a terminating hook
+holds an instance until the hook's timeout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 class _Member:
     state: MemberState
     due_at: datetime
-    """When a pending member comes into service, or a held one goes."""
+    """When a pending member becomes InService, or a held one ends."""
 
 
 @dataclass(slots=True)
@@ -53,34 +53,34 @@ class FakeOperator:
     """`CloudOperator` over a cloud in memory.
 
     Args:
-        boot_delay: from launch to InService and `running`.
-        now: start of its time.
+        boot_delay: time from the launch to InService and `running`.
+        now: the initial time.
     """
 
     def __init__(self, *, boot_delay: timedelta = timedelta(0), now: datetime = EPOCH) -> None:
         self.boot_delay = boot_delay
         self.capacity: int | None = None
-        """How many instances may exist at once; None: any number."""
+        """Limit for existing instances. None: no limit."""
         self.exhausted_zones: set[str] = set()
-        """Availability zones that have no capacity for more."""
+        """Availability zones without capacity for more instances."""
         self.launch_retry = timedelta(0)
-        """How long a group waits after a launch that failed, unless it is asked again."""
+        """How long a group waits after a failed launch, unless a caller requests capacity again."""
         self.now = now
         self.calls: list[tuple[object, ...]] = []
-        """Changes asked for, in order: what a test asserts on."""
+        """The changes that callers requested, in order, for assertions of tests."""
         self._lock = threading.RLock()
         self._groups: dict[str, _Group] = {}
         self._instances: dict[NodeId, InstanceState] = {}
         self._next_error: list[CloudError] = []
         self.events: dict[NodeId, tuple[ScheduledEvent, ...]] = {}
-        """What EC2 has scheduled."""
+        """Scheduled events by instance."""
         self.failed_checks: dict[NodeId, tuple[str, ...]] = {}
-        """Status checks that EC2 calls impaired."""
+        """Names of impaired status checks by instance."""
         self.topology: dict[NodeId, tuple[str, ...]] = {}
-        """Network nodes, the nearest last; of instances not named EC2 tells nothing."""
+        """Network nodes by instance, the nearest last. EC2 returns none for other instances."""
         self._launched = 0
 
-    # The test's side
+    # Controls for tests
 
     def create_group(
         self,
@@ -93,7 +93,7 @@ class FakeOperator:
         availability_zones: tuple[str, ...] = ("us-east-1a",),
         instance_type: str = "p5.48xlarge",
     ) -> None:
-        """Make a group as a person would, without the contract applied, and launch what it desires."""
+        """Create a group as its owner would, without the contract, and launch its desired capacity."""
         state = GroupState(
             name=name,
             desired_count=desired,
@@ -114,37 +114,37 @@ class FakeOperator:
             self._reconcile()
 
     def change_group(self, name: str, change: Callable[[GroupState], GroupState]) -> None:
-        """Change a group behind Everstep's back: what makes drift."""
+        """Change a group outside of Everstep, to cause drift."""
         with self._lock:
             group = self._group(name)
             group.state = change(group.state)
 
     def advance(self, by: timedelta) -> None:
-        """Let time pass."""
+        """Advance the time."""
         with self._lock:
             self.now += by
             self._reconcile()
 
     def end_instance(self, instance_id: NodeId, state: Ec2State = Ec2State.TERMINATED) -> None:
-        """Take an instance away as EC2 would: its group keeps it as a member, unhealthy."""
+        """End an instance as EC2 would. Its group keeps it as an unhealthy member."""
         with self._lock:
             self._end(instance_id, state, "Client.UserInitiatedShutdown: User initiated shutdown")
             self._reconcile()
 
     def shrink(self, instance_id: NodeId) -> None:
-        """Let the group end a member by itself, as at a person's request: its terminating hook holds it first."""
+        """Make the group terminate a member by itself. Its terminating hook holds the instance first."""
         with self._lock:
             group = next(group for group in self._groups.values() if instance_id in group.members)
             self._begin_termination(group, instance_id)
             self._reconcile()
 
     def put_in_block(self, instance_id: NodeId, reservation: str) -> None:
-        """Let an instance run in a capacity block."""
+        """Assign an instance to a capacity block."""
         with self._lock:
             self._instances[instance_id] = replace(self._instances[instance_id], capacity_reservation_id=reservation)
 
     def fail_next(self, error: CloudError) -> None:
-        """Make the next call raise."""
+        """Make the next call raise an error."""
         with self._lock:
             self._next_error.append(error)
 
@@ -158,7 +158,7 @@ class FakeOperator:
             return replace(group.state, members=tuple(member.state for member in group.members.values()))
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
-        """Return the state of every instance asked for; see `CloudOperator`."""
+        """Return the state of every given instance; see `CloudOperator`."""
         with self._lock:
             self._maybe_fail()
             return {
@@ -182,7 +182,7 @@ class FakeOperator:
             self._reconcile()
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
-        """End one member; see `CloudOperator`."""
+        """Terminate one member; see `CloudOperator`."""
         with self._lock:
             self._maybe_fail()
             group = next((group for group in self._groups.values() if instance_id in group.members), None)
@@ -213,7 +213,7 @@ class FakeOperator:
             self.calls.append(("reboot_member", group, instance_id))
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """End one member without a word to its group; see `CloudOperator`."""
+        """Terminate one member without notice to its group; see `CloudOperator`."""
         with self._lock:
             self._maybe_fail()
             member = self._group(group).members.get(instance_id)
@@ -224,7 +224,7 @@ class FakeOperator:
             self._reconcile()
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Let an instance go that a hook holds; see `CloudOperator`."""
+        """Release an instance that a hook holds; see `CloudOperator`."""
         with self._lock:
             self._maybe_fail()
             member = self._group(group).members.get(instance_id)
@@ -234,7 +234,7 @@ class FakeOperator:
                 self._reconcile()
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Let a hook hold an instance for longer; see `CloudOperator`."""
+        """Extend a hook's hold on an instance; see `CloudOperator`."""
         with self._lock:
             self._maybe_fail()
             member = self._group(group).members.get(instance_id)
@@ -266,7 +266,7 @@ class FakeOperator:
             return tuple(reversed(self._group(name).failures))
 
     def protect_new_instances(self, name: str) -> None:
-        """Protect instances to come; see `CloudOperator`."""
+        """Protect future instances; see `CloudOperator`."""
         self._change(name, "protect_new_instances", lambda state: replace(state, new_instances_protected=True))
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
@@ -307,7 +307,7 @@ class FakeOperator:
 
         self._change(name, "put_termination_hook", put)
 
-    # Inside
+    # Internals
 
     def _change(self, name: str, call: str, change: Callable[[GroupState], GroupState]) -> None:
         with self._lock:
@@ -408,7 +408,7 @@ class FakeOperator:
 
 
 class MemoryObjectStore:
-    """`ObjectStore` in memory; buckets exist when named at construction."""
+    """`ObjectStore` in memory. Its buckets are those named at construction."""
 
     def __init__(self, *buckets: str) -> None:
         self._lock = threading.Lock()
@@ -465,7 +465,7 @@ class MemoryObjectStore:
         size_bytes: int,  # noqa: ARG002
         seconds: int,  # noqa: ARG002
     ) -> SignedUpload | None:
-        """Nobody can reach what is in memory; see `ObjectStore`."""
+        """Return None, because no client can reach an object in memory; see `ObjectStore`."""
         return None
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
-"""Whose signature it is, by the word of AWS's Security Token Service: the one of the control plane's own region, and no other host.
+"""Verifies signatures of instances with AWS's Security Token Service, in the control plane's own region.
 
-Invariant: one request is sent for a question, to a host that the settings name; no redirect is followed, and whatever
-is not exactly STS's answer to GetCallerIdentity proves nothing.
+Invariant: each verification sends one request, to the configured host only. Redirects are not followed. Any answer
+other than STS's answer to GetCallerIdentity proves nothing.
 """
 
 from __future__ import annotations
@@ -22,30 +22,29 @@ from control_plane.core.attestation import Principal
 from everstep.protocol import attestation
 
 TIMEOUTS_SECONDS: Final = (3.0, 5.0)
-"""To connect, and to read."""
+"""Connect timeout and read timeout."""
 MAX_ANSWER_BYTES: Final = 16 * 1024
 MAX_QUESTIONS: Final = 16
-"""At once: who has no token yet can make the server ask."""
+"""Limit for concurrent requests. Callers without a token can cause these requests."""
 _NAMESPACE: Final = "{https://sts.amazonaws.com/doc/2011-06-15/}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """What attesting instances takes; only where the cloud is AWS."""
+    """The settings to verify instances. Set only if the cloud is AWS."""
 
     sts: RegionalSts
     region: str
     account: Callable[[], str]
-    """The control plane's own; asks AWS the first time."""
+    """Returns the control plane's own account. The first call asks AWS."""
 
 
 class RegionalSts:
     """STS of one region. Thread-safe.
 
     Args:
-        region: the control plane's own.
-        endpoint_url: another place where that region's STS is, for tests; it is asked as the region's own host all the
-            same.
+        region: the control plane's own region.
+        endpoint_url: another URL for STS, for tests. The `host` header still names the region's own host.
     """
 
     def __init__(self, region: str, *, endpoint_url: str | None = None) -> None:
@@ -55,18 +54,18 @@ class RegionalSts:
         self._room = threading.BoundedSemaphore(MAX_QUESTIONS)
 
     def whose(self, headers: Mapping[str, str]) -> Principal:
-        """Return whom a signature belongs to.
+        """Return the principal that made a signature.
 
         Args:
-            headers: of the signed request, the signature among them.
+            headers: the headers of the signed request, including the signature.
 
         Returns:
             The principal.
 
         Raises:
-            AccessDenied: STS says that the signature is none, has expired or is not for this request.
-            CloudUnavailable: STS did not answer, or not as it does.
-            Throttled: too many are being asked for at once.
+            AccessDenied: STS rejects the signature as invalid, expired, or made for another request.
+            CloudUnavailable: STS did not answer, or not in its documented form.
+            Throttled: too many verifications are in progress.
         """
         if not self._room.acquire(blocking=False):
             raise Throttled("too many instances ask to join at once")
@@ -101,16 +100,16 @@ def principal_in(body: bytes) -> Principal:
     """Return the principal in STS's answer.
 
     Args:
-        body: of an answer with status 200.
+        body: the body of an answer with status 200.
 
     Returns:
-        Whom it names.
+        The principal that the answer names.
 
     Raises:
-        CloudUnavailable: it is not STS's answer to GetCallerIdentity, and proves nothing.
+        CloudUnavailable: the body is not STS's answer to GetCallerIdentity.
     """
     wrong = CloudUnavailable("what STS answered is not an answer to GetCallerIdentity")
-    if len(body) > MAX_ANSWER_BYTES or b"<!" in body:  # no document type, so no entities
+    if len(body) > MAX_ANSWER_BYTES or b"<!" in body:  # no document type is allowed, so no entities exist
         raise wrong
     try:
         root = ElementTree.fromstring(body)

@@ -1,14 +1,14 @@
-"""What AWS says by itself: events of EventBridge, delivered to an SQS queue.
+"""Events of AWS, which EventBridge delivers to an SQS queue.
 
-    EC2, Auto Scaling, Health ──▶ EventBridge rule ──▶ SQS ──▶ `EventQueue` ──▶ `parse` ──▶ a hint to look, and for some kinds a notice
+    EC2, Auto Scaling, Health ──▶ EventBridge rule ──▶ SQS ──▶ `EventQueue` ──▶ `parse` ──▶ a hint, or a notice
 
-Events come late, twice, out of order, or never; a rule that is too wide sends strangers. So an event is a hint: what is
-true is asked of EC2 and Auto Scaling. Only what neither of them can be asked for (a spot interruption, a rebalance
-recommendation, the end of a capacity block) is taken from it.
+Events may be late, duplicated, out of order or lost, and a broad rule delivers unrelated events. An event is therefore
+only a hint to poll EC2 and Auto Scaling, which have the true state. Some announcements cannot be polled: spot
+interruptions, rebalance recommendations, and the end of a capacity block. For these, the event itself is the notice.
 
-Invariant: `parse` is pure and raises `MalformedEvent` alone.
-Source: Amazon EC2 User Guide (spot interruption notices, rebalance recommendations, state changes, Capacity Blocks),
-Auto Scaling User Guide (event reference), AWS Health User Guide (events in EventBridge).
+Invariant: `parse` is pure and raises only `MalformedEvent`. Source: Amazon EC2 User Guide (spot interruption notices,
+rebalance recommendations, state changes, Capacity Blocks), Auto Scaling User Guide (event reference), AWS Health User
+Guide (events in EventBridge).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import NodeId
 
 SPOT_NOTICE: Final = timedelta(minutes=2)
-"""From the warning to the interruption."""
+"""Time from a spot warning to the interruption."""
 BLOCK_END_LEAD: Final = timedelta(minutes=30)
-"""Instances of a capacity block begin to be terminated this long before its end."""
+"""Time before the end of a capacity block at which AWS begins to terminate its instances."""
 MAX_BODY_CHARACTERS: Final = 256 * 1024
-"""SQS's own limit."""
+"""SQS's limit for a message."""
 RECEIVE_SECONDS: Final = 5
-"""A long poll: short enough for a server that stops, long enough to be cheap."""
+"""Duration of a long poll: short enough for a stopping server, long enough to save calls."""
 MESSAGES_PER_CALL: Final = 10
-"""SQS's limit."""
+"""SQS's limit for messages per call."""
 
 _HINTS: Final = frozenset(
     {
@@ -51,29 +51,29 @@ _HINTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudEvent:
-    """An event that concerns instances, parsed."""
+    """A parsed event that concerns instances."""
 
     event_id: str
-    """The same for every delivery of it."""
+    """The event's id, the same for every delivery."""
     detail_type: str
-    """In AWS's words."""
+    """AWS's name of the kind of event."""
     at: datetime
     instance_ids: tuple[NodeId, ...] = ()
-    """Whom it is about, where it says so."""
+    """The instances concerned, if the event names them."""
     group: str = ""
-    """Auto Scaling group, where it says so."""
+    """The Auto Scaling group concerned, if the event names it."""
     capacity_reservation_id: str = ""
-    """The capacity block whose end it announces: it concerns every instance in it."""
+    """The capacity block whose end is announced. It concerns all its instances."""
     kind: NoticeKind | None = None
-    """A notice that no other source of the control plane has; None: a hint to look."""
+    """The kind of a notice that cannot be polled. None: the event is only a hint."""
     ends_at: datetime | None = None
-    """When the instances may be gone."""
+    """When the instances may end."""
     is_scheduled_change: bool = False
-    """EC2 has scheduled, changed or cancelled something: its scheduled events are worth asking for."""
+    """EC2 has scheduled, changed or cancelled an event, so scheduled events must be polled."""
 
     @property
     def message(self) -> str:
-        """What is shown of it: AWS's words, and when."""
+        """AWS's name of the event, and its time if known."""
         when = f" at {self.ends_at:%Y-%m-%d %H:%M:%S} UTC" if self.ends_at is not None else ""
         return f"{self.detail_type}{when}"
 
@@ -84,19 +84,22 @@ class QueuedMessage:
 
     message_id: str
     receipt: str
-    """Of this delivery; what it is deleted by."""
+    """The handle of this delivery, with which the message is deleted."""
     body: str
     delivery_count: int
 
 
 class EventQueue(Protocol):
-    """A queue of events, read by any number of replicas. Synchronous; raises `CloudError` alone."""
+    """A queue of events that any number of replicas read. Synchronous. Raises only `CloudError`."""
 
     def receive(self) -> tuple[QueuedMessage, ...]:
-        """Wait a few seconds for messages; each stays in the queue, unseen for a while, until it is deleted."""
+        """Wait a few seconds for messages, and return them.
+
+        A message stays in the queue until it is deleted. Other readers cannot see it for a while.
+        """
 
     def delete(self, receipts: Collection[str]) -> None:
-        """Delete deliveries that are done with. Repeating it does nothing."""
+        """Delete processed deliveries. Idempotent."""
 
 
 class SqsQueue:
@@ -104,7 +107,7 @@ class SqsQueue:
 
     Args:
         connection: the cloud.
-        url: of the queue.
+        url: the URL of the queue.
     """
 
     def __init__(self, connection: Connection, url: str) -> None:
@@ -141,16 +144,16 @@ class SqsQueue:
 def parse(body: str) -> CloudEvent | None:
     """Return the event in a message.
 
-    Called for every message that a queue delivers.
+    The control plane calls it for every message that a queue delivers.
 
     Args:
         body: the event as EventBridge writes it.
 
     Returns:
-        The event, or None for one of a kind that concerns no instance: a rule that is too wide.
+        The event, or None if its kind concerns no instance, because the rule is too broad.
 
     Raises:
-        MalformedEvent: not an event, or one that lacks what AWS documents.
+        MalformedEvent: the message is no event, or lacks fields that AWS documents.
     """
     if len(body) > MAX_BODY_CHARACTERS:
         raise MalformedEvent(f"{len(body)} characters")
@@ -160,7 +163,7 @@ def parse(body: str) -> CloudEvent | None:
         raise MalformedEvent(f"not JSON: {error}") from error
     if not isinstance(event, dict):
         raise MalformedEvent("not a JSON object")
-    # The page on Capacity Blocks shows two keys that no other event has.
+    # AWS's page on Capacity Blocks shows two keys with names that no other event uses.
     detail_type = _text(event, "detail-type", "detail_type")
     source = _text(event, "source")
     base = _Base(_text(event, "id", "customer_event_id"), detail_type, _time(_text(event, "time")))
@@ -185,7 +188,7 @@ def parse(body: str) -> CloudEvent | None:
         case pair if pair in _HINTS:
             name = "instance-id" if source == "aws.ec2" else "EC2InstanceId"
             group = detail.get("AutoScalingGroupName", "")
-            ids = (_instance(detail, name),) if detail.get(name) else ()  # a launch that failed names no instance
+            ids = (_instance(detail, name),) if detail.get(name) else ()  # a failed launch names no instance
             return base.about(*ids, group=group if isinstance(group, str) else "")
         case _:
             return None
@@ -193,7 +196,7 @@ def parse(body: str) -> CloudEvent | None:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """What every event has."""
+    """The fields that every event has."""
 
     event_id: str
     detail_type: str
@@ -232,7 +235,10 @@ def _affected(detail: Mapping[str, object]) -> list[NodeId]:
 
 
 def _time(text: str) -> datetime:
-    """Return a moment in UTC; ISO 8601 as EventBridge writes it, or as mail headers do, which is what Health writes."""
+    """Return a time in UTC.
+
+    EventBridge writes ISO 8601. Health writes the format of mail headers.
+    """
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

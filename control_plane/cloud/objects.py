@@ -1,7 +1,7 @@
-"""Objects in S3 as the control plane sees them: sources, manifests, outputs and logs.
+"""The Protocol for objects in S3: sources, manifests, outputs and logs.
 
-Invariant: an object is visible whole or not at all, and `put(if_absent=True)` has exactly one winner. Calls are
-synchronous and thread-safe and raise `CloudError` alone.
+Invariant: an object is visible completely or not at all, and `put(if_absent=True)` succeeds for exactly one caller.
+Calls are synchronous and thread-safe, and raise only `CloudError`.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from everstep.protocol.plan import ObjectReference
 
 STREAM_CHUNK_BYTES = 1024 * 1024
 DELETED_AT_ONCE = 1_000
-"""Objects that one call deletes at the most. Source: S3's DeleteObjects."""
+"""Limit for objects per delete call. Source: S3's DeleteObjects."""
 LISTED_AT_ONCE = 1_000
-"""Objects that one call lists at the most. Source: S3's ListObjectsV2."""
+"""Limit for objects per list call. Source: S3's ListObjectsV2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """What S3 says about one object."""
+    """Metadata of one object in S3."""
 
     reference: ObjectReference
     size_bytes: int
     etag: str
-    """Without quotes."""
+    """The ETag without quotes."""
     modified_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class SignedUpload:
-    """Where anybody who has it may put one certain body."""
+    """A presigned URL to which its owner may upload one specific body."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str]
-    """To be sent along."""
+    """Headers that the upload must contain."""
 
 
 class ObjectStore(Protocol):
     """Objects by bucket and key.
 
-    Every method raises `NotFound` for a missing bucket or (where it reads) object, and the retryable kinds of
+    Every method raises `NotFound` if the bucket or an object to read does not exist, and the retryable kinds of
     `CloudError`.
     """
 
@@ -51,65 +51,68 @@ class ObjectStore(Protocol):
         """Write a small object.
 
         Args:
-            reference: where.
-            body: all of it; for large bodies use `put_file`.
-            if_absent: write only if no object of that key exists, else raise `PreconditionFailed`.
+            reference: bucket and key.
+            body: the complete content. Use `put_file` for large objects.
+            if_absent: write only if no object has that key, else raise `PreconditionFailed`.
 
         Returns:
-            What was written.
+            Metadata of the written object.
         """
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
-        """Write an object from a seekable file, in parts where it is large; read from its current position to its end."""
+        """Write an object from a seekable file, from its present position to its end.
+
+        Large files are uploaded in parts.
+        """
 
     def get(self, reference: ObjectReference) -> bytes:
-        """Return a small object, whole."""
+        """Return the complete content of a small object."""
 
     def stream(self, reference: ObjectReference, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes `start` … `end - 1` of an object in chunks; errors come from the first `next` on.
+        """Yield the bytes `start` … `end - 1` of an object in chunks. Errors occur from the first `next` on.
 
         Args:
-            reference: which.
-            start: first byte; at or past the end yields nothing.
-            end: one past the last byte, or None for all.
+            reference: bucket and key.
+            start: the first byte. At or past the end, the iterator is empty.
+            end: one past the last byte, or None for the whole object.
 
         Returns:
-            An iterator that reads as it is asked, at most `STREAM_CHUNK_BYTES` at a time.
+            A lazy iterator of chunks of at most `STREAM_CHUNK_BYTES`.
         """
 
     def head(self, reference: ObjectReference) -> ObjectInfo:
-        """Return what S3 knows about an object, without its bytes."""
+        """Return an object's metadata, without its content."""
 
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose key begins with the prefix's key and comes after another, in key order.
+        """Yield the objects whose keys start with a prefix, in key order.
 
         Args:
-            prefix: bucket and beginning of the keys.
-            after: a whole key, there or not; empty: from the first.
+            prefix: bucket and key prefix.
+            after: yield only keys after this one, which need not exist. Empty: all keys.
 
         Returns:
-            An iterator that asks S3 as it is read, once for every `LISTED_AT_ONCE` objects.
+            A lazy iterator. It calls S3 once per `LISTED_AT_ONCE` objects.
         """
 
     def sign_upload(
         self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int
     ) -> SignedUpload | None:
-        """Sign an address where others may put an object, these very bytes and no others. Calls nobody.
+        """Return a presigned URL for the upload of one specific body. Makes no request.
 
         Args:
-            reference: which object.
-            sha256: of the body, hexadecimal.
-            size_bytes: of the body.
-            seconds: how long the address is good.
+            reference: bucket and key.
+            sha256: digest of the body, hexadecimal.
+            size_bytes: size of the body.
+            seconds: how long the URL is valid.
 
         Returns:
-            The address, or None where the store has none for others.
+            The URL, or None if the store has no address that others can reach.
         """
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete objects; one that is not there is deleted already.
+        """Delete objects. Missing objects are no error.
 
         Args:
-            bucket: of all of them.
-            keys: at most `DELETED_AT_ONCE`.
+            bucket: the bucket of all objects.
+            keys: at most `DELETED_AT_ONCE` keys.
         """

@@ -1,7 +1,8 @@
-"""What the control plane asks of a cloud: one Auto Scaling group per fleet, its instances, and the few calls that change them.
+"""The Protocol for the cloud: one Auto Scaling group per fleet, its instances, and the calls that change them.
 
-Invariant: every destructive call names one instance; capacity goes down only by naming who goes. Calls are synchronous,
-thread-safe, bounded in time, and raise `CloudError` alone. Nothing here knows jobs, nodes' agents or the database.
+Invariant: every destructive call names one instance, and capacity goes down only together with a named instance or to
+the number of present instances. Calls are synchronous, thread-safe and bounded in time, and raise only `CloudError`.
+This module does not depend on jobs, agents or the database.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from typing import Protocol
 from everstep.protocol.ids import NodeId
 
 FLEET_TAG = "everstep:fleet"
-"""Everstep touches only groups that carry this tag, whatever its value."""
+"""Everstep changes only groups with this tag, whatever its value."""
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
 USER_SUSPENDED = "User suspended"
-"""How the reason begins that Auto Scaling gives for what a customer has suspended.
+"""First words of Auto Scaling's reason for a suspension by a customer.
 
-In which words it tells of its own is not documented.
+AWS does not document the wording of its own suspensions.
 """
 
 
 class Ec2State(StrEnum):
-    """The state of an instance in EC2's own words.
+    """The state of an instance, with EC2's values and ABSENT.
 
-    ABSENT is ours: EC2 does not know the id. It drops terminated instances after about an hour, so it means the same as
-    TERMINATED, but of a member that its group is still launching: EC2 may not show it yet. Source: Amazon EC2 Developer
-    Guide, eventual consistency.
+    ABSENT means that EC2 does not know the id. EC2 drops terminated instances after about an hour, so ABSENT means the
+    same as TERMINATED. The exception is a member that its group is still launching, because EC2 may not show it yet.
+    Source: Amazon EC2 Developer Guide, eventual consistency.
     """
 
     PENDING = "pending"
@@ -42,13 +43,16 @@ class Ec2State(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """AWS says that this instance's memory is gone or going; no other evidence is needed to exclude its node."""
+        """Whether AWS reports that the instance's memory is lost or about to be.
+
+        No other evidence is needed to exclude its node.
+        """
         return self not in (Ec2State.PENDING, Ec2State.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceState:
-    """One instance as EC2 describes it; only id and state are known of one that is absent."""
+    """One instance as EC2 describes it. An absent instance has only id and state."""
 
     instance_id: NodeId
     state: Ec2State
@@ -59,7 +63,7 @@ class InstanceState:
     availability_zone: str = ""
     launched_at: datetime | None = None
     capacity_reservation_id: str = ""
-    """The reservation or capacity block that it runs in, if any."""
+    """The capacity reservation or block of the instance, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,27 +76,27 @@ class MemberState:
     health_status: str
     """`Healthy` or `Unhealthy`.
 
-    No evidence: who was called Unhealthy once stays so, whatever becomes of it; EC2's checks are asked instead.
+    The value is no evidence: Auto Scaling never resets Unhealthy. The control plane polls EC2's status checks instead.
     """
     is_protected: bool
-    """From scale-in."""
+    """Protected from scale-in."""
     availability_zone: str
     instance_type: str = ""
 
     @property
     def is_leaving(self) -> bool:
-        """The group is ending or detaching it: it no longer counts towards desired capacity."""
+        """The group is terminating or detaching the instance, so it does not count as capacity."""
         return self.lifecycle_state.startswith(("Terminat", "Detach"))
 
     @property
     def awaits_termination(self) -> bool:
-        """A terminating hook holds it: `complete_termination` lets it go at once."""
+        """A terminating hook holds the instance. `complete_termination` releases it at once."""
         return self.lifecycle_state == "Terminating:Wait"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleHook:
-    """A hook of a group."""
+    """A lifecycle hook of a group."""
 
     name: str
     transition: str
@@ -102,7 +106,7 @@ class LifecycleHook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchTemplateRef:
-    """The launch template of a group and the version it asks for (`$Latest`, `$Default` or a number)."""
+    """The launch template of a group and its version (`$Latest`, `$Default` or a number)."""
 
     template_id: str
     name: str
@@ -111,7 +115,7 @@ class LaunchTemplateRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState:
-    """An Auto Scaling group, all of it that Everstep relies on."""
+    """An Auto Scaling group, as far as Everstep uses it."""
 
     name: str
     desired_count: int
@@ -126,128 +130,146 @@ class GroupState:
     tags: Mapping[str, str]
     launch_template: LaunchTemplateRef | None = None
     instance_type: str = ""
-    """Of the launch template; empty when the group launches from something else."""
+    """The instance type of the launch template. Empty if the group has no single launch template."""
     status: str = ""
     """`Delete in progress` while AWS deletes the group, else empty."""
     suspension_reasons: Mapping[str, str] = field(default_factory=dict)
-    """By suspended process: why, in AWS's words, where it gives a reason."""
+    """AWS's reason by suspended process, if it gives one."""
 
     def is_suspended_by_aws(self, process: str) -> bool:
-        """Say whether AWS itself suspended a process: an administrative suspension.
+        """Return whether AWS itself suspended a process (an administrative suspension).
 
-        Of what gives no reason a person is thought the author.
+        A suspension without a reason counts as a person's.
         """
         reason = self.suspension_reasons.get(process, "")
         return process in self.suspended_processes and bool(reason) and not reason.startswith(USER_SUSPENDED)
 
     @property
     def is_tagged(self) -> bool:
-        """It carries the tag that lets Everstep touch it."""
+        """The group has the tag that permits Everstep to change it."""
         return FLEET_TAG in self.tags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFailure:
-    """A launch that AWS could not make."""
+    """A failed launch."""
 
     at: datetime
     message: str
-    """In AWS's words."""
+    """AWS's own words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledEvent:
-    """Something that EC2 has scheduled for an instance, not yet over."""
+    """A pending event that EC2 has scheduled for an instance."""
 
     event_id: str
     code: str
     """`instance-reboot`, `system-reboot`, `system-maintenance`, `instance-retirement` or `instance-stop`."""
     description: str
-    """In AWS's words."""
+    """AWS's own words."""
     not_before: datetime | None
-    """When its window begins."""
+    """The start of the event's time window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStatus:
-    """What DescribeInstanceStatus tells of an instance."""
+    """The result of DescribeInstanceStatus for an instance."""
 
     events: tuple[ScheduledEvent, ...] = ()
-    """Scheduled, and not over."""
+    """Scheduled events that are not over."""
     failed_checks: tuple[str, ...] = ()
-    """Status checks that EC2 calls impaired: `system` (its host, power, network), `instance` (its kernel does not answer)."""
+    """Status checks that EC2 reports as impaired.
+
+    `system` covers host, power and network. `instance` means that the instance's kernel does not answer.
+    """
 
 
 class CloudOperator(Protocol):
-    """The cloud as the fleet and job loops see it. Called from threads; one instance per control plane.
+    """The cloud as the fleet and job loops use it. Threads share one instance per control plane.
 
     Every method raises `CloudError`: `NotFound`, `GroupNotOurs`, `InvalidRequest`, `AccessDenied`, or one of the
     retryable kinds.
     """
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the group as it is now.
+        """Return the present state of a group.
 
-        Called once per fleet pass. Hooks, policies and the launch template may be up to a few seconds old.
+        The fleet loop calls it once per pass. Hooks, policies and the launch template may be a few seconds old.
         """
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
-        """Return the state of every id asked for; ids that EC2 does not know come back as `Ec2State.ABSENT`."""
+        """Return the state of every given id. Ids that EC2 does not know have the state ABSENT."""
 
     def set_desired(self, name: str, desired_count: int) -> None:
-        """Set the group's desired capacity. Idempotent; called by the fleet loop alone, to go up."""
+        """Set the group's desired capacity. Idempotent. Only the fleet loop calls it."""
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
-        """End one instance of a tagged group, or remove one that has ended already.
+        """Terminate one instance of a tagged group, or remove one that has already ended.
+
+        Another call for an instance that is leaving or gone raises `NotFound` or does nothing. It never ends another
+        instance.
 
         Args:
-            instance_id: whom. Nothing is ever ended by count.
-            decrement: lower desired capacity with it; False brings a replacement.
-
-        Repeating it for an instance that is already leaving or gone raises `NotFound` or does nothing, and never ends
-        another one.
+            instance_id: the instance. No call ends instances by count.
+            decrement: lower the desired capacity too. False makes the group launch a replacement.
         """
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
-        """Reboot one instance of a tagged group: same instance, same host, same addresses; what was in its memory is gone. Not idempotent.
+        """Reboot one instance of a tagged group. Not idempotent.
 
-        Raises `NotFound` for one that is not a member, or is leaving: nothing outside of a fleet is ever rebooted.
+        The instance keeps its host and its addresses, and loses the content of its memory. Raises `NotFound` if the
+        instance is no member or is leaving, so no instance outside a fleet is ever rebooted.
         """
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """End one instance of a tagged group as a failure does: in EC2, without a word to its group or its hooks.
+        """Terminate one instance of a tagged group in EC2, as a failure would. Idempotent.
 
-        For drills alone. Idempotent.
-
-        Raises `NotFound` for one that is not a member, or is leaving.
+        Only drills call it. The group and its hooks get no notice. Raises `NotFound` if the instance is no member or is
+        leaving.
         """
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Let an instance go that a terminating hook holds. Idempotent: one that is held no longer is fine."""
+        """Release an instance that a terminating hook holds. Idempotent.
+
+        An instance that the hook no longer holds is no error.
+        """
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Let a terminating hook hold an instance for another timeout. One that is held no longer is fine."""
+        """Extend a terminating hook's hold on an instance by its timeout.
+
+        An instance that the hook no longer holds is no error.
+        """
 
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
-        """Return what EC2 has scheduled for instances and which checks they fail; ids that it does not know, or has neither for, are left out."""
+        """Return scheduled events and failed checks of instances.
+
+        Ids without either, and ids that EC2 does not know, are left out.
+        """
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
-        """Return the network nodes above each instance, the nearest last; ids that EC2 tells nothing of are left out."""
+        """Return the network nodes above each instance, the nearest last.
+
+        Ids without this information are left out.
+        """
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
-        """Return failed launches, newest first, since the last launch that succeeded; of very many the newest."""
+        """Return failed launches since the last successful one, newest first.
+
+        Of very many failures, only the newest are returned.
+        """
 
     def protect_new_instances(self, name: str) -> None:
         """Make the group protect every new instance from scale-in."""
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
-        """Protect instances that are members already from scale-in."""
+        """Protect existing members from scale-in."""
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
-        """Suspend these processes of the group; those already suspended stay so."""
+        """Suspend processes of the group, in addition to those already suspended."""
 
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
-        """Resume these processes of the group; those that are not suspended stay so."""
+        """Resume processes of the group. Processes that are not suspended are no error."""
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
         """Create or replace a lifecycle hook of the group."""

@@ -1,4 +1,4 @@
-"""The `ObjectStore` over boto3, for S3 and for the local cloud's S3 alike."""
+"""The `ObjectStore` over boto3, for S3 and for the local cloud's S3."""
 
 from __future__ import annotations
 
@@ -18,17 +18,13 @@ _TRANSFER: Final = TransferConfig(
     multipart_threshold=16 * 1024 * 1024,
     multipart_chunksize=16 * 1024 * 1024,
     max_concurrency=4,
-    # The CRT client ignores endpoint_url and goes to real AWS (boto3 issue 4839).
+    # The CRT client ignores endpoint_url and connects to real AWS (boto3 issue 4839).
     preferred_transfer_client="classic",
 )
 
 
 class S3ObjectStore:
-    """`ObjectStore` over boto3. Thread-safe.
-
-    Args:
-        connection: the cloud.
-    """
+    """`ObjectStore` over boto3. Thread-safe. The constructor takes the `Connection` to the cloud."""
 
     def __init__(self, connection: Connection) -> None:
         self._s3 = connection.client("s3")
@@ -93,7 +89,7 @@ class S3ObjectStore:
     def sign_upload(
         self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int
     ) -> SignedUpload | None:
-        """Sign an address; see `ObjectStore`."""
+        """Return a presigned URL; see `ObjectStore`."""
         checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
         asked = {
             "Bucket": reference.bucket,
@@ -101,7 +97,7 @@ class S3ObjectStore:
             "ContentLength": size_bytes,
             "ChecksumSHA256": checksum,
         }
-        with translated():  # of credentials that have to be fetched first
+        with translated():  # fetching credentials can fail
             url: str = self._s3.generate_presigned_url("put_object", Params=asked, ExpiresIn=seconds)
         return SignedUpload(url, {"x-amz-checksum-sha256": checksum})
 
@@ -114,7 +110,7 @@ class S3ObjectStore:
                 Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True}
             )
             refused = answer.get("Errors", ())
-            if refused:  # the call as a whole succeeds all the same
+            if refused:  # the call itself succeeds even if objects were refused
                 error = {
                     "Code": refused[0].get("Code", ""),
                     "Message": f"{len(refused)} objects, {refused[0].get('Key')}: {refused[0].get('Message')}",
@@ -123,7 +119,7 @@ class S3ObjectStore:
 
 
 class _Unclosed:
-    """A file that s3transfer reads but may not close: who opened it closes it."""
+    """A file that s3transfer reads but must not close. The code that opened the file closes it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -138,7 +134,7 @@ class _Unclosed:
         return self._file.tell()
 
     def close(self) -> None:
-        """Leave it open."""
+        """Do nothing."""
 
 
 def _listed(bucket: str, entry: dict[str, Any]) -> ObjectInfo:

@@ -1,14 +1,15 @@
-"""Where events and lines go that others are to hear of: an EventBridge bus or an SNS topic, and a log group of CloudWatch.
+"""Sinks that forward events and log lines: an EventBridge bus or an SNS topic, and a CloudWatch log group.
 
     EventBridge   source `everstep`, detail type = the event's type, resources = the job's name, detail as below
-    SNS           message = the detail as JSON; attributes `type`, `training_job_name`, `project`; on a FIFO topic the group is the job, and
-                  the event's id deduplicates
+    SNS           message = the detail as JSON; attributes `type`, `training_job_name`, `project`
+                  FIFO topic: the message group is the job, and the event's id is the deduplication id
 
-    detail        {"EventId", "Time", "Type", "Message", "Project", "FleetName", "TrainingJobName", "NodeId", "Detail"}, as ListEvents has them
+    detail        {"EventId", "Time", "Type", "Message", "Project", "FleetName", "TrainingJobName", "NodeId", "Detail"},
+                  as in ListEvents
 
-Invariant: a sink takes at most `ENTRIES_AT_ONCE` entries of different jobs, so that what is refused in the middle of a
-call cannot turn the order of a job's events around. What it did not take is said. Source: API references of EventBridge
-(PutEvents: 10 entries, 256 KB in all) and SNS (PublishBatch: 10 entries, 256 KB in all).
+Invariant: one call contains at most `ENTRIES_AT_ONCE` entries, all of different jobs, so a partly refused call cannot
+reorder a job's events. The sink reports refused entries. Source: API references of EventBridge (PutEvents: 10 entries,
+256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB in total).
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from control_plane.core.log_batches import Line
 
 ENTRIES_AT_ONCE: Final = 10
 MAX_ENTRY_BYTES: Final = 24_000
-"""Ten of them fit one call of either service."""
+"""Limit for one entry. Ten of them fit one call of either service."""
 ARN: Final = re.compile(
-    r"arn:aws[a-z-]*:(?P<service>events|sns):(?P<region>[a-z0-9-]+):\d{12}:(event-bus/[A-Za-z0-9._/-]{1,256}|[A-Za-z0-9_-]{1,256}(\.fifo)?)"
+    r"arn:aws[a-z-]*:(?P<service>events|sns):(?P<region>[a-z0-9-]+):\d{12}:"
+    r"(event-bus/[A-Za-z0-9._/-]{1,256}|[A-Za-z0-9_-]{1,256}(\.fifo)?)"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One event on its way out."""
+    """One event to send."""
 
     event_id: int
     at: datetime
@@ -48,29 +50,30 @@ class Entry:
 
 
 class EventSink(Protocol):
-    """Takes events. Synchronous; raises `CloudError` alone."""
+    """Receives events. Synchronous. Raises only `CloudError`."""
 
     def put(self, entries: Sequence[Entry]) -> CloudError | None:
-        """Send entries of different jobs, all or some.
+        """Send entries of different jobs.
 
         Args:
             entries: at most `ENTRIES_AT_ONCE`.
 
         Returns:
-            Why one or more were not taken; None when all were. They may be sent again: who receives them knows them by
-            their ids.
+            Why the service refused at least one entry, or None if it accepted all. The caller may send all entries
+                again:
+            receivers recognize duplicates by their ids.
 
         Raises:
-            CloudError: none was taken, as far as is known.
+            CloudError: as far as is known, the service accepted no entry.
         """
 
 
 class _ServiceSink(ABC):
-    """`EventSink` over an operation that takes several entries and says of each whether it took it.
+    """`EventSink` over an operation that accepts or refuses each entry separately.
 
     Args:
         connection: the cloud.
-        arn: where they go.
+        arn: the bus or topic.
     """
 
     SERVICE: ClassVar[str]
@@ -88,7 +91,7 @@ class _ServiceSink(ABC):
 
     @abstractmethod
     def _send(self, entries: Sequence[Entry]) -> _Refused | None:
-        """Make the call and return what was said of the first entry that was not taken."""
+        """Make the call, and return the error of the first refused entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +157,14 @@ class TopicSink(_ServiceSink):
 
 
 def sink_of(connection: Connection, arn: str) -> EventSink:
-    """Return the sink that an ARN names.
+    """Return a new sink for an ARN.
 
     Args:
         connection: the cloud.
-        arn: that `ARN` matches.
+        arn: an ARN that matches `ARN`.
 
     Returns:
-        A sink of its own.
+        A sink for the bus or topic.
     """
     match = ARN.fullmatch(arn)
     assert match is not None
@@ -169,10 +172,10 @@ def sink_of(connection: Connection, arn: str) -> EventSink:
 
 
 def detail_of(fields: dict[str, Any]) -> str:
-    """Return an event's detail as JSON; of one that is too long, `Detail` goes and the message is cut.
+    """Return an event's detail as JSON. If it is too long, `Detail` is emptied and the message truncated.
 
     Args:
-        fields: as above; a None is left out.
+        fields: the fields of the module docstring. Fields with None are left out.
 
     Returns:
         At most `MAX_ENTRY_BYTES` bytes of JSON.
@@ -185,20 +188,20 @@ def detail_of(fields: dict[str, Any]) -> str:
 
 
 class LogSink(Protocol):
-    """Takes lines of logs. Synchronous; raises `CloudError` alone."""
+    """Receives log lines. Synchronous. Raises only `CloudError`."""
 
     def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
-        """Append lines to a stream, which is made if there is none.
+        """Append lines to a stream. The sink creates a missing stream.
 
         Args:
-            stream: its name.
-            batch: as `core.log_batches` makes them.
+            stream: the name of the stream.
+            batch: a batch from `core.log_batches`.
 
         Returns:
-            How many the service did not take because of their time: too old or too far ahead.
+            How many lines the service refused because their time is too old or too far in the future.
 
         Raises:
-            CloudError: none was taken, as far as is known.
+            CloudError: as far as is known, the service accepted no line.
         """
 
 
@@ -207,7 +210,7 @@ class LogGroupSink:
 
     Args:
         connection: the cloud.
-        group: name of the log group; it exists.
+        group: the name of an existing log group.
     """
 
     def __init__(self, connection: Connection, group: str) -> None:

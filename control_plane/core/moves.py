@@ -1,8 +1,8 @@
 """Moves: a job that trains well leaves some of its nodes at an agreed stop (ADR 0016).
 
     node to leave ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation
-       │  ◀── reason gone     or AWS takes the node,  cannot be    and in S3, where          without the node
-       │                      at the last moment      cancelled    `checkpoint_wait` waits
+       │  ◀── reason gone     or AWS takes the node,  cannot be    and in S3, if the         without the node
+       │                      at the last moment      cancelled    job waits for that
        ├ announced   AWS takes the instance (`core.notices`)
        ├ requested   a person wants the node for something else (`core.requests`)
        ├ impaired    the node works with a fault that a reboot or other hardware repairs, or its replicas have been

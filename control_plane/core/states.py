@@ -281,7 +281,7 @@ LAUNCHED_JOBS = frozenset(
 )
 """States in which a job has a generation number, so nodes may hold state of that generation."""
 HOLDING_JOBS = LAUNCHED_JOBS | {JobState.ALLOCATING}
-"""States in which a job's nodes count towards the fleet's size."""
+"""States in which a job's nodes count towards the fleet's desired capacity."""
 
 
 def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, story: tuple[str, ...] = ()) -> S:
