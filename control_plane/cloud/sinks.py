@@ -60,8 +60,7 @@ class EventSink(Protocol):
 
         Returns:
             Why the service refused at least one entry, or None if it accepted all. The caller may send all entries
-                again:
-            receivers recognize duplicates by their ids.
+            again: receivers recognize duplicates by their ids.
 
         Raises:
             CloudError: as far as is known, the service accepted no entry.

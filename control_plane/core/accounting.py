@@ -220,8 +220,7 @@ def follow(
 
     Returns:
         The record with the same sum. Each phase has the length that the incidents show, and the difference is moved
-            from
-        or to `seemed`. No bucket becomes negative.
+        from or to `seemed`. No bucket becomes negative.
     """
     now = accounted_until(record)
     booked = {} if before is None else _phases(before, now)
@@ -277,8 +276,7 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
 
     Returns:
         Node-microseconds from the failure to the incident's end, or until now. A lost node counts until the fleet takes
-            it
-        from the job. Its replacement counts from its assignment to the job.
+        it from the job. Its replacement counts from its assignment to the job.
     """
     end = accounted_until(record) if incident.closed_at is None else incident.closed_at
     beyond = max(0, microseconds(accounted_until(record)) - microseconds(end))

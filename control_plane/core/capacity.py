@@ -95,8 +95,7 @@ def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tu
 
     Returns:
         The empty places, and the times since when the filled places had been empty. The second part has at most
-            `joined`
-        entries, oldest first.
+        `joined` entries, oldest first.
     """
     each = [at for at, count in before for _ in range(count)]
     filled, rest = each[:joined], each[joined:]

@@ -119,8 +119,7 @@ def judge(
         node: the node as observed.
         silence: the node's tracked silence, or None while the node reports.
         stepped_at: Unix seconds when the newest boundary in other members' reports was passed. Steps after the node's
-            last
-            report are evidence that it was alive.
+            last report are evidence that it was alive.
         out_of_view: other members report that the node's replicas do not answer: the data plane's evidence.
         is_blind: most of the fleet is silent.
         now: Unix seconds.
@@ -368,8 +367,7 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
     Returns:
         The member that most others report. Among equals: the member that was out of view before with another partner,
-            else
-        the one with the highest GROUP_RANK. None if no member is out of view.
+        else the one with the highest GROUP_RANK. None if no member is out of view.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
@@ -390,7 +388,7 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
 
     Returns:
         The highest boundary, when it was passed, and the highest committed step. `NO_STEP` if no other member reports
-            one.
+        one.
     """
     others = {node: report for node, report in reports.items() if node != left_out}
     boundary = max((rank.boundary for report in others.values() for rank in report.ranks), default=NO_STEP)

@@ -70,8 +70,7 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
 
     Returns:
         Every place of the job: promised, late, unreachable or vacant. A new node that was asked for its promise keeps
-            its
-        place even if other nodes arrive.
+        its place even if other nodes arrive.
     """
     excluded = {exclusion.node_id for exclusion in record.exclusions}
     available = [node for node in seen.assigned if node not in excluded]

@@ -62,8 +62,7 @@ def wanted(
 
     Returns:
         `known`, unchanged, once a stop was requested. Otherwise one departure per node to leave: first the nodes that
-            AWS
-        takes, earliest first.
+        AWS takes, earliest first.
     """
     if asked(known):
         return tuple(known)
@@ -354,8 +353,7 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 
     Returns:
         The fault. It names a lost node only if AWS takes it. Any other node is added to the incident once the job
-            really
-        leaves it.
+        really leaves it.
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
     return Fault(

@@ -50,8 +50,7 @@ def plan(
         domains: the failure domain (network node) of each node. A node without an entry is a domain of its own. A fresh
             placement uses as many domains per group as possible.
         before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). The placement is fresh if `before`
-            is
-            empty or fits another number of copies or nodes.
+            is empty or fits another number of copies or nodes.
 
     Returns:
         Groups and holders.

@@ -138,8 +138,7 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[
 
     Returns:
         True if the following holds for every subset of holding jobs that may remain: the head fits with the new job if
-            it
-        fits without it.
+        it fits without it.
     """
     reachable = 1  # bit n is set if some subset of the others holds n nodes
     for count in holding_counts:

@@ -402,9 +402,8 @@ def secondary_status(
 
     Returns:
         The status. A requested stop or pause is visible at once. A launch counts as training from its first new step
-            on.
-        Until then it is a start, or a restart if the job has completed steps before. A started job that waits for nodes
-        again is interrupted.
+        on. Until then it is a start, or a restart if the job has completed steps before. A started job that waits for
+        nodes again is interrupted.
     """
     if state in ENDED_JOBS:
         return _SECONDARY[state]

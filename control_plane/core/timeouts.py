@@ -209,8 +209,7 @@ def check(timeouts: Timeouts) -> Timeouts:
 
     Raises:
         InvalidTimeouts: a rung lies below the rung before it, or exceeds a fixed limit that must outlast it. The
-            message
-            contains both names and values.
+            message contains both names and values.
     """
     below_name, below = "detection", timeouts.detection_seconds
     for rung in _RUNGS:
