@@ -182,7 +182,7 @@ class Facts:
     allows_builds: bool = False
     """Whether the agent's settings let pip build packages."""
     aws: AwsFacts | None = None
-    """None: AWS was not queried."""
+    """Facts about AWS. None: AWS was not queried."""
 
 
 def judge(facts: Facts) -> tuple[Finding, ...]:

@@ -26,10 +26,10 @@ _UNAVAILABLE_STATUSES = (502, 503, 504)
 def translated() -> Iterator[None]:
     """Convert errors of botocore inside the block into errors of `everstep.errors`.
 
+    A `ServiceFailed` has the service's message, code and request id, where the service sent them.
+
     Raises:
-        ServiceFailed: the service returned an error or did not respond. It has the service's message, code and request
-            id,
-            where the service sent them.
+        ServiceFailed: the service returned an error or did not respond.
         WaitFailed: the state that a waiter awaits cannot be reached any more.
         WaitTimedOut: the awaited state was not reached in time.
     """

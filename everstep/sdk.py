@@ -177,10 +177,11 @@ class Conveniences:
 
         The client uploads directly to S3 if S3 is reachable. Otherwise it uploads through the service.
 
+        A packed directory excludes version control, caches and the files that `.everstepignore` names. Links are
+        rejected.
+
         Args:
-            Directory: directory to pack, without version control, caches and files that `.everstepignore` excludes.
-                Links in
-                it are rejected.
+            Directory: directory to pack.
             Body: a gzipped tar, instead of a directory.
 
         Returns:

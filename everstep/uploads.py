@@ -53,6 +53,9 @@ def put(
 ) -> Outcome:
     """Upload an archive, with retries after temporary errors.
 
+    The archive is never sent over plain http to another machine. The result is then NOT_TAKEN. After NOT_TAKEN, the
+    caller uploads through the service instead.
+
     Args:
         url: the URL in CreateSource's response.
         headers: the headers in CreateSource's response.
@@ -60,9 +63,7 @@ def put(
         pause: waits for the given number of seconds.
 
     Returns:
-        The result. NOT_TAKEN for plain http to another machine, without sending anything. The caller then uploads
-            through
-        the service.
+        The result.
     """
     if not (url.startswith("https://") or is_loopback(url)):
         return Outcome.NOT_TAKEN

@@ -141,7 +141,7 @@ class RankExit(Message, frozen=True):
     last_lines: str = ""
     """The end of the rank's stderr, at most 4 KiB."""
     memory: MemoryEnd | None = None
-    """Set only if `exit_class` is OUT_OF_MEMORY."""
+    """Evidence of exhausted memory. Set only if `exit_class` is OUT_OF_MEMORY."""
 
 
 class RankStatus(Message, frozen=True):
@@ -193,7 +193,10 @@ class RankStacks(Message, frozen=True):
 
 
 class ShardProtection(Message, frozen=True):
-    """The holders of one rank's shard and their state, as the owner's agent sees them."""
+    """The holders of one rank's shard and their state, as the owner's agent sees them.
+
+    A holder is in view while it responds to the owner. Votes wait for holders in view and for returning holders.
+    """
 
     rank: Rank
     holders: tuple[NodeId, ...]
@@ -220,7 +223,7 @@ class RoundStatus(Message, frozen=True):
     boundary: Step
     """The highest boundary that any rank reported."""
     committed_at_seconds: float
-    """Unix time of the last commit; 0 before the first."""
+    """Unix time of the last commit. 0: no commit yet."""
     stopped: bool = False
     """Whether all ranks confirmed an agreed stop."""
     finished: bool = False
@@ -406,17 +409,17 @@ class MemberReport(Message, frozen=True):
     """
     ranks: tuple[RankStatus, ...] = ()
     protection: tuple[ShardProtection, ...] = ()
-    """One entry per rank of this node."""
+    """The protection of each rank's shard, for the ranks of this node."""
     silent_peers: tuple[NodeId, ...] = ()
     """Peers of this node that have sent nothing for longer than the holder deadline."""
     round: RoundStatus | None = None
-    """Set only by the coordinator's agent."""
+    """The state of the rounds. Set only by the coordinator's agent."""
     uploads: tuple[UploadedShard, ...] = ()
     """Uploads of the newest two steps at most."""
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
     longest: dict[str, float] = msgspec.field(default_factory=dict)
-    """By phase, seconds: the longest that any of its ranks stood still before it moved on, in this generation."""
+    """Longest time in seconds for which any rank made no progress in this generation, by phase."""
     stacks: tuple[RankStacks, ...] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
@@ -464,7 +467,7 @@ class AgentReport(Message, frozen=True):
     """Increases by one per report. The control plane drops a report with a lower number."""
     member: MemberReport | None
     metrics: MetricBatch | None = None
-    """The only part of a report that is not state.
+    """New metric values, which are the only part of a report that is not state.
 
     The agent sends a batch once. It sends the batch again after a timeout or on a new connection, until `MetricsStored`
     confirms it.

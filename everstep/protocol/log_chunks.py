@@ -54,7 +54,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Unix time in milliseconds at which the agent read the line."""
     rank: Rank = msgspec.field(name="r")
     stream: Literal["stdout", "stderr", "end"] = msgspec.field(name="s")
-    """`end` marks the last line of the node."""
+    """The stream that the rank wrote to. `end`: the node has no further lines."""
     text: str = msgspec.field(name="m")
     """The text without its line feed. Invalid UTF-8 becomes U+FFFD."""
     end: int = msgspec.field(name="b")
@@ -72,7 +72,7 @@ class ChunkName:
     node_id: NodeId
     first: int
     at_ms: int
-    """Unix time in milliseconds. All lines of the chunk are at least as new."""
+    """Lower bound of the lines' Unix times, in milliseconds."""
 
     @property
     def path(self) -> str:
@@ -88,7 +88,7 @@ class TailName:
     """The node that printed the lines."""
     first: int
     at_ms: int
-    """Unix time in milliseconds. All lines of the tail are at least as new."""
+    """Lower bound of the lines' Unix times, in milliseconds."""
     holder: NodeId
     """The node that stored the tail."""
 

@@ -29,7 +29,7 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 1
 }
 """Escapes for control characters and for Unicode's line and paragraph separators."""
 
-# The type Mapping has no mutators.
+# The shared default is safe, because the type Mapping has no mutators.
 _about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # noqa: B039
 
 

@@ -185,7 +185,10 @@ class GenerationPlan(Message, frozen=True):
     run: RunId
     generation: Generation
     parent: Generation
-    """The generation that wrote the base step. 0 for the first generation."""
+    """The newest earlier generation whose ranks may have run. 0: no such generation.
+
+    The base step is on the path of this generation.
+    """
     base_step: Step
     nodes: tuple[PlanNode, ...]
     """Members, in the order of GROUP_RANK."""

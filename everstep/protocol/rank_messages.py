@@ -51,9 +51,9 @@ _RANK_HALF = 2048
 _AGENT = struct.Struct("<QqqqqQqQQQ")
 _RANK = struct.Struct("<QqQqQqQQQQ")
 _SEQUENCE = struct.Struct("Q")
-"""In native byte order, which is little endian on every supported machine.
+"""Layout of a sequence number, in native byte order (little endian on every supported machine).
 
-struct stores a native integer at once, but an integer of explicit byte order byte by byte.
+struct stores a native integer in one operation, but an integer of explicit byte order byte by byte.
 """
 _PLACES_APART = 512
 ORDERED_MACHINES = ("x86_64",)
@@ -72,7 +72,7 @@ ECHO_NO = 2
 LATE_REASON = "late"
 """Prefix of `Abandoned.reason` if the rank passed the step before its slot was granted.
 
-The coordinator then proposes steps earlier.
+The coordinator then proposes steps further in advance.
 """
 MAX_TARGET = 2**53
 """Upper limit of a declared number of steps. JSON readers cannot represent larger integers exactly."""
@@ -141,8 +141,8 @@ class Vote(IntEnum):
     """An owner's vote on the proposed step.
 
     - NONE: no vote yet.
-    - ACKED: all holders in view have sealed the step.
-    - ABANDON: the owner cannot protect this step.
+    - ACKED: all holders in view have sealed the owner's shard of the step.
+    - ABANDON: the owner's shard of the step cannot be replicated.
     """
 
     NONE = 0
@@ -205,7 +205,7 @@ def _read(page: memoryview, offset: int, size: int) -> bytes | None:
         (sequence,) = _SEQUENCE.unpack_from(page, offset)
         start = _place(offset, sequence)
         body = bytes(page[start : start + size])
-        # If it changed, a later write may have begun in this position.
+        # If the sequence changed, a later write may have begun in this position.
         if _SEQUENCE.unpack_from(page, offset) == (sequence,):
             return body
     return None
@@ -339,7 +339,7 @@ class Welcome(Message, frozen=True):
     generation: Generation
     word_path: str
     base_step: Step
-    """0: restore nothing. The script's own initial state is step 0."""
+    """The step to restore. 0: nothing to restore, because the script's own initial state is step 0."""
     base_slot_path: str | None
     """The verified slot with the state of `base_step`. None if and only if `base_step` is 0."""
 
@@ -468,7 +468,7 @@ class IdleSpans(Message, frozen=True):
     iteration_seconds: float
     """Median duration of an iteration."""
     spans: tuple[IdleSpan, ...]
-    """In order of time. Empty: the profiler found no pattern, or training sends nothing over the network."""
+    """The spans in order of time. Empty: no pattern was found, or training sends nothing over the network."""
 
 
 class WordChanged(Message, frozen=True):

@@ -66,7 +66,7 @@ Payloads above 128 GiB have larger chunks.
 MAX_CHUNK_BYTES = 1024 * CHUNK_BYTES
 MAX_INDEX_BYTES = 256 * 1024 * 1024
 MAX_DIMENSIONS = 64
-"""Source: torch's limit."""
+"""Limit of a tensor's dimensions. Source: torch's own limit."""
 ZERO_DIGEST = bytes(DIGEST_BYTES)
 
 _FIELDS = struct.Struct("<8sHBxIQI4xQQQQ16s16s16s64s")
@@ -358,9 +358,7 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         The index. Its `values` remain opaque bytes.
 
     Raises:
-        CorruptSlot: the index does not decode, or a tensor is misaligned, outside its area, overlapping another tensor,
-            or
-            of a size that contradicts its shape.
+        CorruptSlot: the index does not decode, or a tensor's alignment, bounds, overlap or size is invalid.
         UnknownVersion: this process does not support the index's version.
     """
     if len(data) > MAX_INDEX_BYTES:

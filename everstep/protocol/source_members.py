@@ -26,7 +26,8 @@ class RefusedMember(Exception):
 def clean_path(member: tarfile.TarInfo) -> str:
     """Return the normalized path of a member.
 
-    Server and agent call this for each member before they read its content.
+    Server and agent call this for each member before they read its content. A valid path is relative, without `..` and
+    forbidden characters, and within `PATH_BYTES` and `PATH_DEPTH`.
 
     Args:
         member: a member as `tarfile` returns it.
@@ -35,9 +36,7 @@ def clean_path(member: tarfile.TarInfo) -> str:
         A relative path without empty and `.` components. Empty for the top directory.
 
     Raises:
-        RefusedMember: the member is a link, a device or a sparse file, its size is negative, or its path is absolute,
-            too
-            long, too deep or not clean.
+        RefusedMember: the member is a link, device or sparse file, has a negative size, or has an invalid path.
     """
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.issparse():
