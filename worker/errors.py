@@ -98,8 +98,8 @@ class LoadFailed(WorkerError):
     def lacking(cls, parent: int, code: str, message: str, *, is_passing: bool) -> LoadFailed:
         """Return the error of a job that lacks something on this node.
 
-        At a job's first launch, the job itself is wrong, so the error is permanent. A job that has trained before may
-        find the missing part on another node.
+        At the first launch of a job, the job itself is wrong, so the error is permanent unless `is_passing`. A job that
+        has trained before may find the missing part on another node.
 
         Args:
             parent: parent of the generation; 0 at the first launch.

@@ -1,4 +1,4 @@
-"""Detects a connection to a holder that breaks again and again, although reconnecting works each time. Pure.
+"""Detects a connection to a holder that breaks again and again, although reconnecting works each time. No I/O.
 
     sound ── `CUTS` breaks without a complete step in between ──▶ breaking ── a step arrives in one transfer ──▶ sound
 
@@ -7,8 +7,8 @@ break costs a moment. A series of breaks means that steps arrive late or not at 
 stays in view.
 
 Only a step that arrived in a single transfer proves a sound connection. In a test, a connection was reset ten times per
-second. No step of 64 MiB took more than three transfers, yet a third to a half of the steps (one every 160 ms) was
-lost.
+second, with a step of 64 MiB every 160 ms. No step took more than three transfers, yet a third to a half of the steps
+was lost.
 
 Invariant: a connection over which the last step arrived in one transfer is sound.
 """

@@ -48,9 +48,9 @@ class Load:
     iterations: int
     """Iterations in which a part of the snapshot was captured or sent."""
     seconds: float
-    """Total duration of these iterations."""
+    """Total duration of the iterations that the snapshot loaded."""
     blocked_seconds: float
-    """Part of that time in which saving blocked the rank."""
+    """Seconds of these iterations in which saving blocked the rank."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
         """Return the load with one more iteration."""
@@ -71,9 +71,9 @@ class Budget:
     quiet: tuple[float, ...] = ()
     """Durations in seconds of the newest iterations without any saving."""
     snapshots: tuple[Load, ...] = ()
-    """The newest snapshots that are complete: the next one had begun after them."""
+    """The newest complete snapshots. A snapshot counts as complete when the next one begins."""
     newest: Load | None = None
-    """The snapshot after these; it may still be in progress."""
+    """The newest snapshot; it may still be in progress."""
     iterations_per_snapshot: float = 1.0
     """Iterations for which one snapshot loads the node, smoothed."""
     since_rest: int = 0

@@ -27,9 +27,9 @@ GEMINI does not publish its value; its artifact uses 0.8 of the shortest span.
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 CHUNKS_PER_SPAN = 8
-"""Chunks that fit into a typical span.
+"""Number of chunks that fit into a typical span.
 
-Up to one chunk's time stays unused at its end, a small part of the span.
+Up to one chunk's time at the end of a span stays unused, so the number keeps this loss small.
 """
 UNIFORM_SHARE = 0.8
 """Share of the iteration in which uniform pacing sends everything.
@@ -110,7 +110,7 @@ def partition(
 
     Returns:
         All chunks in order of time. Chunks with span `len(spans)` did not fit; they follow the last span and delay
-            training.
+        training.
 
     Raises:
         ValueError: an argument describes no valid link, buffer or span.

@@ -1,4 +1,4 @@
-"""Rules for input channels: paths of downloaded files, and eviction from a node's cache. Pure.
+"""Rules for input channels: paths of downloaded files, and eviction from a node's cache. No I/O.
 
 Invariant: no file of a channel is placed outside the channel's directory, no two files share a path, and no file that a
 run uses is evicted.

@@ -1,6 +1,6 @@
 """The newest log lines of a node, which its peers store: rows with consecutive numbers, bounded in bytes.
 
-Pure.
+This module does no I/O.
 
 Invariant: a tail has no gaps. Lines that do not continue it replace all its lines. The bound removes the oldest lines.
 """
@@ -35,7 +35,7 @@ class Tail:
 
     @property
     def end(self) -> int:
-        """Number after that of the last line."""
+        """One more than the number of the last line."""
         return self.first + len(self.rows)
 
     def extended(self, first: int, rows: Sequence[bytes], *, limit_bytes: int) -> Tail:

@@ -1,4 +1,4 @@
-"""Decides whether a rank ran out of memory, from evidence of the kernel and the rank. Pure.
+"""Decides whether a rank ran out of memory, from evidence of the kernel and the rank. No I/O.
 
     evidence                                                        certain    source
     the kernel's log reports a kill of this process                 yes        kernel_log
@@ -41,9 +41,9 @@ class KillCounts:
     """Counters of kernel kills for lack of memory. None: the counter cannot be read."""
 
     cgroup: int | None = None
-    """Counter of the rank's memory cgroup, unless that cgroup is the whole machine."""
+    """Kills in the rank's memory cgroup; None if that cgroup is the whole machine."""
     node: int | None = None
-    """Counter of the machine."""
+    """Kills on the whole machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,7 @@ def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_
         before: counters some time before the end.
         after: counters after the end.
         use: the newest measurements before the end.
-        logged_bytes: the rank's resident memory in the kernel's log (`logged_kill`); None if the log does not report
-            it.
+        logged_bytes: the rank's resident memory in the kernel's log (`logged_kill`); None without a log record.
 
     Returns:
         The strongest evidence, with the measurements.

@@ -1,4 +1,4 @@
-"""Queue of logged values for the control plane: numbered, bounded, resent until the control plane confirms them. Pure.
+"""Queue of logged values for the control plane: numbered, bounded, resent until the control plane confirms them. No I/O.
 
 Invariant: a number is used only once. A dropped step leaves a gap in the numbers, and the receiver counts the gaps.
 """
@@ -70,7 +70,7 @@ class MetricOutbox:
 
         Returns:
             Values of one run with consecutive numbers, oldest first. None if the queue is empty or the last message may
-                still be confirmed.
+            still be confirmed.
         """
         if not self._waiting or (self._sent_at is not None and now - self._sent_at < AGAIN_SECONDS):
             return None

@@ -1,4 +1,4 @@
-"""Derives the faults of a node from readings of its devices. Pure.
+"""Derives the faults of a node from readings of its devices. No I/O.
 
     gpu_xid          the GPU driver reported an Xid error within the last `XID_SECONDS`
     gpu_ecc          GPU memory lost data since the driver was loaded, or the GPU has no spare memory rows left
@@ -39,7 +39,10 @@ NIC_ERRORS = 100
 WINDOW_SECONDS = 60.0
 LOW_MEMORY_SHARE = 0.02
 LOW_SECONDS = 5.0
-"""Shorter shortages are ignored: a process may allocate much memory and end at once."""
+"""Minimum duration of a memory shortage that is reported.
+
+A process may allocate much memory and end at once, which is no fault.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +90,10 @@ class DiskWait:
 
     finished_count: int
     least_waiting: int | None
-    """Fewest waiting requests seen in a reading at which the volume had finished others, or was idle.
+    """Fewest waiting requests at any reading at which the volume had made progress or was idle.
 
-    Some drivers lose count and show finished requests as waiting for ever. This number is subtracted as such a
-    permanent error. None: no finished request has been observed yet.
+    Some drivers lose count and show finished requests as waiting for ever. So only a higher number counts as waiting.
+    None: no finished request has been observed yet.
     """
     since: float | None
     """Start of the wait, monotonic seconds; None while no request waits."""
@@ -119,7 +122,7 @@ class NodeFacts:
     """One reading of all devices."""
 
     at: float
-    """Monotonic seconds."""
+    """Time of the reading, monotonic seconds."""
     gpus: tuple[GpuFacts, ...] = ()
     links: tuple[LinkFacts, ...] = ()
     disks: tuple[DiskFacts, ...] = ()

@@ -1,4 +1,4 @@
-"""Everstep's own measurements of a job's iterations, published next to the values that the script logs. Pure.
+"""Everstep's own measurements of a job's iterations, published next to the values that the script logs. No I/O.
 
     Boundary, Captured ──▶ OwnMetrics ──at most every PERIOD_SECONDS──▶ one set of values
                                             rank 0's node: a MetricPoint, numbered and stored
@@ -40,7 +40,7 @@ class NodeUsage:
     memory_limit_bytes: int | None = None
     """Memory limit of their cgroup; None if the machine is the limit."""
     rank_memory_bytes: int | None = None
-    """Resident memory of the rank that uses most."""
+    """Resident memory of the rank that uses the most memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class OwnMetrics:
 
         Returns:
             Values by name, and the new sums. The values are means since the last point; rates appear from the second
-                point on. While the period has not passed, there are no values and the sums are unchanged.
+            point on. While the period has not passed, there are no values and the sums are unchanged.
         """
         if self.began_at is not None and now - self.began_at < PERIOD_SECONDS:
             return {}, self

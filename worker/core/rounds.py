@@ -97,7 +97,7 @@ class Shard:
             sealed=sealed,
         )
 
-    # -- what happens
+    # -- events
 
     def hear(self, committed: Step, proposed: Step) -> Shard:
         """Apply the coordinator's newest (C, w). An announcement with a lower C is late and is ignored."""
@@ -174,7 +174,7 @@ class Shard:
         unheard = self.unheard | ({peer} & frozenset(self.peers))
         return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, unheard=unheard)._settled()
 
-    # -- what follows
+    # -- derived state and decisions
 
     def wanted(self, peer: NodeId) -> Step:
         """Return the step to send to `peer` next, or `NONE`.
@@ -331,7 +331,7 @@ class Coordinator:
         )
         return replace(core, is_recovering=True)
 
-    # -- what happens
+    # -- events
 
     def report(self, *rounds: RankRound) -> Coordinator:
         """Apply the newest state of some ranks and everything that follows from it."""
@@ -365,7 +365,7 @@ class Coordinator:
         """
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
-    # -- what follows
+    # -- derived state and decisions
 
     @property
     def highest_boundary(self) -> Step:

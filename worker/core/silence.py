@@ -1,4 +1,4 @@
-"""Measures how long a holder has been silent, counting only time in which its owner could hear it. Pure.
+"""Measures how long a holder has been silent, counting only time in which its owner could hear it. No I/O.
 
     data is due and requested                ──▶ silent  ── progress, or nothing due or requested ──▶ not silent
     attempts fail, each after some progress  ──▶ failing ── an attempt succeeds, or nothing is due ──▶ not failing

@@ -1,4 +1,4 @@
-"""Formats the stacks of a rank's threads, and detects whether they have changed. Pure.
+"""Formats the stacks of a rank's threads, and detects whether they have changed. No I/O.
 
 Invariant: the text contains no address, pid or thread id. Two ranks that hang at the same place have the same text.
 """
@@ -64,7 +64,7 @@ def compare(before: Look | None, found: Look) -> tuple[Look, float, float]:
 
     Returns:
         (the sample to pass to the next call, seconds for which the stacks have been the same, CPU seconds used in that
-            time).
+        time).
     """
     if before is None or before.text != found.text:
         return found, 0.0, 0.0

@@ -1,6 +1,6 @@
 """The tree of agents over which the rounds of a generation travel, and the newest reports of the nodes below an agent.
 
-Pure.
+This module does no I/O.
 
     position 0 ─┬─ 1 ─┬─ 17 …            0 is the coordinator; the parent of i is (i - 1) // ARITY
                 │     └─ … 32

@@ -199,7 +199,7 @@ class Member:
         self._uploading: dict[Rank, asyncio.Task[None]] = {}
         """The newest upload task of each local rank; it may have ended."""
 
-    # -- what must survive
+    # -- contents to keep
 
     def _base(self, rank: Rank) -> Content | None:
         sources = self.plan.ranks[rank].sources
@@ -604,7 +604,7 @@ class Member:
             self._told = visible
             self._on_change()
 
-    # -- the durable tier
+    # -- uploads to S3
 
     def _upload_if_due(self, shard: OwnedShard) -> None:
         """Upload the slot that the coordinator marked, in the background.
@@ -655,7 +655,7 @@ class Member:
         while self._upload_tasks:
             await asyncio.wait(list(self._upload_tasks))
 
-    # -- for the control plane
+    # -- status for the control plane
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
         """Return the position of each local rank and how long it has been there. Each call updates the clocks."""
@@ -748,7 +748,7 @@ class Member:
             finished=core.is_finished,
         )
 
-    # -- the end
+    # -- background tasks and shutdown
 
     def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Run a part of the generation in the background until `detach`.

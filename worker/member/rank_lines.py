@@ -122,7 +122,10 @@ class RankLines:
         They receive progress of their base, and no other message yet.
         """
         self._early: dict[Rank, SlotsRequest] = {}
-        """Slot requests of those ranks. Their slots are created after the load, which needs its own slots first."""
+        """Slot requests of the ranks in `_waiting`.
+
+        Their slots are created after the load, which needs its own slots first.
+        """
         self._is_loaded = False
         # A rank that leaves `init` early waits for the others in a collective with a time limit. Loads from memory take
         # seconds, loads from S3 minutes.
@@ -167,7 +170,7 @@ class RankLines:
         for line in (*self._lines.values(), *self._waiting.values()):
             line.close()
 
-    # -- from the ranks
+    # -- messages of ranks
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
         """Accept a rank of this generation (see `RankEvents`)."""
@@ -540,7 +543,7 @@ class RankLines:
             if self._sealing.get(shard.rank) == step:
                 del self._sealing[shard.rank]
 
-    # -- from the coordinator
+    # -- announcements of the coordinator
 
     def hear(self, announcement: Announcement) -> None:
         """Apply an announcement to the shards and their ranks' pages."""
@@ -597,7 +600,7 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
     """Return whether the rank's chunk digests can replace the agent's own digests.
 
-    They must cover all chunks, and the agent must not have begun to digest. Every holder verifies each chunk on
+    They must cover all chunks, and the agent must have no chunk to digest yet. Every holder verifies each chunk on
     arrival, and the own node verifies all of them before it restores.
     """
     return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

@@ -90,7 +90,7 @@ class Traffic:
         self._is_paced: bool | None = None
         """Whether this iteration's chunks wait for idle spans; None without a plan."""
         self._was_paced: bool | None = None
-        """The same for the previous iteration."""
+        """Value of `_is_paced` in the previous iteration."""
         self._trying: _Try | None = None
         """The last measured iteration until the next capture."""
         self._passed_at: float | None = None
@@ -139,7 +139,7 @@ class Traffic:
 
         Returns:
             Duration in seconds of the iteration that ended. None if no iteration ended, or if the rank does not
-                represent the node.
+            represent the node.
         """
         if rank != self._speaker:
             return None

@@ -179,7 +179,7 @@ class RoundMember:
     def _heard_from(self, peer: NodeId) -> None:
         self._heard_at[peer] = asyncio.get_running_loop().time()
 
-    # -- down
+    # -- announcements from the node above, passed to the nodes below
 
     async def _listen(self, session: Session) -> None:
         while True:
@@ -216,7 +216,7 @@ class RoundMember:
             await session.send(self._announced)
             await self._heard.wait(seen, self._deadline / 3)
 
-    # -- up
+    # -- reports from the nodes below, passed to the node above
 
     async def _collect(self, session: Session) -> None:
         members = self._tree.below(session.peer)

@@ -50,7 +50,7 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 Many kernels limit unprivileged processes to 208 KiB and silently reduce larger requests.
 """
 CANCELLED_SECONDS = 0.05
-"""Time that chunks in flight have to finish after a cancellation. Then their connections are cut."""
+"""Seconds granted to chunks in flight after a cancellation, before their connections are cut."""
 DRAIN_BYTES = 1024 * 1024
 PROGRESS_SECONDS = 0.05
 """Interval of progress reports of a transfer. Each report wakes the loop."""
@@ -93,7 +93,7 @@ class Streams:
         """
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
-        """Set once there is a stream."""
+        """Set once the session has a stream."""
         self._receive_seconds = receive_seconds
         self._limit: float | None = None
         self._working: dict[socket.socket, asyncio.Future[None]] = {}
@@ -276,9 +276,9 @@ class ChunkQueue:
         self._open_count = 0
         """Wanted chunks that the kernel has not completely accepted."""
         self._working_count = 0
-        """Streams that are sending one of them."""
+        """Number of streams that are sending a chunk."""
         self._held_count = 0
-        """Those of these streams that the pacer holds back."""
+        """Number of sending streams that the pacer holds back."""
         self._busy_since: LinkUse | None = None
         """Count of the link when this transfer last began to have data to send; None while it has none."""
         self._busy_seconds = 0.0
@@ -372,9 +372,9 @@ class ChunkQueue:
             self._turn()
 
     def taken(self, size: int) -> bool:
-        """Record bytes that the kernel accepted, or 0 if it accepted none for a while.
+        """Record bytes that the kernel accepted; 0 if it accepted none for a while.
 
-        Return whether a report is due.
+        Return whether a progress report is due.
         """
         with self._changed:
             self._link.count()

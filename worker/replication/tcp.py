@@ -59,7 +59,7 @@ Most messages are smaller, and several may have arrived. Reading header and body
 calls.
 """
 CANCELLED_SECONDS = 0.05
-"""Time that a cancelled message has to be sent completely. Then the connection is cut."""
+"""Seconds granted to a message whose sender was cancelled, before the connection is cut."""
 
 
 class TcpSession:

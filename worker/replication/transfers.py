@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 MAX_REPEATS = 3
 """Maximum requests for damaged chunks before the shard is rejected."""
 CLOSE_SECONDS = 1.0
-"""Time that chunks in flight have to arrive after a transfer has ended. Then the streams are cut."""
+"""Seconds granted to chunks in flight after a transfer has ended, before the streams are cut."""
 
 
 Arrived = Callable[[SlotFile, SlotHeader, int], None]
@@ -135,7 +135,7 @@ async def send_shard(
 
     Returns:
         The receiver's final answer. If the caller's work was cancelled, because the slot was granted again or its
-            capture was abandoned, the caller must send `CancelShard`.
+        capture was abandoned, the caller must send `CancelShard`.
 
     Raises:
         PeerLost: the connection is lost.

@@ -86,7 +86,7 @@ class OwnedShard:
         self.verified: dict[NodeId | None, tuple[Step, float]] = {}
         """Per holder, with None for the own node: the newest step that it has verified, and since when (Unix time)."""
         self.acked: tuple[Step, float] = (NONE, 0.0)
-        """The newest step that every holder in view has verified, and the monotonic time of that."""
+        """The newest step that every holder in view has verified, and when it was verified (monotonic time)."""
         self.passed: tuple[Step, float] = (NONE, 0.0)
         """The newest boundary of the rank and the Unix time at which the rank passed it."""
         self.first_passed_at = 0.0

@@ -69,6 +69,6 @@ class ChunkDigests:
         self.changed.notify()
 
     def seal(self) -> None:
-        """Record that the slot is sealed. Senders of the shard may now send its end."""
+        """Record that the slot is sealed. Senders may now send the end of the shard."""
         self.is_sealed = True
         self.changed.notify()

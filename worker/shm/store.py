@@ -117,7 +117,7 @@ class SlotStore:
         """Total size of the files that threads are creating."""
         make_way(root, user)
 
-    # -- the run
+    # -- the present run
 
     def open_run(self, job: JobName, run: RunId) -> None:
         """Adopt the slots of `run` and remove the slots of all other runs.
@@ -240,7 +240,7 @@ class SlotStore:
                 newest[generation] = max(newest.get(generation, FIRST_STEP), Step(half.committed))
         return tuple(PageCommit(generation=generation, step=newest[generation]) for generation in sorted(newest))
 
-    # -- what is there
+    # -- queries
 
     def inventory(self) -> tuple[SlotRecord, ...]:
         """Return every sealed slot, by rank and step."""
@@ -468,7 +468,7 @@ class SlotStore:
 
         Returns:
             The digest of the payload. None if it is not the expected one, in which case the slot is emptied, or if the
-                slot was granted again or given up meanwhile.
+            slot was granted again or given up meanwhile.
         """
         if slot.digests is not digests:
             return None
@@ -546,7 +546,7 @@ class SlotStore:
 
         Returns:
             True if the content matches the header, False if not. None if the slot is not sealed or was granted again
-                meanwhile.
+            meanwhile.
         """
         header = slot.file.header
         if header.state is not SlotState.SEALED:
@@ -632,7 +632,7 @@ class SlotStore:
             task.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
 
-    # -- keeping
+    # -- strays and contents to keep
 
     def place(self, strays: Strays) -> None:
         """Set the strays of a new generation. The `Member` calls this once per generation, before the load."""

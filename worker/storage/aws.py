@@ -102,7 +102,7 @@ class RoleKeys:
     secret_access_key: str = field(repr=False)
     session_token: str = field(repr=False)
     expires_at: float
-    """Unix time."""
+    """Unix time at which the keys expire."""
 
 
 KeysOf = Callable[[], RoleKeys]

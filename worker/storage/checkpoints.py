@@ -36,7 +36,10 @@ MAX_ATTEMPTS = 3
 RETRY_SECONDS = 0.5
 _PIECE_BYTES = 4 * 1024 * 1024
 _FILL_BYTES = 128 * 1024 * 1024
-"""Asked of the store at once: as much as keeps several connections busy, and as little as lets a cancellation be seen soon."""
+"""Bytes per request to the store.
+
+Larger requests would delay a cancellation, smaller ones would not keep several connections busy.
+"""
 
 
 class _Cancelled(Exception):
@@ -44,7 +47,7 @@ class _Cancelled(Exception):
 
 
 def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> ObjectReference:
-    """Return the key of a shard's object (layout: `everstep.protocol.manifest`). Pure.
+    """Return the key of a shard's object (layout: `everstep.protocol.manifest`). No I/O.
 
     Args:
         plan: plan of the generation that uploads.

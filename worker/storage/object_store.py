@@ -165,7 +165,7 @@ class ObjectStore(Protocol):
 
 
 def cut(spans: Iterable[Span], limit: int, first: int = 0) -> Iterator[list[Span]]:
-    """Split spans into lists of `limit` bytes each; the last list may be shorter. Pure.
+    """Split spans into lists of `limit` bytes each; the last list may be shorter. No I/O.
 
     Args:
         spans: ranges in bytes.

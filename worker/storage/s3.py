@@ -55,7 +55,10 @@ _RANKS = 8
 With more ranks, some connections are not reused.
 """
 MAX_PARTS = 10_000
-"""Source: Amazon S3 User Guide, multipart upload limits."""
+"""Maximum number of parts of a multipart upload.
+
+Source: Amazon S3 User Guide, multipart upload limits.
+"""
 _READ_BYTES = 1024 * 1024
 """Memory per reading connection: urllib3 reads into its own buffer."""
 _GATHERED_BYTES = 256 * 1024
