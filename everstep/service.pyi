@@ -89,7 +89,7 @@ class CreateFleetResponse(TypedDict):
     Fleet: NotRequired[Fleet]
     """Absent after a dry run."""
     Checks: list[GroupCheck]
-    """The requirements on the group, all of them met. A group that fails one is rejected with the same sentences."""
+    """The requirements that the group meets. If a group fails one, the error contains the same sentences."""
     Changes: list[GroupChange]
     """Changes to the group that were made or will be made. After a dry run: changes that a real call would make. Empty if the group already has all settings."""
 
@@ -493,7 +493,7 @@ class ListTrainingJobsResponse(TypedDict):
     NextToken: NotRequired[str]
 
 class LogEntry(TypedDict):
-    """One output stream of one rank in one generation, or a note that it is missing."""
+    """One output stream of one rank in one generation, or a note that the stream is missing."""
     Generation: int
     Rank: int
     Stream: NotRequired[Literal["stdout", "stderr"]]
@@ -1171,7 +1171,7 @@ class EverstepClient(Protocol):
     def get_log(self, *, TrainingJobName: str, Key: str) -> GetLogResponse:
         """Download one log, by a key from ListLogs."""
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
-        """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. FilterPattern selects lines that contain it. Without NextToken, the response has the newest lines, or with StartFromHead the first lines. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
+        """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ...) -> GetMetricDataResponse:
         """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, its last value counts. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points, neighbouring points are merged. If a resolution would give more than MaxPoints points, the span of a point is doubled until they fit."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
@@ -1233,7 +1233,7 @@ class EverstepClient(Protocol):
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Stop a training job: all ranks stop at one agreed step, which is stored. Repeated calls change nothing."""
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
-        """Take control of a job: until HandBackTrainingJob, Everstep observes and records but makes no decision. Everstep still halts ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. A repeated call does not change who took the job over."""
+        """Take control of a job: until HandBackTrainingJob, Everstep observes and records but makes no decision. Everstep still halts ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. If the job is already taken over, the call changes nothing."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
         """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation ends once most of the fleet is connected again. It does not lift a freeze because of drift."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:

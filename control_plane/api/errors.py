@@ -165,7 +165,7 @@ MODELED: tuple[type[ApiError], ...] = (
 
 
 def install(app: FastAPI) -> None:
-    """Register handlers that turn all known exceptions of the application into error responses."""
+    """Register handlers that turn exceptions of the API, the database and the cloud into error responses."""
     for kind, translate in (
         (ApiError, lambda error: error),
         (db.DatabaseError, _from_database),

@@ -1,6 +1,7 @@
-"""Responses without a known end, which stream until the source ends or the client disconnects or stops reading.
+"""Streaming responses without a known end.
 
-`control_plane.api.envelope` detects clients that stop reading.
+A response ends when its source ends, or when the client disconnects or stops reading. `control_plane.api.envelope`
+detects clients that stop reading.
 
 Invariant: at most the connection's own buffer is queued for a slow client. The source is closed in every case.
 """

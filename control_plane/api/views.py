@@ -485,7 +485,7 @@ def _odds(planned: placement.Placement, domains: Mapping[NodeId, str]) -> list[t
 
 
 def checkpoint(record: CheckpointRecord) -> checkpoints_schemas.Checkpoint:
-    """Return one checkpoint."""
+    """Convert the record of a checkpoint into its response model."""
     return checkpoints_schemas.Checkpoint(
         step=record.step,
         generation=record.generation,
@@ -514,9 +514,9 @@ def _verification(record: CheckpointRecord) -> Verification:
 def incident(
     record: IncidentRecord, cost_usd: float | None, stacks_event_id: int | None = None
 ) -> incidents_schemas.Incident:
-    """Return one incident.
+    """Convert the record of an incident into its response model.
 
-    `cost_usd` is its cost so far. `stacks_event_id` is the event with the stacks of its ranks, or None if there is
+    `cost_usd` is the cost so far. `stacks_event_id` is the event with the stacks of the ranks, or None if there is
     none.
     """
     return incidents_schemas.Incident(
@@ -569,7 +569,7 @@ def _rank_sources(record: IncidentRecord) -> list[incidents_schemas.RankSource]:
 
 
 def drill(record: DrillRecord) -> drills_schemas.Drill:
-    """Return one drill."""
+    """Convert the record of a drill into its response model."""
     return drills_schemas.Drill(
         drill_id=record.id,
         drill_type=DrillKind(record.kind),
@@ -588,7 +588,7 @@ def drill(record: DrillRecord) -> drills_schemas.Drill:
 
 
 def token(record: TokenRecord) -> tokens_schemas.Token:
-    """Return one token, without its secret."""
+    """Convert the record of a token into its response model, without the secret."""
     return tokens_schemas.Token(
         token_id=record.id,
         kind=record.kind,  # type: ignore[arg-type]  # session tokens are never shown
@@ -603,7 +603,7 @@ def token(record: TokenRecord) -> tokens_schemas.Token:
 
 
 def event(record: EventRecord) -> events_schemas.Event:
-    """Return one event."""
+    """Convert the record of an event into its response model."""
     return events_schemas.Event(
         event_id=record.id,
         time=record.at,
@@ -617,12 +617,12 @@ def event(record: EventRecord) -> events_schemas.Event:
 
 
 def group_check(check: contract.Check) -> fleets_schemas.GroupCheck:
-    """Return one requirement on a group."""
+    """Convert a requirement on a group into its response model."""
     return fleets_schemas.GroupCheck(setting=check.setting, message=check.words)
 
 
 def group_change(change: contract.Change) -> fleets_schemas.GroupChange:
-    """Return one change to a group."""
+    """Convert a change that CreateFleet makes to a group into its response model."""
     return fleets_schemas.GroupChange(
         setting=change.setting, before=change.before, after=change.after, reason=change.why, applies="Now"
     )

@@ -119,7 +119,7 @@ export interface CreateFleetRequest {
   NodeRoleName?: string
   /** Let administrators inject faults into this fleet's nodes with StartDrill. false unless given. */
   AllowDrills?: boolean
-  /** Let users who may submit jobs run programs beside their ranks on this fleet's nodes with ExecuteCommand. false unless given. */
+  /** Let submitters run programs beside their own ranks on this fleet's nodes, with ExecuteCommand. false unless given. */
   AllowCommands?: boolean
   Project?: string
   Tags?: Record<string, string>
@@ -134,7 +134,7 @@ export interface CreateFleetResponse {
   FleetName: string
   /** Absent after a dry run. */
   Fleet?: Fleet
-  /** The requirements on the group, all of them met. A group that fails one is rejected with the same sentences. */
+  /** The requirements that the group meets. If a group fails one, the error contains the same sentences. */
   Checks: GroupCheck[]
   /** Changes to the group that were made or will be made. After a dry run: changes that a real call would make. Empty if the group already has all settings. */
   Changes: GroupChange[]
@@ -902,7 +902,7 @@ export interface ListTrainingJobsResponse {
   NextToken?: string
 }
 
-/** One output stream of one rank in one generation, or a note that it is missing. */
+/** One output stream of one rank in one generation, or a note that the stream is missing. */
 export interface LogEntry {
   Generation: number
   Rank: number

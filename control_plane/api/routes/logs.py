@@ -82,8 +82,8 @@ def get_log_events(
 ) -> logs_schemas.GetLogEventsResponse:
     """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation.
 
-    FilterPattern selects lines that contain it. Without NextToken, the response has the newest lines, or with
-    StartFromHead the first lines. NextForwardToken and NextBackwardToken continue in either direction. A page may be
+    Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the
+    lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be
     short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost
     node could not upload appear as one event of the stream `gap`.
     """

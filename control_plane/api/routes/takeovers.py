@@ -24,8 +24,8 @@ def take_over_training_job(
 ) -> jobs_schemas.TrainingJobSummary:
     """Take control of a job: until HandBackTrainingJob, Everstep observes and records but makes no decision.
 
-    Everstep still halts ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. A
-    repeated call does not change who took the job over.
+    Everstep still halts ranks of ended generations. Requests for the job, including a stop, wait until the hand-back.
+    If the job is already taken over, the call changes nothing.
     """
     now = services.now()
     with services.database.write() as session:

@@ -80,7 +80,7 @@ class CreateFleetRequest(Request):
     allow_drills: bool = False
     """Let administrators inject faults into this fleet's nodes with StartDrill."""
     allow_commands: bool = False
-    """Let users who may submit jobs run programs beside their ranks on this fleet's nodes with ExecuteCommand."""
+    """Let submitters run programs beside their own ranks on this fleet's nodes, with ExecuteCommand."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
     dry_run: bool = False
@@ -174,10 +174,7 @@ class CreateFleetResponse(Shape):
     fleet: Fleet | None = None
     """Absent after a dry run."""
     checks: list[GroupCheck]
-    """The requirements on the group, all of them met.
-
-    A group that fails one is rejected with the same sentences.
-    """
+    """The requirements that the group meets. If a group fails one, the error contains the same sentences."""
     changes: list[GroupChange]
     """Changes to the group that were made or will be made.
 

@@ -9,7 +9,7 @@ from control_plane.api.schemas.common import Shape
 
 
 class LogEntry(Shape):
-    """One output stream of one rank in one generation, or a note that it is missing."""
+    """One output stream of one rank in one generation, or a note that the stream is missing."""
 
     generation: int
     rank: int
