@@ -93,7 +93,7 @@ class AgentLink(Protocol):
         """
 
     def welcome(self) -> Arriving | Welcome:
-        """Return the newest message about the base to restore. Waits for the agent."""
+        """Return the newest message about the snapshot to restore to restore. Waits for the agent."""
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
         """Pass the result of `poll` to `is_enough` until it returns True.
@@ -201,7 +201,7 @@ class UnixAgentLink:
         self._heard_count = 0
         """Number of messages received from the agent."""
         self._welcome: Arriving | Welcome | None = None
-        """Newest message about the base. A `Welcome` is final."""
+        """Newest message about the snapshot to restore. A `Welcome` is final."""
         self._page: memoryview | None = None
         self._word: AgentHalf | None = None
         self._half: RankHalf | None = None
@@ -226,10 +226,10 @@ class UnixAgentLink:
         return self._read() or self._word
 
     def welcome(self) -> Arriving | Welcome:
-        """Return the newest message about the base, waiting for the first one.
+        """Return the newest message about the snapshot to restore, waiting for the first one.
 
-        `init` and `restore` call this. If all shards are in memory, the agent sends `Arriving` as soon as the base's
-        index is there. Otherwise it sends `Welcome` when every node has verified its shards.
+        `init` and `restore` call this. If all shards are in memory, the agent sends `Arriving` as soon as the
+        snapshot's index is there. Otherwise it sends `Welcome` when every node has verified its shards.
 
         Returns:
             Where to restore from.

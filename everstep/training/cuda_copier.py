@@ -7,8 +7,8 @@ The order of work on the streams decides which state a copy sees, not the time o
     copier's thread              enqueues the pieces, waits for an event after every few pieces, reports progress, waits
                                  for E₁
 
-Small tensors are gathered on the device, many in one call, into a buffer with the layout of their places in the slot,
-zeros in the gaps included. Tensors that are neighbours in the slot are then copied as one piece. A tensor that is not
+Small tensors are gathered on the device, many in one call, into a buffer. Its layout is that of their places in the
+slot, with zeros in the gaps. Tensors that are neighbours in the slot are then copied as one piece. A tensor that is not
 contiguous is gathered too, in parts if it is large.
 
 Slots are registered with the driver piece by piece in the background; registered pages are copied as fast as pinned

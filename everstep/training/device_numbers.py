@@ -25,7 +25,7 @@ from everstep.training.cuda_copier import CudaDevice, Device, Event
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024
-"""Values in flight per device. If one log call has more values, that number is used."""
+"""Most values in flight per device. A log call with more values gets more places."""
 _NUMBER_BYTES: Final = 8
 
 

@@ -15,7 +15,7 @@ from everstep.training.copier import Copies, copy_now
 from everstep.training.state_tree import PLAIN_CLASSES
 
 PIECE_BYTES = 512 * 1024
-"""Half of the smallest common second-level cache."""
+"""Size of one copy: half of the smallest common second-level cache."""
 
 
 def copy_into_live(copies: Copies) -> None:

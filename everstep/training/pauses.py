@@ -25,8 +25,7 @@ def await_pause(notify: Notify) -> bool:
 
     Args:
         notify: must be short, must not raise, and must take no lock of the main thread, because it interrupts the
-            script's
-            code.
+            script's code.
 
     Returns:
         False if the interpreter's queue of pending calls is full; `notify` is then not called.

@@ -144,7 +144,7 @@ class TorchTrace:
     """
 
     def begin(self) -> bool:
-        """Start, unless a profiler runs (see `Trace`)."""
+        """Start to record, unless another profiler runs (see `Trace`)."""
         if _is_somebody_profiling() or _profiler_enabled():
             return False
         try:

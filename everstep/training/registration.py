@@ -52,8 +52,7 @@ def init(
         model: one module, or several by name. Pass the wrapped modules that the script calls.
         optimizer: one optimizer, or several by name.
         engine: one DeepSpeed engine, or several by name. An engine includes its model and its optimizer; other models
-            and
-            optimizers may be registered as well.
+            and optimizers may be registered as well.
         scheduler: one scheduler, or several by name. `state_dict` must return tensors and plain values only.
         data: one loader, or several by name. `everstep.training.data` lists the loaders that can be resumed.
         extra: other objects with `state_dict` and `load_state_dict` by name, for example a gradient scaler or averaged

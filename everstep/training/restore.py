@@ -104,18 +104,18 @@ class Snapshot:
 
 
 class LoadBegunAnew(Exception):
-    """The agent loads the base again, from another source or after its restart.
+    """The agent loads the snapshot again, from another source or after its restart.
 
-    Copied bytes are void.
+    Bytes that were already copied are invalid.
     """
 
 
 class Arrival:
-    """Follows a base while it arrives in its slot.
+    """Follows a snapshot while the agent writes it into its slot.
 
     Args:
         link: connection to the agent.
-        named: the agent's message about the base. After a `Welcome`, the whole base is there.
+        named: the agent's message about the snapshot to restore. After a `Welcome`, the whole snapshot is there.
     """
 
     def __init__(self, link: AgentLink, named: Arriving | Welcome) -> None:
@@ -137,14 +137,14 @@ class Arrival:
             end: length of the prefix, in bytes.
 
         Raises:
-            LoadBegunAnew: the agent loads the base again.
+            LoadBegunAnew: the agent loads the snapshot again.
             AgentUnreachable: the connection to the agent was lost for too long.
         """
         if not self.has(end):
             self._look(lambda half: half.verified >= end)
 
     def check(self) -> None:
-        """Check that the agent has not started to load the base again.
+        """Check that the agent has not started to load the snapshot again.
 
         Raises:
             LoadBegunAnew: it has.
@@ -159,7 +159,7 @@ class Arrival:
         Then check that no load started again.
 
         Raises:
-            LoadBegunAnew: the agent loads the base again.
+            LoadBegunAnew: the agent loads the snapshot again.
             AgentUnreachable: the connection to the agent was lost for too long.
         """
         if self._load is not None:
@@ -267,7 +267,7 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
     The agent has verified the payload's digest, or verifies it chunk by chunk while it arrives.
 
     Args:
-        named: the agent's message about the base.
+        named: the agent's message about the snapshot to restore.
         memory: mapping of the slot.
         arrival: progress of the payload.
         expected: identity and layout that the slot must have.
@@ -279,7 +279,7 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
         RestoreMismatch: the slot is incomplete, or has another run, rank, step or layout. The error names the
             differences.
     """
-    # The header of an arriving base is written last, and `check_whole` checks it then.
+    # The header of an arriving snapshot is written last, and `check_whole` checks it then.
     place = named if isinstance(named, Arriving) else _header(named, memory, expected)
     try:
         index_begin = HEADER_BYTES + place.index_offset
@@ -300,7 +300,7 @@ def check_whole(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected
     """Check that a slot is sealed and has the expected identity and layout.
 
     Args:
-        named: the agent's message about the base.
+        named: the agent's message about the snapshot to restore.
         memory: mapping of the slot.
         expected: identity and layout that the slot must have.
 
@@ -334,7 +334,7 @@ def agree(step: Step, problem: str) -> None:
     Collective: every rank calls it once, even if it has a problem.
 
     Args:
-        step: the base that this rank received, 0 for none.
+        step: the step that the agent named for this rank, 0 for none.
         problem: why this rank cannot restore. Empty if it can.
 
     Raises:

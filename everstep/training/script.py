@@ -118,8 +118,7 @@ def input_dir(channel: str, variables: Mapping[str, str] = os.environ) -> Path:
     Args:
         channel: name of the channel.
         variables: environment variables. Outside Everstep the directory is SM_CHANNEL_<NAME>, or else `input/<name>` in
-            the
-            working directory.
+            the working directory.
 
     Returns:
         The directory. The script may read its content but must not write to it.

@@ -254,19 +254,15 @@ class TrainingSession:
         Every rank calls this once, after the script has built everything and before the first forward pass. Either all
         ranks restore or none does. `batches` calls it if the script has not. Further calls change nothing.
 
-        After some errors the model is partly overwritten, and the process must end. This happens only if the base still
-        arrives during the restore.
-
         Returns:
             Number of finished steps, where the script's loop continues. 0 when there is nothing to restore.
 
         Raises:
-            RestoreMismatch: a rank's snapshot does not fit, or the ranks received different steps; nothing was written.
-                The end
-                of a base that arrived late was invalid; the model is partly overwritten.
+            RestoreMismatch: a rank's snapshot does not fit, or the ranks received different steps; then nothing was
+                written. Or a snapshot that was still arriving turned out to be invalid; then the model is partly
+                overwritten and the process must end.
             AgentUnreachable: the connection to the agent was lost during the restore and did not return in time. The
-                model may
-                be partly overwritten.
+                model may be partly overwritten, and the process must end.
         """
         if self._is_restored:
             return self._boundary
@@ -364,15 +360,15 @@ class TrainingSession:
     def phase(
         self, name: Literal["train", "eval", "checkpoint", "wait"], *, limit_seconds: float | None = None
     ) -> Iterator[None]:
-        """Report what the script is doing while the context lasts.
+        """Report the script's activity to the service while the context lasts.
 
         Each phase has its own time limit.
 
         Args:
             name: the phase. `wait` means that this rank waits on purpose for something outside the job.
             limit_seconds: the service does not treat the rank as hung before this time has passed, and the job's reason
-                says
-                that the rank waits. At most one day. None: the service uses the limit that it learned from the job.
+                says that the rank waits. At most one day. None: the service uses the limit that it learned from the
+                job.
 
         Yields:
             Nothing.
@@ -399,8 +395,7 @@ class TrainingSession:
 
         Args:
             **values: numbers or tensors of one element, which may require grad. A value on a GPU is read at a later
-                boundary.
-                NaN and infinities are logged.
+                boundary. NaN and infinities are logged.
 
         Raises:
             SessionMisuse: a value is not one real number, or its name begins with `everstep/`. The error names the
@@ -564,7 +559,7 @@ class TrainingSession:
     def _bring(self) -> Step:
         """Restore the step that the agent names and return its number.
 
-        Starts again whenever the agent starts to load the base again.
+        Starts again whenever the agent starts to load the snapshot again.
         """
         while True:
             named = self._link.welcome()

@@ -48,9 +48,9 @@ from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
 LOOK_SECONDS = 0.25
-"""Longest pause between two checks whether the first slots are still wanted.
+"""Longest pause between two checks whether the session is still open, before the first slots.
 
-A grant is noticed at once.
+The thread that maps the first slots waits for them. It notices a grant at once.
 """
 STREAMED_BYTES = 32 * 1024 * 1024
 """Smallest size of the deferred tensors for which the rank reports the progress of its copy.
@@ -64,9 +64,10 @@ ASK_AGAIN_BOUNDARIES = 100
 The state may have become small enough for the node's memory.
 """
 COLD_BYTES = 8 * 1024 * 1024
-"""Largest size of boundary copies that the copier digests even if it copies little itself.
+"""Size up to which the copier's thread digests tensors that were copied at the boundary.
 
-Training waits for the copier's end, so a larger size would block it.
+More bytes are digested there only if the deferred tensors are larger still. Training waits for the copier's end, so
+more digesting would block training.
 """
 
 Told = TypeVar("Told", Capturing, Captured)
@@ -115,11 +116,11 @@ class _Capture:
 
 
 class _Verdict:
-    """Decides once whether an unaudited snapshot is consistent.
+    """Decides once whether an unaudited snapshot is consistent, and reports the result.
 
-    Safe from any thread. Torch raises a tensor's version only when an operation ends. The deciding check therefore
-    needs a moment when the training thread is inside no operation: a pause after the copy, or the guard, whichever
-    happens first.
+    Safe from any thread. The report is made when the copy has ended. Torch raises a tensor's version only when an
+    operation ends. The deciding check therefore needs a moment when the training thread is inside no operation. That is
+    a pause after the copy, or the guard, whichever happens first.
 
     Args:
         moved: returns the names of tensors whose version or address changed since the boundary.

@@ -90,9 +90,9 @@ class RankState:
         self.streams = streams
         self._modules = [list(root.modules()) for adapter in adapters for root in adapter.modules()]
         self._kept: dict[str, Tree] | None = None
-        """State of an evaluation's start: modes, data positions and generators.
+        """Modes, data positions and generators at the call of `keep_passing`.
 
-        `keep_passing` sets it. None: `observe` reads the current ones.
+        None: `observe` reads the current ones.
         """
         self.facts = {
             "format": str(FORMAT),

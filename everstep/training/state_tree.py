@@ -167,7 +167,7 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_dense(tensor: torch.Tensor, path: str) -> None:
-    """Reject a tensor whose state is more than its bytes.
+    """Reject a tensor that is not dense memory.
 
     Args:
         tensor: the tensor to store.

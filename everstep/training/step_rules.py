@@ -86,7 +86,7 @@ def decide_alone(view: RankView, word: AgentHalf) -> Decision:
         word: the last half of the page that the rank read, of this generation.
 
     Returns:
-        Whether to stop here, or to wait until the agent is back because other ranks may have been told to stop.
+        Whether to stop here, or to wait until the agent is back because other ranks may stop here.
     """
     is_here = word.stop == view.boundary
     has_agreed = view.echo_step == word.stop

@@ -110,8 +110,8 @@ class Adapter(Protocol):
 
         Args:
             tensors: the saved tensors. Reading one may wait for its bytes, so read in the order of
-                `AdapterState.tensors`. The
-                bytes may turn out to be void; then `load` is called again, or the process ends.
+            `AdapterState.tensors`. The bytes may turn out to be invalid; then `load` is called again, or the process
+                ends.
             values: the values that `observe` returned.
         """
 
@@ -590,8 +590,7 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 
     Raises:
         CannotResume: the tensor is lazy, sparse, quantized, composed of other tensors, on the meta device, or a
-            conjugate
-            or negative view.
+            conjugate or negative view.
     """
     if torch.nn.parameter.is_lazy(tensor):
         raise CannotResume(name, "a lazy tensor has no shape yet; run one forward before init")

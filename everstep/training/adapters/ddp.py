@@ -74,11 +74,10 @@ def _check(name: str, model: DistributedDataParallel) -> None:
 
 
 def fix_buckets(model: DistributedDataParallel) -> None:
-    """Make DDP rebuild its buckets now.
+    """Make DDP rebuild its buckets now, before the first step.
 
-    The new order is the one of gradients that arrive in reverse order of registration.
-
-    Collective. Call it before the first forward pass.
+    The new layout is the one that DDP builds when gradients arrive in reverse order of registration. Collective. Call
+    it before the first forward pass.
 
     Args:
         model: the wrapped model. It must not have run yet.

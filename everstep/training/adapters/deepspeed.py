@@ -282,7 +282,7 @@ def _is_on_nvme(offload: Any) -> bool:
 def check_accumulation(name: str, engine: Any) -> None:
     """Reject a boundary between two micro-batches of one step.
 
-    If the script itself tells DeepSpeed when a step is complete, the check trusts the script.
+    If the script itself reports to DeepSpeed when a step is complete, the check trusts the script.
 
     Args:
         name: name of the engine.
@@ -303,7 +303,7 @@ def check_accumulation(name: str, engine: Any) -> None:
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
-    """Reject a CPU Adam whose state does not determine the powers of its betas.
+    """Reject a CPU Adam if its state does not determine the powers of its betas.
 
     `replay_powers` explains these powers.
 
