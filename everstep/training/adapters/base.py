@@ -106,12 +106,12 @@ class Adapter(Protocol):
     def load(self, tensors: SavedTensors, values: Tree) -> None:
         """Write a state into the live objects, in place. No other rank is involved.
 
-        Tensors passed to `tensors.bring` are complete only after the caller has called `tensors.finish`.
+        Tensors passed to `tensors.bring` are complete only after the caller has called `tensors.finish`. The saved
+        bytes may turn out to be invalid; then `load` is called again, or the process ends.
 
         Args:
             tensors: the saved tensors. Reading one may wait for its bytes, so read in the order of
-            `AdapterState.tensors`. The bytes may turn out to be invalid; then `load` is called again, or the process
-                ends.
+                `AdapterState.tensors`.
             values: the values that `observe` returned.
         """
 
