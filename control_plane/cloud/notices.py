@@ -6,9 +6,9 @@ Events may be late, duplicated, out of order or lost, and a broad rule delivers 
 only a hint to poll EC2 and Auto Scaling, which have the true state. Some announcements cannot be polled: spot
 interruptions, rebalance recommendations, and the end of a capacity block. For these, the event itself is the notice.
 
-Invariant: `parse` is pure and raises only `MalformedEvent`. Source: Amazon EC2 User Guide (spot interruption notices,
-rebalance recommendations, state changes, Capacity Blocks), Auto Scaling User Guide (event reference), AWS Health User
-Guide (events in EventBridge).
+Invariant: `parse` is pure and raises only `MalformedEvent`.
+Source: Amazon EC2 User Guide (spot interruption notices, rebalance recommendations, state changes, Capacity Blocks),
+Auto Scaling User Guide (event reference), AWS Health User Guide (events in EventBridge).
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@
                   as in ListEvents
 
 Invariant: one call contains at most `ENTRIES_AT_ONCE` entries, all of different jobs, so a partly refused call cannot
-reorder a job's events. The sink reports refused entries. Source: API references of EventBridge (PutEvents: 10 entries,
-256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB in total).
+reorder a job's events. The sink reports refused entries.
+Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB
+in total).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
         for i in places:
             members[i] |= 1 << bit
     cases: dict[tuple[int, int], int] = {(0, 0): 1}
-    """The number of ways by (edges whose domains so far are all lost, number of lost domains)."""
+    """Number of ways, by the pair (edges whose domains so far are all lost, number of lost domains)."""
     for i in range(len(order)):
         after: defaultdict[tuple[int, int], int] = defaultdict(int)
         for (open_edges, lost), ways in cases.items():

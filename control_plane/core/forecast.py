@@ -5,9 +5,9 @@
     MTTR                 mean over the fleet's closed failures, from the failure until training has caught up
     ETTR                 MTTF ÷ (MTTF + MTTR)
 
-A fleet without history gets no forecast, because an assumed failure rate would look like a measured one. Source: the
-renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery time in place of
-checkpoint interval and restart overhead.
+A fleet without history gets no forecast, because an assumed failure rate would look like a measured one.
+Source: the renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery time
+in place of checkpoint interval and restart overhead.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class DiskRecord:
     since: float
     """When the first write of the present condition failed."""
     failed_at: float
-    """When the newest failing write failed."""
+    """When the newest failed write occurred."""
     words: str
     """The error message of the newest failure."""
     has_stored: bool = False

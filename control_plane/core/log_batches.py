@@ -1,9 +1,9 @@
 """Splits log lines into batches that CloudWatch Logs accepts. Pure.
 
-Invariant: every batch is within the limits of PutLogEvents, and each line is in exactly one batch. Source: CloudWatch
-Logs API reference, PutLogEvents: at most 10,000 events and 1,048,576 bytes per call, which may span at most 24 hours,
-in order of time. Each event counts its message in UTF-8 plus 26 bytes. An event has at most 256 KiB, these 26 bytes
-included.
+Invariant: every batch is within the limits of PutLogEvents, and each line is in exactly one batch.
+Source: CloudWatch Logs API reference, PutLogEvents: at most 10,000 events and 1,048,576 bytes per call, which may span
+at most 24 hours, in order of time. Each event counts its message in UTF-8 plus 26 bytes. An event has at most 256 KiB,
+these 26 bytes included.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 `control_plane.core.separation` prevents that all copies of a shard are in one failure domain, where possible.
 `control_plane.core.domain_loss` computes the probability of recovery after a loss of whole domains.
 
-Invariant: each node has `copies` different holders, and the node itself is the first. Source: GEMINI (SOSP'23),
-Algorithm 1, with corrected probabilities.
+Invariant: each node has `copies` different holders, and the node itself is the first.
+Source: GEMINI (SOSP'23), Algorithm 1, with corrected probabilities.
 """
 
 from __future__ import annotations

@@ -16,19 +16,19 @@ from control_plane.errors import InvalidTransition
 class JobState(StrEnum):
     """The states of a job.
 
-    QUEUED: The job waits in the fleet's queue. It leaves when the fleet admits it, a user stops it, or it has waited
-        longer than its pending limit.
-    ALLOCATING: The fleet has admitted the job and is assigning its gang of nodes. The job leaves when the gang is
-        complete. It returns to QUEUED for a job of higher priority, or when its nodes do not arrive in time.
-    PREPARING: The job has a new generation number, and its members promise that generation. The job leaves when all
-        members have promised and the plan is stored.
-    LOADING: The plan is stored, and the members load their shards. The job leaves when every node has verified its
-        shards.
-    STARTING: The nodes start their ranks. The job leaves when all ranks run.
+    QUEUED: The job waits in the fleet's queue. It leaves this state when the fleet admits it, a user stops it, or it
+        has waited longer than its pending limit.
+    ALLOCATING: The fleet has admitted the job and is assigning its gang of nodes. The job leaves this state when the
+        gang is complete. It returns to QUEUED for a job of higher priority, or when its nodes do not arrive in time.
+    PREPARING: The job has a new generation number, and its members promise that generation. The job leaves this state
+        when all members have promised and the plan is stored.
+    LOADING: The plan is stored, and the members load their shards. The job leaves this state when every node has
+        verified its shards.
+    STARTING: The nodes start their ranks. The job leaves this state when all ranks run.
     RUNNING: The ranks train.
     PAUSING: The control plane has requested an agreed stop, to free the nodes for a job of higher priority or because a
         person paused the job. The job returns to QUEUED when a checkpoint holds its last step.
-    STOPPING: The control plane has requested an agreed stop. The job leaves when all ranks have exited.
+    STOPPING: The control plane has requested an agreed stop. The job leaves this state when all ranks have exited.
     COMPLETED: Every rank exited with success. Final.
     FAILED: The job failed, and another generation would fail too. Final.
     STOPPED: A user or a limit ended the job. Final.
@@ -85,15 +85,18 @@ class JobEvent(StrEnum):
 class NodeState(StrEnum):
     """The states of a node in its fleet.
 
-    JOINING: EC2 has the instance, and its agent has not connected yet. The node leaves when the agent connects, when
-        the join limit passes, or when the instance ends.
-    SPARE: The agent is connected, and no job has the node. The node leaves by assignment, scale-down or fault.
-    ASSIGNED: One job has the node. The node leaves when the job ends or excludes the node.
+    JOINING: EC2 has the instance, and its agent has not connected yet. The node leaves this state when the agent
+        connects, when the join limit passes, or when the instance ends.
+    SPARE: The agent is connected, and no job has the node. The node leaves this state by assignment, scale-down or
+        fault.
+    ASSIGNED: One job has the node. The node leaves this state when the job ends or excludes the node.
     HELD: The fleet neither uses nor terminates the node, because it is unreachable, distrusted, or kept for inspection.
-        An unreachable node leaves when its agent reports again. Any other node leaves when a person decides.
-    REBOOTING: EC2 reboots the node for a fault that a reboot can repair. The node leaves when its agent reports without
-        the fault, or when the reboot limit passes.
-    DRAINING: The node is excluded or surplus, and EC2 terminates it. The node leaves when EC2 reports the end.
+        An unreachable node leaves this state when its agent reports again. Any other node leaves this state when a
+        person decides.
+    REBOOTING: EC2 reboots the node for a fault that a reboot can repair. The node leaves this state when its agent
+        reports without the fault, or when the reboot limit passes.
+    DRAINING: The node is excluded or surplus, and EC2 terminates it. The node leaves this state when EC2 reports the
+        end.
     GONE: The instance has ended. Final.
     """
 
@@ -130,12 +133,10 @@ class NodeEvent(StrEnum):
 class IncidentState(StrEnum):
     """The states of an incident. The first three are measured phases.
 
-    REPLACING: Everstep has detected the failure. The phase ends when all nodes of the new generation have
-        promised.
-    RESTORING: Members load shards, and ranks start. The phase ends when every rank has completed a step after the
-        base step.
-    REWORKING: Training repeats lost steps. The phase ends when training reaches the step it was at before the
-        failure.
+    REPLACING: Everstep has detected the failure. The phase ends when all nodes of the new generation have promised.
+    RESTORING: Members load shards, and ranks start. The phase ends when every rank has completed a step after the base
+        step.
+    REWORKING: Training repeats lost steps. The phase ends when training reaches the step it was at before the failure.
     CLOSED: The incident is over. Final.
 
     Another failure before CLOSED returns the incident to REPLACING.

@@ -90,7 +90,10 @@ def _awaits_manifest(view: JobView, *, is_durable: bool) -> bool:
 
 
 def _ended_at(view: JobView) -> float:
-    """Return when the ranks of an ending job last moved or exited, Unix seconds; at least the start of the present state."""
+    """Return when the ranks of an ending job last moved or exited, in Unix seconds.
+
+    The result is at least the start of the present state.
+    """
     exits = (each.at_seconds for each in rank_exits(view.reports))
     return min(max(view.record.state_since, last_progress_at(view), *exits), view.now)
 

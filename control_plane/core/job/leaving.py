@@ -27,7 +27,9 @@ from everstep.protocol.ids import NodeId
 
 
 def leave(view: JobView) -> Decision | None:
-    """Leave members in three passes: agree on a stop, store the last step where it is worth the time, start a new generation.
+    """Leave members in three passes.
+
+    The passes agree on a stop, store the last step if there is time, and start a new generation.
 
     The stop is stored in one pass and sent in the next. Without a stored reason, ranks that stopped would look like a
     completed job.

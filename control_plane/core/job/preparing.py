@@ -95,7 +95,9 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
 
 
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
-    """Release the nodes of a paused job that waits for another node, if that costs no committed step or `blind_wait` is over.
+    """Release the nodes of a paused job that waits for another node.
+
+    The release must cost no committed step, unless `blind_wait` is over.
 
     Memory is freed with the nodes, and no rank can agree on a stop. With the missing node the job would train, then
     pause without a loss.

@@ -82,8 +82,8 @@ def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
             incident_id=incident_id(view.spec.run, trial.failure.generation),
             at=view.now,
             what=Cause.HANG.value if trial.failure.is_hang else Cause.RANK_EXIT.value,
-            evidence=f"ranks failed alike on {trial.node_id} after step {trial.failure.step}, and pass that step without "
-            "it",
+            evidence=f"ranks failed alike on {trial.node_id} after step {trial.failure.step}, "
+            "and pass that step without it",
             remedy=Remedy.RELEASE,
         )
         for trial in told

@@ -48,9 +48,8 @@ def with_ruling(view: JobView) -> tuple[JobView, str]:
             trial = Trial(kind="node", failure=last, node_id=last.node_id)
             view = with_record(view, exclusions=(*record.exclusions, exclusion), trials=(*record.trials, trial))
         case Course.OLDER_STATE:
-            words = f"step {last.base_step} is left out once, to tell a bad state from a bad script: {ruling.why}".partition(
-                "\n"
-            )[0]
+            story = f"step {last.base_step} is left out once, to tell a bad state from a bad script: {ruling.why}"
+            words = story.partition("\n")[0]
             trial = Trial(kind="state", failure=last)
             view = with_record(
                 view, refused=tuple(dict.fromkeys([*record.refused, *refused])), trials=(*record.trials, trial)

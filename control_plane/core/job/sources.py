@@ -30,6 +30,9 @@ def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
 
 
 def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
-    """Return the committed step that the job must not lose; once all members promised, the newest that they still hold."""
+    """Return the committed step that the job must not lose.
+
+    Once all members have promised, this is the newest committed step that they still hold.
+    """
     floor = launch.floor_of(view.spec, view.seen, view.record)
     return floor if roll.late or roll.unreachable else min(floor, restorable_step(view, view.record, roll))

@@ -194,7 +194,9 @@ def is_in_phase(view: JobView, node_id: NodeId, *phases: MemberPhase) -> bool:
 
 
 def has_agreed_stop(view: JobView) -> bool:
-    """Return whether the ranks have reached the agreed stop: every rank ended with success, or the last commit is decided.
+    """Return whether the ranks have reached the agreed stop.
+
+    Every rank has ended with success, or the last commit is decided.
 
     A script that reached its own end was not stopped, whatever was requested meanwhile.
     """
