@@ -219,10 +219,9 @@ def command(app: typer.Typer, name: str | None = None, *, asks: Asks | None = No
 
     Args:
         app: the noun that the command belongs to.
-        name: of the command. By default the function's name.
+        name: the command's name. None: the function's name.
         asks: builds the confirmation question of a command that cannot be undone. If the user declines, the command
-            ends
-            with exit code 1.
+            ends with exit code 1.
 
     Returns:
         The decorator. It returns the function unchanged.
@@ -242,7 +241,7 @@ def connect(**options: Any) -> Iterator[Service]:
     Errors of the client leave the block as `EverstepError`s, which `main` prints.
 
     Args:
-        **options: of `everstep.sdk.client`.
+        **options: arguments of `everstep.sdk.client`.
 
     Yields:
         The client.

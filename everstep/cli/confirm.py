@@ -24,8 +24,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
 
     Returns:
         True for the answers y and yes. For any other answer, and at the end of the input, the function prints that
-            nothing
-        was done and returns False.
+        nothing was done and returns False.
 
     Raises:
         ConfigurationError: stdin or stderr is not a terminal, so nobody can answer.

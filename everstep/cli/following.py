@@ -82,11 +82,9 @@ def kept_up(
         connect: opens a connection. Called again after a connection ends or breaks, so it has to resume at the right
             place.
         is_over: returns True if the stream is complete after a connection that ended without an error. A server that
-            shuts
-            down ends a connection without an error, too.
+            shuts down ends a connection without an error, too.
         has_spoken: returns True if the newest connection received data that is not an item, such as a heartbeat. An
-            open
-            connection alone proves nothing, because a proxy may have accepted it.
+            open connection alone proves nothing, because a proxy may have accepted it.
         pause: sleeps for a number of seconds.
         monotonic: returns the seconds of a monotonic clock.
 

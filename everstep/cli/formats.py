@@ -70,8 +70,7 @@ def text_lines(value: Value, name: str = "", fields: Sequence[str] | None = None
         value: as returned by `plain`.
         name: field name that begins the lines; empty at the top level.
         fields: scalar fields of the row, in order. A list passes the fields of all its rows, so that columns align.
-            None:
-            the row's own fields.
+            None: the row's own fields.
 
     Yields:
         Lines. Source: AWS CLI User Guide, text output format; awscli/text.py.

@@ -68,7 +68,7 @@ def read(service: Any, name: str, query: Json) -> Iterator[Json]:
 
     Args:
         service: the client.
-        name: of the job.
+        name: the job's name.
         query: the arguments of GetLogEvents.
 
     Yields:
@@ -102,7 +102,7 @@ def follow(
 
     Args:
         service: the client.
-        name: of the job.
+        name: the job's name.
         query: the arguments of FollowLogs.
         pause: sleeps for a number of seconds.
         monotonic: returns the seconds of a monotonic clock.
@@ -130,7 +130,7 @@ def show(events: Iterator[Json], each: Callable[[Json], None] | None) -> None:
     """Print log events: the ranks' stdout to stdout, their stderr and gaps to stderr.
 
     Args:
-        events: of GetLogEvents or FollowLogs.
+        events: log events of GetLogEvents or FollowLogs.
         each: prints one event in a format for programs. None prints lines for people.
     """
     has_any = False

@@ -52,7 +52,7 @@ class _Imported(TyperGroup):
     """A command whose module is imported when the command is called or its help is read.
 
     Args:
-        name: of the command.
+        name: the command's name.
         module: name of the module inside `everstep.cli`.
         help: the command's help text.
         is_group: whether the command is a noun with subcommands, even if it has only one.

@@ -116,7 +116,7 @@ def show_cells(headings: Sequence[str], cells: Sequence[Sequence[str]], *, is_fi
     """Print a table to stdout, or nothing if there are no rows.
 
     Args:
-        headings: of the columns. Empty: the table has no heading line.
+        headings: the columns' headings. Empty: the table has no heading line.
         cells: the rows, each a sequence of cells.
         is_first_a_name: whether the first column contains names. Names are bold and never wrapped.
     """

@@ -20,7 +20,7 @@ from everstep.cli.commands import Pages
 from everstep.cli.output import Json, cell, counted, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
-"""Seconds between two lines without a live display, if only the step number or a duration in the reason has changed."""
+"""Minimum seconds between printed lines if only the step or an age has changed. The live display has no such limit."""
 _AGES: Final = re.compile(r"\b\d+(\.\d+)? s\b")
 """A number of seconds in a reason. The age of a suspected hang grows with every poll, which is no news."""
 _TRAINS: Final = "trains from step "
@@ -32,7 +32,7 @@ class Progress:
 
     Args:
         service: client for the list of incidents.
-        name: of the job.
+        name: the job's name.
         console: replaces stderr in tests.
         monotonic: returns the seconds of a monotonic clock.
     """

@@ -148,7 +148,7 @@ def named(request: Request, *, now: datetime | None = None, token: str | None = 
     """Return the request with a job name.
 
     Args:
-        request: with or without a name.
+        request: a request, with or without a job name.
         now: time for a generated name. None: the present.
         token: suffix that makes a generated name unique. None: random.
 

@@ -50,7 +50,7 @@ def cells_of(rows: Sequence[Mapping[str, Any]], columns: Columns) -> list[list[s
 
     Args:
         rows: items of an answer.
-        columns: of the table.
+        columns: the table's columns.
 
     Returns:
         Rows with one cell per column.
@@ -64,8 +64,8 @@ def widths(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) 
 
     Args:
         cells: rows with one cell per column.
-        columns: of the table.
-        width: of the terminal in columns; None: no limit.
+        columns: the table's columns.
+        width: the terminal's width in columns; None: no limit.
 
     Returns:
         The width in terminal columns by column number. Columns that are left out are missing.
@@ -97,8 +97,8 @@ def lines(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) -
 
     Args:
         cells: the result of `cells_of`.
-        columns: of the table.
-        width: of the terminal in columns; None: no limit.
+        columns: the table's columns.
+        width: the terminal's width in columns; None: no limit.
 
     Returns:
         One text per line, without trailing spaces.

@@ -33,10 +33,10 @@ def ended(
 
     Args:
         service: the client.
-        name: of the job.
+        name: the job's name.
         show: called with every description of the job, including the last.
-        interval_seconds: between two polls.
-        timeout_seconds: for the whole wait; None: no limit.
+        interval_seconds: time between two polls.
+        timeout_seconds: limit for the whole wait; None: no limit.
         pause: sleeps for a number of seconds.
         monotonic: returns the seconds of a monotonic clock.
 

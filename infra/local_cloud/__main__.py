@@ -70,7 +70,7 @@ def up(
         float | None, typer.Option(min=0.2, help="Time until a silent node is detected; all timeouts derive from it.")
     ] = None,
     network: Annotated[
-        Network, typer.Option(help="namespaces: one per node, so that faults can cut and slow lines (needs root).")
+        Network, typer.Option(help="namespaces: one per node, so that faults can cut and slow links (needs root).")
     ] = Network.LOOPBACK,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of all randomness in the local AWS; by default random.")

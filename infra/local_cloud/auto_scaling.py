@@ -227,9 +227,9 @@ class AutoScaling:
 
         Args:
             group: the member's group.
-            hook: name of the hook.
-            instance_id: of the held member; None if `token` is set.
-            token: of the lifecycle action; None if `instance_id` is set.
+            hook: the hook's name.
+            instance_id: the held member's id; None if `token` is set.
+            token: the lifecycle action's token; None if `instance_id` is set.
             result: CONTINUE or ABANDON.
 
         Raises:
@@ -533,7 +533,7 @@ def find_group(backend: AutoScalingBackend, name: str | None) -> FakeAutoScaling
 
     Args:
         backend: moto's backend of the region.
-        name: of the group.
+        name: the group's name.
 
     Returns:
         moto's group.
@@ -551,7 +551,7 @@ def find_member(backend: AutoScalingBackend, instance_id: str | None) -> tuple[F
 
     Args:
         backend: moto's backend of the region.
-        instance_id: of the member.
+        instance_id: the member's id.
 
     Returns:
         The member's group and the member.

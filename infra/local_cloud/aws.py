@@ -88,7 +88,7 @@ class LocalAws:
     """The local AWS. At most one per process, because moto's state is global.
 
     Args:
-        options: for the start. With port 0, the kernel chooses the port.
+        options: options for the start. With port 0, the kernel chooses the port.
     """
 
     def __init__(self, options: AwsOptions) -> None:

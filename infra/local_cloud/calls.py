@@ -44,7 +44,7 @@ class CallRecord:
 
         Args:
             service: the service that the request is signed for.
-            body: of the request, in AWS's query protocol.
+            body: the request's body, in AWS's query protocol.
             status: status line of the answer, for example `200 OK`.
             at: time of the request in Unix seconds.
         """

@@ -36,7 +36,7 @@ def filter_names(operation: OperationModel) -> frozenset[str]:
     """Return the filter names that an operation documents.
 
     Args:
-        operation: of any service.
+        operation: an operation of any service.
 
     Returns:
         Names, and prefixes that end with a colon, such as `tag:`. Empty if the operation has no filters or documents
@@ -60,7 +60,7 @@ def undocumented(operation: OperationModel, parameters: Mapping[str, Any]) -> li
 
     Args:
         operation: the called operation.
-        parameters: in boto3's form.
+        parameters: the call's parameters as passed to boto3.
 
     Returns:
         One sentence for each unknown filter and for each value outside of its enumeration.

@@ -147,7 +147,7 @@ class Ec2:
 
         Args:
             backend: moto's backend of the region.
-            instance_type: of the launch.
+            instance_type: type of the instances to launch.
             count: number of instances.
 
         Raises:
@@ -226,7 +226,7 @@ class Ec2:
         """Return an instance that has not ended.
 
         Args:
-            instance_id: of the instance.
+            instance_id: the instance's id.
 
         Returns:
             moto's backend, moto's instance, and the state that moto does not store.
@@ -255,7 +255,7 @@ class Ec2:
         """Schedule the end or the reboot of an instance.
 
         Args:
-            instance_id: of the instance.
+            instance_id: the instance's id.
             how: terminate, stop or reboot.
             reason: a key of `REASONS`.
             seconds: delay from now.
@@ -302,7 +302,7 @@ class Ec2:
         """Terminate, stop or reboot an instance now, without its Auto Scaling group.
 
         Args:
-            instance_id: of the instance.
+            instance_id: the instance's id.
             how: terminate, stop or reboot.
             reason: a key of `REASONS`.
 

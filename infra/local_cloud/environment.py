@@ -60,7 +60,7 @@ def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:
     """Return the variables that direct any AWS tool to the local cloud only.
 
     Args:
-        endpoint_url: of the local cloud.
+        endpoint_url: the local cloud's URL.
         keys: an access key that the local cloud accepts.
 
     Returns:
@@ -88,8 +88,7 @@ def process_environment(marker: str, user: Mapping[str, str] | None = None) -> d
 
     Args:
         marker: the state directory. Every process of the local cloud has it in its environment, so that `down` finds
-            the
-            process after a crash.
+            the process after a crash.
         user: environment from which the variables in `INHERITED` are copied; None: this process's environment.
 
     Returns:
@@ -116,7 +115,7 @@ def local_client(service: str, endpoint_url: str, keys: LocalKeys) -> Any:
 
     Args:
         service: name of an AWS service, for example `s3`, `ec2` or `autoscaling`.
-        endpoint_url: of the local cloud.
+        endpoint_url: the local cloud's URL.
         keys: an access key that the local cloud accepts.
 
     Returns:

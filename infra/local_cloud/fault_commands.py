@@ -40,7 +40,7 @@ def _cluster(state_dir: Path) -> Any:
 
 @app.command("list")
 def list_faults(output: Output = "text", state_dir: StateDir = DEFAULT_STATE_DIR) -> None:
-    """Show the effects of all faults so far, the present conditions, and the counters of the instances' lines."""
+    """Show the effects of all faults so far, the present conditions, and the counters of the instances' links."""
     cluster = _cluster(state_dir)
     effects, conditions, links = cluster.injected(), cluster.conditions(), cluster.links()
     if output == "json":
@@ -66,7 +66,7 @@ def clear(
     output: Output = "text",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Undo lasting faults: conditions, warnings, partitions, slow lines, stopped ranks … Ended processes stay ended."""
+    """Undo lasting faults: conditions, warnings, partitions, slow links, stopped ranks … Ended processes stay ended."""
     said = _cluster(state_dir).clear_faults(name)
     if output == "json":
         print(msgspec.json.encode({"Cleared": said}).decode())
@@ -82,7 +82,7 @@ def script(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of running instances.")] = 7,
     network: Annotated[
         Literal["loopback", "namespaces"],
-        typer.Option(help="Network of `up`; namespaces adds faults that cut and slow lines."),
+        typer.Option(help="Network of `up`; namespaces adds faults that cut and slow links."),
     ] = "loopback",
 ) -> None:
     """Print a fault script: a list of faults with their times, generated from a seed."""

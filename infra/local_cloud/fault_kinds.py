@@ -180,7 +180,7 @@ class Partition(_OnInstance, frozen=True):
 
 
 class SlowNetwork(_OnInstance, frozen=True):
-    """Limit the bandwidth of a node's line. Needs `up --network namespaces`."""
+    """Limit the bandwidth of a node's link. Needs `up --network namespaces`."""
 
     megabits: Annotated[float, msgspec.Meta(description="megabits per second, in each direction", gt=0, le=100_000)] = (
         10.0

@@ -115,12 +115,11 @@ def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> 
         seed: equal arguments yield equal scripts.
         minutes: duration of the script.
         nodes: number of running instances.
-        has_namespaces: whether the cloud can cut and slow lines.
+        has_namespaces: whether the cloud can cut and slow links.
 
     Returns:
         Lines in the order of their times. The last line clears all lasting faults. The kinds occur equally often,
-            within
-        one.
+        within one.
     """
     chance = random.Random(f"{seed}/{minutes}/{nodes}/{has_namespaces}")
     ends = minutes * 60

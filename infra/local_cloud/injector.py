@@ -173,7 +173,7 @@ class Injector:
 
         Args:
             name: kind of fault; empty: all kinds.
-            target: instance whose line is repaired; empty: all affected instances.
+            target: instance whose link is repaired; empty: all affected instances.
 
         Returns:
             One sentence per cleared effect.

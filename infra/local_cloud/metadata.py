@@ -33,8 +33,7 @@ class MetadataService:
 
     Args:
         facts: returns an instance's metadata, keyed by the path below `/latest/meta-data/`. Called for every request,
-            from
-            many threads.
+            from many threads.
         monotonic: returns the seconds of a monotonic clock.
     """
 

@@ -110,7 +110,7 @@ def _locked(method: Callable[..., T]) -> Callable[..., T]:
 
 @dataclass(slots=True)
 class Link:
-    """An instance's line to the bridge."""
+    """An instance's link to the bridge."""
 
     port: str
     address: str
@@ -123,7 +123,7 @@ class Network:
     """The bridge with its links. Its owner calls `remove` at the end. Thread-safe.
 
     Args:
-        name: from `network_name`.
+        name: the result of `network_name`.
         services: addresses of AWS and of the control plane on this machine.
     """
 
@@ -170,7 +170,7 @@ class Network:
         """Create an instance's namespace and its link to the bridge.
 
         Args:
-            instance_id: of the instance.
+            instance_id: the instance's id.
             address: the instance's address, unique in this network.
 
         Returns:
@@ -234,7 +234,7 @@ class Network:
         Connections stay open and receive no answers.
 
         Args:
-            instance_id: of the instance.
+            instance_id: the instance's id.
             addresses: replace the earlier addresses; None: all addresses; empty: repair the link.
 
         Raises:
@@ -249,7 +249,7 @@ class Network:
         """Limit the bandwidth of an instance's link in each direction.
 
         Args:
-            instance_id: of the instance.
+            instance_id: the instance's id.
             bits_per_second: the limit; None: no limit.
 
         Raises:
@@ -267,12 +267,11 @@ class Network:
         """Return the kernel's counters for an instance's link.
 
         Args:
-            instance_id: of the instance.
+            instance_id: the instance's id.
 
         Returns:
             `sent_bytes` and `received_bytes` of the instance; `dropped_to` and `dropped_from`, the numbers of packets
-                to and
-            from the instance that a cut has dropped.
+            to and from the instance that a cut has dropped.
 
         Raises:
             FaultRefused: the instance does not run.
@@ -326,8 +325,8 @@ def listening_socket(address: str, namespace: Path | None = None) -> socket.sock
     """Return a socket that listens at an address, on a port chosen by the kernel.
 
     Args:
-        address: to listen at.
-        namespace: in which the socket is created; None: this process's namespace.
+        address: the address to listen at.
+        namespace: the namespace of the socket; None: this process's namespace.
 
     Returns:
         The socket. It stays in its namespace, even if a thread of another namespace accepts from it.

@@ -88,7 +88,7 @@ def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: r
 
     Args:
         init_pid: pid of the instance's init.
-        instance_id: of the same instance.
+        instance_id: the same instance's id.
         rank: owner of the replica; None: any rank that does not run on the instance.
         chance: chooses the byte and the bit.
 
@@ -137,7 +137,7 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
     """Fill an instance's memory for slots with an additional file.
 
     Args:
-        instance_id: of the instance.
+        instance_id: the instance's id.
         most_bytes: limit for the file; None: until the memory is full.
 
     Returns:
@@ -145,8 +145,7 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
 
     Raises:
         FaultRefused: the instance has no directory for slots yet, or the directory is not a separate tmpfs and no limit
-            is
-            set.
+            is set.
     """
     folder = memory_directory(instance_id)
     if not folder.is_dir():

@@ -47,7 +47,7 @@ class Parts:
     """The processes of one local cloud.
 
     Args:
-        directory: for the records.
+        directory: directory for the records.
         logs: directory for the output of the processes.
     """
 

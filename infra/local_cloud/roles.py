@@ -84,7 +84,7 @@ def parse(target: str) -> Role | None:
     """Parse a target.
 
     Args:
-        target: of a fault.
+        target: a fault's target.
 
     Returns:
         The role; None for an instance id, a number or an empty target.
@@ -108,7 +108,7 @@ def check(fault: AnyFault) -> None:
     """Check a fault's target and its compatibility with the fault's other fields.
 
     Args:
-        fault: from a script or a command line.
+        fault: a fault from a script or a command line.
 
     Raises:
         FaultRefused: the target is invalid, or both the target and the field `rank` select a rank.
@@ -122,8 +122,8 @@ def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) ->
     """Extract the facts about a job that roles need from two answers of the API.
 
     Args:
-        described: of DescribeTrainingJob.
-        protection: of DescribeProtection.
+        described: the answer of DescribeTrainingJob.
+        protection: the answer of DescribeProtection.
 
     Returns:
         The facts.
@@ -200,8 +200,7 @@ class Aim:
 
     Args:
         jobs: returns the running jobs. It raises `NotUp` while the control plane is down, and `Aim` then uses the
-            previous
-            result.
+            previous result.
         running: returns the ids of the running instances.
     """
 
@@ -219,7 +218,7 @@ class Aim:
 
         Returns:
             One fault per selected instance, with the instance's id as target. A fault without a role is returned
-                unchanged.
+            unchanged.
 
         Raises:
             FaultRefused: no running instance has this role now, or the target is invalid.

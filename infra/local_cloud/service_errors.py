@@ -72,7 +72,7 @@ def throttled(service: str, request_id: str) -> Answer:
 
     Args:
         service: a service in `Conditions.throttle`.
-        request_id: of this answer.
+        request_id: the answer's request id.
 
     Returns:
         The answer.
@@ -87,8 +87,8 @@ def denied(service: str, denial: Denial, message: str, request_id: str) -> Answe
     Args:
         service: the service in the request's signature. Empty: the answer has S3's format.
         denial: the kind of refusal.
-        message: for the caller.
-        request_id: of this answer.
+        message: text for the caller.
+        request_id: the answer's request id.
 
     Returns:
         The answer.
@@ -107,8 +107,8 @@ def answer_of(service: str, status: str, code: str, message: str, request_id: st
         service: its signing name.
         status: the status line.
         code: AWS's error code.
-        message: for the caller.
-        request_id: of this answer.
+        message: text for the caller.
+        request_id: the answer's request id.
 
     Returns:
         The answer.

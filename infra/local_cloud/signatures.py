@@ -3,7 +3,7 @@
 Pure; the caller passes the time.
 
     stray(...)    is the request for this address, and sent by a program rather than a web page?
-    verify(...)   who signed the request, and does the signature cover it?
+    verify(...)   which key signed the request, and does the signature cover the whole request?
 
 botocore's own signer computes the expected signature, so the gate accepts all signatures of boto3 and the AWS CLI.
 Accepted forms are the Authorization header and presigned URLs, both version 4. The body is covered by a digest,
@@ -75,7 +75,7 @@ class Denied(Exception):
 
     Args:
         denial: the kind of refusal.
-        message: for the caller. It contains no secret.
+        message: text for the caller, without secrets.
     """
 
     def __init__(self, denial: Denial, message: str) -> None:
