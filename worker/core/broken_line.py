@@ -49,7 +49,7 @@ class BrokenLine:
     def arrived(self, step: Step) -> BrokenLine:
         """Record that the holder has all of `step`.
 
-        The end of a step that was interrupted before proves nothing about the connection.
+        If an earlier transfer of this step was interrupted, its arrival proves nothing about the connection.
         """
         return self if step == self.step else BrokenLine()
 

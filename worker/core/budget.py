@@ -21,18 +21,18 @@ KEPT_QUIET, KEPT = 192, 48
 Fewer snapshots are stored because they may be far apart, and a lower cost should show soon.
 """
 ENOUGH, LEAST = 32, 8
-"""Minimum samples for a decision: loaded iterations divided by the interval, and snapshots."""
+"""Minimum samples for a decision: `ENOUGH // interval` loaded iterations, and `LEAST` snapshots."""
 ENOUGH_QUIET = 16
 """Minimum quiet iterations to compare with.
 
 With fewer, the cost is the time for which saving blocked the rank.
 """
 GROWTH = 2
-"""Maximum factor by which the interval changes at once. The cost is measured again afterwards."""
+"""Maximum factor by which one decision changes the interval. The cost is measured again afterwards."""
 BEYOND_DOUBT = 2.0
-"""Standard errors by which the measured cost must exceed the limit before the interval grows."""
+"""Confidence, in standard errors, that the cost exceeds the limit before the interval grows."""
 LIKELY = 1.0
-"""Standard errors that are added to the measured cost when the new interval is computed."""
+"""Standard errors added to the measured cost when a new interval is computed."""
 REST_EVERY = 48
 """Number of loaded iterations without a quiet one after which one proposal is delayed.
 

@@ -462,7 +462,7 @@ class RankLines:
         return half.boundary < step or (half.boundary == step and half.standing is not Standing.MOVING)
 
     def _capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
-        """Digest the final prefix of a capture, and offer it to the holders."""
+        """Digest the start of a capture that will not change any more, and offer it to the holders."""
         slot = self._slot_of(shard, capturing)
         if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
             self._follow(shard, slot, capturing).grow(capturing.final_bytes)

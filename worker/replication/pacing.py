@@ -28,9 +28,9 @@ If no boundary was reported for this long, training is not iterating, and chunks
 """
 
 SHORT_SECONDS = 0.002
-"""A wait up to this length happens in the stream's thread.
+"""Longest wait that happens in the stream's thread.
 
-A wait on the loop takes as long on a busy node.
+Waiting on the event loop instead would take about as long anyway on a busy node.
 """
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8

@@ -220,7 +220,10 @@ class TcpSession:
             self._loop.remove_reader(self._line)
 
     def detach(self) -> socket.socket:
-        """Return the blocking socket of a stream after its handshake. The session ends; closing it has no effect."""
+        """Return the blocking socket of a stream after its handshake, and end the session.
+
+        Closing the session afterwards does not close the socket.
+        """
         assert self._ahead is None, "what was read ahead would be lost"
         self._unwatch()
         self._is_closed = True

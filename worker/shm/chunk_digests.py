@@ -1,4 +1,6 @@
-"""Progress of a payload that is being written: the final prefix, and the digests of its chunks.
+"""Progress of a payload that is being written: its final prefix, and the digests of its chunks.
+
+The final prefix consists of the first bytes of the payload, up to the first byte that may still change.
 
 Invariant: digests are complete from the first chunk on, without gaps. They cover only bytes that are never written
 again.
