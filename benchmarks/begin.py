@@ -1,4 +1,7 @@
-"""How every harness begins: a look at the machine before anything is started, a clock, and an end by SIGTERM that ends what was started, too."""
+"""Start of every harness: a check of the machine's load, a clock, and a SIGTERM handler.
+
+SIGTERM raises SystemExit, so that context managers end the processes that the harness started.
+"""
 
 from __future__ import annotations
 
@@ -14,39 +17,40 @@ from benchmarks.measures import BUSY_LOAD_RATIO, is_busy
 
 LOOK_SECONDS = 5.0
 MOST_LOOKS = 36
-"""Three minutes: a load of 8 a core that has ended is below the limit by then."""
+"""Load checks before a patient run starts anyway. They take three minutes, in which a load of 8 per core decays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A run that has begun."""
+    """A run that has started."""
 
     machine: Machine
     at: float
-    """By the monotonic clock."""
+    """Monotonic time of the start."""
 
     @property
     def seconds(self) -> float:
-        """How long ago that was."""
+        """Seconds since the start."""
         return time.monotonic() - self.at
 
     def say(self, text: str) -> None:
-        """Print a line with the time that it comes at, for whoever waits."""
+        """Print a line with the seconds since the start."""
         print(f"{self.seconds:6.1f} s  {text}", flush=True)
 
 
 def pause(seconds: float) -> None:
-    """Let time pass between two looks at something that cannot be waited for."""
+    """Wait between two polls of a state that sends no event."""
     threading.Event().wait(seconds)
 
 
 def begin(*, is_patient: bool = False, wait: Callable[[float], object] = pause) -> Begun:
-    """Begin a run. Called once, by the main thread, before anything is started.
+    """Start a run. The main thread calls this once, before it starts any process.
 
     Args:
-        is_patient: what was done here before may fade first, for some minutes at most: figures of a run that began on a
-            busy machine are none.
-        wait: for so many seconds.
+        is_patient: wait up to three minutes until the load average of earlier work has decayed; figures from a busy
+            machine
+            do not count.
+        wait: waits for a number of seconds.
 
     Returns:
         The run.

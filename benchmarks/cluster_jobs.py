@@ -1,4 +1,4 @@
-"""Jobs of the benchmarks on a local cluster, through the public API alone."""
+"""Jobs of the benchmarks on a local cluster, through the public API only."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
-"""Where a moment is looked for.
+"""Polling interval of waits for an exact moment.
 
-Asking costs the asker and the control plane a twentieth of a core together, on the cores that are measured.
+Each poll costs CPU time of the client and the control plane, together 5 % of a core that is being measured.
 """
 QUIET_POLL_SECONDS = 1.0
-"""Where steps are timed meanwhile: as somebody would who watches."""
+"""Polling interval while steps are timed; as rarely as a user would poll."""
 EVERY_STEP = 1.0
-"""What snapshots may cost: so much that none is put off, as peers put none off.
+"""`MaxSlowdown` for which no snapshot is skipped, for a comparison with peers that skip none.
 
-By default steps of 50 ms are proposed every second or third time.
+By default, steps of 50 ms get a snapshot at every second or third step.
 """
 CONNECT_SECONDS = 120.0
 ENDED = ("Completed", "Stopped", "Failed")
 PATIENCE_SECONDS = 150.0
-"""Without any progress; a run on a busy machine is slow, not stuck."""
+"""Seconds without any progress after which a run fails; a busy machine is slow but progresses."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all benchmarks share."""
+    """Cluster, client and folder that all benchmarks share."""
 
     cluster: LocalCluster
     client: Any
     """`everstep.client()` of the cluster."""
     directory: Path
-    """For what jobs leave; emptied before the run."""
+    """Folder for the jobs' output; emptied before the run."""
     say: Callable[[str], None]
 
     def submit(
@@ -59,9 +59,9 @@ class Bench:
         max_slowdown: float | None = None,
         **more: Any,
     ) -> BenchJob:
-        """Submit a job of one rank per node.
+        """Submit a job with one rank per node.
 
-        `max_slowdown`: what snapshots may cost it; None: what the service takes.
+        `max_slowdown` limits the cost of snapshots; None uses the service's default.
         """
         self.client.create_training_job(
             TrainingJobName=name,
@@ -75,10 +75,12 @@ class Bench:
         return BenchJob(self, name, nodes)
 
     def wait_until_warm(self, count: int) -> None:
-        """Wait until so many nodes are connected, and all that are can start ranks warm: imports would run beside what is measured.
+        """Wait until `count` nodes are connected and all connected nodes can start ranks warm.
+
+        Imports would otherwise run during the measurement.
 
         Raises:
-            BenchmarkFailed: one does not get there.
+            BenchmarkFailed: a node does not become warm in time.
         """
         self.cluster.wait_for_nodes(count, timeout_seconds=CONNECT_SECONDS)
         deadline = time.monotonic() + CONNECT_SECONDS
@@ -94,7 +96,7 @@ class Bench:
             pause(POLL_SECONDS)
 
     def traced_source(self) -> Path:
-        """Return the char-GPT example with the script beside it that writes down its boundaries."""
+        """Return a copy of the char-GPT example together with a script that records its boundaries."""
         source = self.directory / "traced-char-gpt"
         if not source.exists():
             shutil.copytree(
@@ -106,26 +108,26 @@ class Bench:
 
 @dataclass(frozen=True)
 class BenchJob:
-    """One job that was submitted."""
+    """A submitted job."""
 
     bench: Bench
     name: str
     ranks: int
 
     def describe(self) -> Json:
-        """What the API says of it."""
+        """Return the API's description of the job."""
         return self.bench.client.describe_training_job(TrainingJobName=self.name)
 
     def wait(self, what: str, arrived: Callable[[Json], bool], poll_seconds: float = POLL_SECONDS) -> Json:
-        """Poll until `arrived` says so, and return the description that it liked.
+        """Poll until `arrived` returns True, and return that description.
 
         Args:
-            what: is waited for, in words.
-            arrived: given each description.
-            poll_seconds: from one question to the next.
+            what: name of the awaited state, for error messages.
+            arrived: checks a description.
+            poll_seconds: seconds between two polls.
 
         Raises:
-            BenchmarkFailed: the job ended before, or nothing has moved for `PATIENCE_SECONDS`.
+            BenchmarkFailed: the job ended early, or made no progress for `PATIENCE_SECONDS`.
         """
         last, moved_at = None, time.monotonic()
         while not arrived(seen := self.describe()):
@@ -145,10 +147,10 @@ class BenchJob:
         return seen
 
     def completed(self) -> Json:
-        """Wait for the undisturbed end.
+        """Wait for an undisturbed completion.
 
         Raises:
-            BenchmarkFailed: it ended otherwise, or was launched more than once: then its figures are of something else.
+            BenchmarkFailed: the job failed, or needed more than one launch, so that its figures do not count.
         """
         seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed", QUIET_POLL_SECONDS)
         if seen["Generation"] != 1:
@@ -156,7 +158,7 @@ class BenchJob:
         return seen
 
     def outputs(self, name: str) -> list[Any]:
-        """Return what every rank left under this name."""
+        """Return the parsed JSON output of this name from every rank."""
         directory = self.bench.directory / "outputs" / self.name
         self.bench.client.download_outputs(TrainingJobName=self.name, Directory=directory)
         return [json.loads((directory / f"rank={rank}" / name).read_text()) for rank in range(self.ranks)]

@@ -1,1 +1,1 @@
-"""How fast the service answers (`make bench-api`)."""
+"""Benchmark of the API server's response times (`make bench-api`)."""

@@ -1,9 +1,8 @@
-"""How fast the service answers: `make bench-api`.
+"""Command of the API benchmark: `make bench-api`.
 
     python -m benchmarks.api [--quick] [--only requests heartbeats logs commands …]
 
-Ends with 2 when something falls short of what it has to reach, with 3 when the machine was busy, so that nothing is
-said of that.
+Exit code 2: a figure missed its limit. Exit code 3: the machine was busy, so that no figure counts.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ ORDERS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A server that answers."""
+    """A running API server."""
 
     pid: int
     port: int
@@ -62,14 +61,14 @@ class Service:
     database: str
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time that it has taken."""
+        """Return the CPU time that the server has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def serving(directory: Path, jobs: int) -> Iterator[Service]:
-    """Have a server for a while."""
+    """Run a server during the block."""
     command = [sys.executable, "-P", "-m", "benchmarks.api.server", str(directory), str(jobs), str(AGENTS)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -92,7 +91,7 @@ def serving(directory: Path, jobs: int) -> Iterator[Service]:
 
 @contextmanager
 def writing(url: str) -> Iterator[None]:
-    """Commit to the database a few times a second, as the loops of a busy service do."""
+    """Commit to the database a few times per second during the block, as a busy service's loops do."""
     stop, database = threading.Event(), Database(url)
 
     def write() -> None:
@@ -113,14 +112,14 @@ def writing(url: str) -> Iterator[None]:
 
 
 def measure_requests(service: Service, *, seconds: float, pages: int) -> dict[str, Any]:
-    """Measure rates of answers, and how long pages of the list of jobs take."""
+    """Measure response rates, and the response time of each page of the job list."""
 
     def rate(port: int, what: Iterator[bytes]) -> float:
         taken, lasted = answer_seconds(port, what)
         return len(taken) / lasted
 
     bare, one = request(service.bare_port, "/bare"), request(service.port, "/v1/training-jobs/job-1", service.token)
-    rate(service.bare_port, for_seconds(bare, 0.5))  # warm
+    rate(service.bare_port, for_seconds(bare, 0.5))  # warm-up
     rate(service.port, for_seconds(one, 0.5))
     bare_rates, describe_rates, new_rates = [], [], []
     with writing(service.database):
@@ -144,7 +143,7 @@ def measure_requests(service: Service, *, seconds: float, pages: int) -> dict[st
 
 
 def list_seconds(service: Service, order: tuple[str, str], pages: int) -> list[float]:
-    """Walk through the list; return how long each page took."""
+    """Read the job list page by page; return the response time of each page."""
     connection = http.client.HTTPConnection("127.0.0.1", service.port)
     found, token = [], ""
     for _ in range(pages):
@@ -161,7 +160,7 @@ def list_seconds(service: Service, order: tuple[str, str], pages: int) -> list[f
 
 
 def measure_heartbeats(service: Service, *, rounds: int, each: int) -> dict[str, Any]:
-    """Measure how many reports the server takes."""
+    """Measure how many agent reports per second the server processes."""
     rates, length = [], 0
     for _ in range(rounds):
         before = service.cpu_seconds()
@@ -172,7 +171,7 @@ def measure_heartbeats(service: Service, *, rounds: int, each: int) -> dict[str,
 
 
 def measure_logs(*, seconds: float, say: Any) -> dict[str, Any]:
-    """Follow a job's log; return how late lines came."""
+    """Follow a job's log; return the delay of each line."""
     with LocalCluster(HOME / "cluster") as cluster:
         cluster.up(ClusterOptions(nodes=1, spares=0))
         with closing(cluster.client()) as client, failures.translated():
@@ -203,7 +202,7 @@ def measure_logs(*, seconds: float, say: Any) -> dict[str, Any]:
 
 
 def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
-    """Run commands; return how long each took."""
+    """Run CLI commands; return the duration of each."""
     environment = {
         **os.environ,
         "EVERSTEP_ENDPOINT_URL": f"http://127.0.0.1:{service.port}",
@@ -223,11 +222,11 @@ def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
             seconds.append(time.perf_counter() - begun)
             if done.returncode:
                 raise BenchmarkFailed(f"{command} ended with {done.returncode}: {done.stderr}")
-    return {command: seconds[1:] for command, seconds in found.items()}  # the first one finds cold files
+    return {command: seconds[1:] for command, seconds in found.items()}  # drop the first run, which reads cold files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write the report, and return the process's exit code."""
+    """Run the benchmark, write the report, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.api", description="How fast the service answers.")
     parser.add_argument("--quick", action="store_true", help="few samples, to try the harness")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave the others out")

@@ -1,4 +1,4 @@
-"""Load from one process: requests over connections that stay open, reports over websockets."""
+"""Load generator in one process: requests over persistent connections, and agent reports over websockets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
 CONNECTIONS = 16
-"""Requests that are under way at one time."""
+"""Requests in progress at the same time."""
 
 
 class _Requester(asyncio.Protocol):
-    """Sends the next request when the answer before it is whole."""
+    """Sends the next request once the previous response is complete."""
 
     def __init__(self, requests: Iterator[bytes], seconds: list[float], done: asyncio.Future[None]) -> None:
         self._requests = requests
@@ -71,7 +71,7 @@ class _Requester(asyncio.Protocol):
 
 
 def request(port: int, path: str, token: str | None = None) -> bytes:
-    """Return a GET as it goes over the line."""
+    """Return the bytes of a GET request."""
     authorization = f"authorization: Bearer {token}\r\n" if token is not None else ""
     return f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n{authorization}accept: application/json\r\n\r\n".encode()
 
@@ -84,10 +84,10 @@ def for_seconds(what: bytes, seconds: float) -> Iterator[bytes]:
 
 
 def answer_seconds(port: int, requests: Iterator[bytes], connections: int = CONNECTIONS) -> tuple[list[float], float]:
-    """Send all requests; return how long each answer took, and all of them together.
+    """Send all requests; return the duration of each response and of the whole run.
 
     Raises:
-        BenchmarkFailed: one was not answered with 200.
+        BenchmarkFailed: the server did not answer a request with 200.
     """
 
     async def run() -> tuple[list[float], float]:
@@ -95,7 +95,11 @@ def answer_seconds(port: int, requests: Iterator[bytes], connections: int = CONN
         begun = time.perf_counter()
         done = [loop.create_future() for _ in range(connections)]
         for each in done:
-            await loop.create_connection(lambda each=each: _Requester(requests, seconds, each), "127.0.0.1", port)  # type: ignore[misc]
+            await loop.create_connection(
+                lambda each=each: _Requester(requests, seconds, each),  # type: ignore[misc]
+                "127.0.0.1",
+                port,
+            )
         await asyncio.gather(*done)
         return seconds, time.perf_counter() - begun
 
@@ -104,7 +108,7 @@ def answer_seconds(port: int, requests: Iterator[bytes], connections: int = CONN
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A crowd of agents that reported as fast as they could."""
+    """Result of a run in which many agents reported as fast as they could."""
 
     reports: int
     wall_seconds: float
@@ -112,10 +116,10 @@ class Heard:
 
 
 def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: int = 8) -> Heard:
-    """Have agents report as fast as they can, and wait until the server has taken all of it.
+    """Let agents report as fast as they can, and wait until the server has processed all reports.
 
     Raises:
-        BenchmarkFailed: a line ended before.
+        BenchmarkFailed: a connection ended early.
     """
     length = len(encode(_report(NodeId("i-" + "0" * 17), 1, ranks)))
 
@@ -143,7 +147,8 @@ def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: in
             await go.wait()
             for each in data:
                 await line.send(each)
-            await line.send(b"that was all")  # what is no message ends the line, after all that came before it
+            # an invalid message ends the connection after all earlier messages are processed
+            await line.send(b"that was all")
             try:
                 while True:
                     await line.recv()
@@ -167,7 +172,10 @@ def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: in
 
 
 def _report(node: NodeId, number: int, ranks: int) -> AgentReport:
-    """A node in the middle of training: `ranks` ranks, each with a shard on two nodes; only its steps are new."""
+    """Return the report of a node in training:
+
+    `ranks` ranks with a shard on two nodes. Only the step changes between reports.
+    """
     of_node: Sequence[int] = range(ranks)
     member = MemberReport(
         job=JobName("gpt"),

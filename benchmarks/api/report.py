@@ -1,7 +1,4 @@
-"""The report of one run: what was to be reached, what was measured, and what that does not say.
-
-Pure but for `write`.
-"""
+"""Report of an API benchmark run: limits, figures and caveats. Pure except for `write`."""
 
 from __future__ import annotations
 
@@ -26,28 +23,28 @@ COMMAND_MILLISECONDS = 500.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """One run. What was left out is empty."""
+    """Figures of one run. Parts that were not run are empty."""
 
     bare_rates: Sequence[float] = ()
-    """Answers per second of the bare route, before and after the others."""
+    """Responses per second of the bare route, before, between and after the other measurements."""
     describe_rates: Sequence[float] = ()
     describe_new_rates: Sequence[float] = ()
-    """The same of jobs that were never asked for before: each answer is made."""
+    """Rates where each request names another job, so that no cached response is used."""
     writes_per_second: float = 0.0
     job_count: int = 0
     list_seconds: Sequence[float] = ()
     heartbeat_rates: Sequence[float] = ()
-    """Reports per second of the server's CPU time or of time, whichever is less."""
+    """Reports per second of wall time or of the server's CPU time, whichever rate is lower."""
     heartbeat_bytes: int = 0
     agent_count: int = 0
     follow_seconds: Sequence[float] = ()
-    """Of every line of the job, in the order in which they came."""
+    """Delay of each line of the job, in order of arrival."""
     command_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One thing that was to be reached."""
+    """One figure with its limit."""
 
     what: str
     measured: float
@@ -57,21 +54,21 @@ class Row:
     count: int
     is_inconclusive: bool = False
     is_judged: bool = True
-    """Or shown beside the row before it, by the same limit, without an end of the process that is not 0."""
+    """False: the figure is shown with the previous row's limit, but does not affect the exit code."""
 
     @property
     def is_reached(self) -> bool:
-        """It is as much, or as little, as it has to be."""
+        """Whether the figure is within its limit."""
         return self.measured >= self.limit if self.is_least else self.measured <= self.limit
 
     @property
     def falls_short(self) -> bool:
-        """It was not reached."""
+        """Whether a judged, conclusive figure misses its limit."""
         return self.is_judged and not self.is_inconclusive and not self.is_reached
 
     @property
     def verdict(self) -> str:
-        """As the table says it."""
+        """The verdict as shown in the table."""
         if self.is_inconclusive:
             return "inconclusive"
         if not self.is_judged:
@@ -80,7 +77,7 @@ class Row:
 
 
 def rows(run: Run) -> list[Row]:
-    """Return what was to be reached, as far as it was measured."""
+    """Return the rows of all measured figures."""
     found = []
     if run.bare_rates and run.describe_rates:
         held = Row(
@@ -152,16 +149,16 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: what was measured.
-        figures: the JSON file.
-        document: the Markdown file.
+        run: the figures.
+        figures: path of the JSON file.
+        document: path of the Markdown file.
     """
     write_figures(figures, dataclasses.asdict(run) | {"rows": judged(rows(run))})
     document.write_text(wrap(render(run)))
 
 
 def render(run: Run) -> str:
-    """Return the document."""
+    """Return the Markdown document."""
     return "\n\n".join([_head(run), _reached(run), _spread(run), _limits()]) + "\n"
 
 

@@ -1,9 +1,9 @@
-"""The real application over a database with jobs in it, and a bare route of FastAPI's beside it, in one process.
+"""Server under test: the real application over a filled database, and a bare FastAPI route for comparison.
 
     python -P -m benchmarks.api.server DIRECTORY JOBS NODES
 
-Neither has loops; the cloud behind the application is the tests' fake. Writes one line of JSON when both answer, and
-ends when its input does.
+Neither server runs control loops, and the cloud behind the application is the tests' fake. The process writes one line
+of JSON when both servers listen, and ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ FLEET = "main"
 
 
 def main() -> None:
-    """Serve until standard input ends."""
-    logging.getLogger("control_plane").setLevel(logging.ERROR)  # each line of an agent ends with what is no message
+    """Serve until stdin is closed."""
+    # the load generator ends each connection with an invalid message
+    logging.getLogger("control_plane").setLevel(logging.ERROR)
     directory, job_count, node_count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     settings = Settings(
         state_directory=directory, bucket=BUCKET, mode=CloudMode.LOCAL, aws_endpoint_url="http://127.0.0.1:1"
@@ -74,14 +75,14 @@ def main() -> None:
         )
 
     admin = (directory / "admin_token").read_text().strip()
-    # The sockets listen already: whoever reads this and comes at once is answered a little later.
+    # The sockets already listen, so early requests wait until the servers run.
     print(json.dumps({"port": ports[0], "bare_port": ports[1], "token": admin, "sessions": sessions}), flush=True)
     asyncio.run(serve())
     database.close()
 
 
 def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
-    """Store a fleet, jobs and tokens of nodes' agents; return the tokens by node."""
+    """Store a fleet, jobs and session tokens of agents; return the tokens by node."""
     now = datetime.now(UTC)
     with database.write() as session:
         fleets.create(
@@ -113,7 +114,10 @@ def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
 
 
 def many(count: int) -> Iterator[NewJob]:
-    """Yield jobs as people submit them, all of them running but the first, which has completed, so that no list is shorter than another."""
+    """Yield jobs as users submit them.
+
+    All jobs run except the first, which has completed. So no page of the list is shorter than another.
+    """
     for number in range(count):
         spec = JobSpec(
             source_sha256=f"{number % 50:064x}",

@@ -1,1 +1,1 @@
-"""How fast the dashboard is, in Chromium: `make bench-dashboard`."""
+"""Benchmark of the dashboard in Chromium: `make bench-dashboard`."""

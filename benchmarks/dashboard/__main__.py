@@ -1,8 +1,8 @@
-"""How fast the dashboard is, in Chromium over the simulated fleet: `make bench-dashboard`.
+"""Command of the dashboard benchmark, in Chromium over the simulated fleet: `make bench-dashboard`.
 
     python -m benchmarks.dashboard [--quick]
 
-Ends with 2 when something falls short of what it has to reach.
+Exit code 2: a figure missed its limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LAST_INCIDENT: Final = "section[aria-label='The last incident']"
 
 
 def main() -> int:
-    """Measure, write the report, and return the process's exit code."""
+    """Run the benchmark, write the report, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dashboard", description="How fast the dashboard is.")
     parser.add_argument("--quick", action="store_true", help="few jobs and samples, to try the harness")
     parser.add_argument(
@@ -83,20 +83,20 @@ def main() -> int:
 
 
 def served(directory: Path, *, nodes: int) -> Living:
-    """Return what will serve a new world of so many nodes, in a directory of its own."""
+    """Return a server for a new simulated world of this many nodes, in a folder of its own."""
     directory.mkdir()
     return Living(directory, World(directory, nodes=nodes, spares=0, boot_seconds=1.0, max_size=nodes + 10))
 
 
 def of_the_list(browser: Browser, many: Living) -> float:
-    """Open the list of jobs once, in a browser that has nothing of the dashboard yet."""
+    """Open the job list once, in a browser without any cached files of the dashboard."""
     with watched(browser, many.url) as page:
         sign_in_unseen(page, many)
         return seconds_until_interactive(page, "/", "tbody tr", WIDE)
 
 
 def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
-    """Scroll the list, the matrix and the log."""
+    """Scroll the job list, the matrix and the log, and measure the frames."""
     found: dict[str, list[float]] = {}
     with signed_in(browser, many) as page:
         page.goto("/")
@@ -109,7 +109,7 @@ def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
         found["the matrix"] = frames(page, ".matrix", step=40)
         open_job(page, WIDE, "/logs")
         expect(page.locator(".log .line").first).to_be_visible()
-        for _ in range(5):  # older pages, so that there is something to scroll
+        for _ in range(5):  # load older pages first, so that the log is long enough
             page.locator(".log").evaluate("(box) => { box.scrollTop = 0 }")
             page.wait_for_timeout(300)
         found["the log"] = frames(page, ".log", step=120)
@@ -117,7 +117,7 @@ def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
 
 
 def of_faults(browser: Browser, few: Living, count: int) -> list[float]:
-    """Kill a rank again and again, and see how soon the job's page tells it."""
+    """Kill a rank repeatedly, and measure the delay until the job's page shows each fault."""
     world = few.world
 
     async def strike() -> None:

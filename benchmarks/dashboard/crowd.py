@@ -1,8 +1,7 @@
-"""What the dashboard is opened over: more jobs, nodes and lines than most fleets have.
+"""Test data of the dashboard benchmark: more jobs, nodes and log lines than most fleets have.
 
-The wide job is launched by the real loops over the simulated fleet. The thousand beside it are rows: they are submitted
-by the same functions as any, and get their states by an update, because living through a thousand lives would take
-hours.
+The real loops launch the wide job over the simulated fleet. The other thousand jobs are submitted through the same
+functions, but an UPDATE sets their states: simulating a thousand whole jobs would take hours.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ WIDE: Final = "wide"
 SMALL: Final = "small"
 CHUNK_LINES: Final = 5_000
 _SHARE: Final = ((0.70, JobState.COMPLETED), (0.80, JobState.FAILED), (0.85, JobState.STOPPED))
-"""What has become of the jobs; the rest waits."""
+"""Cumulative shares of the jobs' final states; the other jobs wait."""
 
 
 async def crowd(world: World, *, jobs: int, nodes: int) -> None:
-    """Let there be many jobs, one of which trains on many nodes.
+    """Create many jobs, one of which trains on many nodes.
 
     Args:
-        world: new, with at least so many nodes.
-        jobs: in the list.
-        nodes: of the wide job, one rank on each.
+        world: a new simulated world with at least this many nodes.
+        jobs: number of jobs in the list.
+        nodes: nodes of the wide job, with one rank each.
     """
     world.submit(WIDE, nodes=nodes)
     await world.until(lambda: world.job(WIDE).state == JobState.RUNNING)
@@ -61,14 +60,14 @@ async def crowd(world: World, *, jobs: int, nodes: int) -> None:
 
 
 async def small(world: World) -> None:
-    """Let one job train on two nodes, to be hurt."""
+    """Create a job that trains on two nodes, for the injection of faults."""
     world.submit(SMALL, nodes=2)
     await world.until(lambda: world.job(SMALL).state == JobState.RUNNING)
     await world.train(5, SMALL)
 
 
 def write_log(world: World, name: str, lines: int) -> None:
-    """Let rank 0 of a job have printed so many lines."""
+    """Store log lines of a job's rank 0."""
     plan = world.plan(name)
     node = next(node for node in plan.nodes if 0 in node.ranks).node_id
     begin = int(world.now.timestamp() * 1000) - lines

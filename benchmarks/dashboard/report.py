@@ -1,4 +1,4 @@
-"""The report of one run: what was to be reached, and the figures. Pure but for `write`."""
+"""Report of a dashboard benchmark run: limits and figures. Pure except for `write`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ COMMAND: Final = "make bench-dashboard"
 INTERACTIVE_SECONDS: Final = 1.5
 SHOWN_SECONDS: Final = 0.5
 FRAME_MS: Final = 1000 / 30
-"""Scrolling is smooth while 95 % of the frames come at least 30 times a second."""
+"""Frame time that 95 % of the frames must reach for smooth scrolling: 30 frames per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """One run of the benchmark."""
+    """Figures of one run."""
 
     chromium: str
     jobs: int
@@ -31,12 +31,12 @@ class Run(BenchmarkRun):
     interactive_seconds: Sequence[float]
     shown_seconds: Sequence[float]
     frames_ms: dict[str, Sequence[float]]
-    """By what was scrolled."""
+    """Frame times by scrolled element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One thing that was to be reached."""
+    """One figure with its limit."""
 
     what: str
     measured: float
@@ -48,12 +48,12 @@ class Row:
 
     @property
     def falls_short(self) -> bool:
-        """It was not reached."""
+        """Whether the figure misses its limit."""
         return not self.is_inconclusive and self.measured > self.limit
 
 
 def rows(run: Run) -> list[Row]:
-    """Return what was to be reached, as far as it was measured."""
+    """Return the rows of all measured figures."""
     found = [
         _row(f"list of {run.jobs:,} jobs answers, median", run.interactive_seconds, 0.5, INTERACTIVE_SECONDS, "s"),
         _row("a fault is on the page after its event was stored, 95 %", run.shown_seconds, 0.95, SHOWN_SECONDS, "s"),
@@ -75,16 +75,16 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: what was measured.
-        figures: the JSON file.
-        document: the Markdown file.
+        run: the figures.
+        figures: path of the JSON file.
+        document: path of the Markdown file.
     """
     write_figures(figures, dataclasses.asdict(run) | {"rows": judged(rows(run))})
     document.write_text(wrap(render(run)))
 
 
 def render(run: Run) -> str:
-    """Return the document."""
+    """Return the Markdown document."""
     machine = run.machine
     lines = [
         *opening(run, "# How fast the dashboard is", COMMAND, "dashboard.json"),

@@ -1,4 +1,4 @@
-"""What is measured in the browser: by its own clock and its own frames."""
+"""Measurements inside the browser, by its own clock and frames."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _FRAMES: Final = """([selector, lasts, step]) => new Promise((resolve) => {
 
 
 def seconds_until_interactive(page: Page, path: str, rows: str, wanted: str) -> float:
-    """Return how long a page takes until it answers a person: from asking for it until a filter that was typed has narrowed its list.
+    """Return the seconds until a page responds: from the navigation until a typed filter has narrowed its list.
 
     Args:
-        page: of somebody who is signed in.
-        path: of the page.
-        rows: selects the rows of its list.
-        wanted: leaves one row.
+        page: a page of a signed-in user.
+        path: path to open.
+        rows: selector of the list's rows.
+        wanted: filter text that leaves one row.
 
     Returns:
-        Seconds since the navigation began, by the browser's clock.
+        Seconds since the start of the navigation, by the browser's clock.
     """
     page.goto(path, wait_until="commit")
     page.locator("[data-filter]").fill(wanted)
@@ -58,12 +58,12 @@ def seconds_until_interactive(page: Page, path: str, rows: str, wanted: str) -> 
 
 
 def frames(page: Page, selector: str, *, step: int) -> list[float]:
-    """Return how long each frame took while something was scrolled, milliseconds.
+    """Return the duration of each frame in milliseconds while an element is scrolled.
 
     Args:
-        page: shows it.
-        selector: of what scrolls; empty: the page itself.
-        step: pixels a frame.
+        page: the page that shows the element.
+        selector: selector of the element; empty for the page itself.
+        step: pixels per frame.
 
     Returns:
         The time from each frame to the next.
@@ -74,7 +74,7 @@ def frames(page: Page, selector: str, *, step: int) -> list[float]:
 
 @contextmanager
 def incidents_stored() -> Iterator[list[float]]:
-    """Note when incidents are stored: Unix times at which the transactions that made them were committed."""
+    """Record the Unix times at which transactions that create incidents are committed."""
     stored: list[float] = []
 
     def flushed(session: Session, _: Any) -> None:
@@ -95,12 +95,12 @@ def incidents_stored() -> Iterator[list[float]]:
 
 
 def seconds_until_shown(page: Page, selector: str, hurt: Callable[[], None], stored: list[float]) -> float:
-    """Return how long after it was stored a fault is on the page.
+    """Return the delay from a fault's commit until the page shows it.
 
     Args:
-        page: does not show it yet.
-        selector: of what shows it.
-        hurt: makes the fault; returns when it is stored.
+        page: a page that does not show the fault yet.
+        selector: selector of the element that shows it.
+        hurt: causes the fault; returns when it is stored.
         stored: see `incidents_stored`.
 
     Returns:

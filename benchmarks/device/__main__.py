@@ -1,10 +1,10 @@
-"""What a GPU says of Everstep: `make bench-device`.
+"""Command of the GPU benchmark: `make bench-device`.
 
     python -m benchmarks.device [--quick] [--only PART …] [--gib 8] [--layers 16 --width 1024 …]
 
-A part that is left out keeps what an earlier run on the same device measured, so that parts can be run one by one where
-time is short. Exit code: 0 every row passes or is inconclusive, 1 a row falls short, 2 there is no device, and nothing
-is reported.
+A part that is not run keeps the figures of an earlier run on the same device. So parts can be run one by one where time
+is short. Exit code 0: every row passes or is inconclusive. 1: a row misses its limit. 2: there is no device, and
+nothing is reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODEL = ("layers", "width", "heads", "context", "batch", "accumulate", "warm_up"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write the report, and return the process's exit code."""
+    """Run the benchmark, write the report, and return the exit code."""
     arguments = parse(argv)
     begun = begin()
     say = begun.say
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = report.Run(machine=machine, device=device, outcomes=outcomes, is_quick=arguments.quick)
         report.write(
             run, arguments.json, arguments.document
-        )  # after each part: what comes later may take the process with it
+        )  # write after each part: a later one may crash the process
     say(f"written: {arguments.json} and {arguments.document}")
     for row in run.rows:
         print(report.line(row))
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line's arguments."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.device", description="Capture, restore and every-step snapshots on a GPU."
     )
@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def sizes_of(arguments: argparse.Namespace) -> Sizes:
-    """Return how much is measured."""
+    """Return the sizes and counts of a run."""
     given = {name: value for name in (*MODEL, "order") if (value := getattr(arguments, name)) is not None}
     if arguments.gib is not None:
         given["state_bytes"] = round(arguments.gib * GIB)
@@ -98,18 +98,18 @@ def sizes_of(arguments: argparse.Namespace) -> Sizes:
 
 
 def attempt(part: str, work: Callable[[str], dict[str, Any]], say: Callable[[str], None]) -> Outcome:
-    """Run a part and return what became of it: none takes the others with it.
+    """Run a part and return its outcome; an exception fails this part only.
 
     Args:
-        part: which.
-        work: does it.
-        say: told what is being done.
+        part: name of the part.
+        work: runs the part.
+        say: receives progress messages.
     """
     at, begun = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", time.monotonic()
     say(f"part {part}")
     try:
         found, failure = work(part), ""
-    except Exception as error:  # whatever it is, it is this part's alone
+    except Exception as error:  # any exception fails only this part
         found, failure = None, str(error) if isinstance(error, BenchmarkFailed) else f"{type(error).__name__}: {error}"
         say(f"  part {part} failed: {failure}")
     return Outcome(found=found, failure=failure, at=at, seconds=time.monotonic() - begun)
@@ -119,18 +119,18 @@ def measure(part: str, sizes: Sizes, home: Path, say: Callable[[str], None], *, 
     """Run one part.
 
     Args:
-        part: which.
-        sizes: of it.
-        home: folder for what it leaves; that of an earlier run of it is emptied.
-        say: told what is being done.
-        device: cuda; cpu tries the harness.
+        part: name of the part.
+        sizes: sizes and counts.
+        home: folder for the part's output; emptied first.
+        say: receives progress messages.
+        device: `cuda`; `cpu` tests the harness.
     """
     folder = home / part
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if part != GPT:
         return run_part(part, sizes, folder, device=device)
-    from benchmarks.device import gpt  # the other parts need neither the local cloud nor what it imports
+    from benchmarks.device import gpt  # only this part needs the local cloud and its imports
 
     return gpt.measure(folder, sizes, device=device, say=say)
 

@@ -1,8 +1,7 @@
-"""The part that needs a cluster: a GPT on the device, every step kept on another node by a real agent, beside steps of which none is kept.
+"""The part that needs a cluster: a GPT on the device, with every step kept on another node, beside unprotected steps.
 
-Two nodes on loopback with one rank each, because two copies need a holder that is another node of the job. Rank 0 has
-the device to itself; rank 1 only keeps step (`rank/train.py`). The holder's memory and the line to it are those of one
-machine.
+The job has two nodes on loopback with one rank each, because two copies need a second node. Rank 0 uses the device
+alone; rank 1 only follows its steps (`rank/train.py`). The holder's memory and connection are those of one machine.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PASSED_ON = (
     "NVIDIA_DRIVER_CAPABILITIES",
     "CUDA_HOME",
 )
-"""Of this process's environment, what a rank may need to find the driver; the local cloud hands nothing on by itself."""
+"""Variables that a rank may need to find the GPU driver; the local cloud passes no others on."""
 HYPERPARAMETERS = (
     "layers", "width", "heads", "context", "batch", "accumulate", "warm_up", "order", "block_steps", "verified_steps"
 )  # fmt: skip
@@ -42,16 +41,16 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
     """Run the job once.
 
     Args:
-        home: folder for logs and what the script leaves.
-        sizes: of model and run.
-        device: cuda; cpu tries the harness.
-        say: told what is being done.
+        home: folder for logs and the script's output.
+        sizes: sizes of model and run.
+        device: `cuda`; `cpu` tests the harness.
+        say: receives progress messages.
 
     Returns:
-        What `rows.of_gpt` takes; what was measured before a failure, and the failure, if there was one.
+        Input of `rows.of_gpt`: the figures up to a failure, and the failure if there was one.
 
     Raises:
-        BenchmarkFailed: nothing was measured; says why, and where the logs are.
+        BenchmarkFailed: nothing was measured; names the reason and the log's path.
     """
     slots_bytes = 2 * NODES * sizes.model_bytes * 5 // 4 + 256 * MIB
     cluster = LocalCluster(home / "cluster")
@@ -71,7 +70,7 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
 
 
 def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what the nodes get of an environment: where the driver is, and where this benchmark's own modules are."""
+    """Return the environment for the nodes: the GPU driver's variables and the path of this benchmark's modules."""
     path = os.pathsep.join([str(ROOT), *filter(None, [variables.get("PYTHONPATH")])])
     return {**{name: variables[name] for name in PASSED_ON if name in variables}, "PYTHONPATH": path}
 

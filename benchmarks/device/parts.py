@@ -1,4 +1,4 @@
-"""The parts, and how one is run that needs no cluster: in a process of its own, with a time limit and a folder on tmpfs."""
+"""Runner of the parts without a cluster: each in a process of its own, with a time limit and a folder on tmpfs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MEMORY = Path("/dev/shm")
 GIB = 1024**3
 MIB = 1024**2
 SLOTS: Mapping[str, float] = {CAPTURE: 2.0, RESTORE: 1.0, GRAPH: 2.2}
-"""Of the state's size, what a part puts on tmpfs."""
+"""Space that each part needs on tmpfs, as a multiple of the state's size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes and counts of a run."""
 
     state_bytes: int = 8 * GIB
     rounds: int = 8
@@ -47,7 +47,7 @@ class Sizes:
 
     @property
     def model_bytes(self) -> int:
-        """Of the GPT's parameters and Adam's moments, about."""
+        """Approximate bytes of the GPT's parameters and Adam's moments."""
         blocks = self.layers * (12 * self.width**2 + 13 * self.width)
         return 12 * (blocks + (2 * 128 + self.context + 2) * self.width)
 
@@ -68,10 +68,10 @@ QUICK = Sizes(
 
 
 def probe() -> dict[str, Any]:
-    """Return what there is to know of the device.
+    """Return the identification of the device.
 
     Raises:
-        BenchmarkFailed: there is none; says why.
+        BenchmarkFailed: there is no device; names the reason.
     """
     found = subprocess.run(
         [sys.executable, "-m", "benchmarks.device.rank.probe"], cwd=ROOT, capture_output=True, text=True, timeout=120
@@ -87,21 +87,20 @@ def probe() -> dict[str, Any]:
 
 
 def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path = MEMORY) -> dict[str, Any]:
-    """Run a part, and return what it measured.
+    """Run a part, and return its figures.
 
     Args:
         part: capture, restore or graph.
-        sizes: of it.
-        home: folder for its log.
-        device: cuda; cpu tries the harness.
-        memory: tmpfs.
+        sizes: sizes and counts.
+        home: folder for the part's log.
+        device: `cuda`; `cpu` tests the harness.
+        memory: folder on tmpfs.
 
     Returns:
-        What `rows` takes.
+        Input of `rows`.
 
     Raises:
-        BenchmarkFailed: it did not end well, or there is no room; the message says what it said last, and where its log
-            is.
+        BenchmarkFailed: the part failed, or memory is too small; the message has the last output and the log's path.
     """
     size, rounds = (sizes.graph_bytes, sizes.replays) if part == GRAPH else (sizes.state_bytes, sizes.rounds)
     needed, free = int(SLOTS[part] * size * 1.05) + 64 * MIB, shutil.disk_usage(memory).free
@@ -142,7 +141,7 @@ def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path =
 
 @contextmanager
 def _folder(memory: Path) -> Iterator[Path]:
-    """Give a folder on tmpfs, and take it away again."""
+    """Create a folder on tmpfs for the block, and remove it afterwards."""
     folder = memory / f"everstep-bench-device-{os.getpid()}"
     folder.mkdir(mode=0o700)
     try:

@@ -1,1 +1,1 @@
-"""What runs on the device, each in a process of its own: a CUDA error spoils all that its process does afterwards."""
+"""Programs on the device, each in a process of its own: a CUDA error breaks all later work of its process."""

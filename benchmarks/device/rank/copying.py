@@ -1,10 +1,10 @@
-"""Capture into a slot and restore from it, beside the rate of pinned memory.
+"""Capture into a slot and restore from it, beside the transfer rate of pinned memory.
 
     capture   through the bounce ring (nothing registered) ─▶ registration ─▶ registered: floor, capture, capture, floor, …
-              ─▶ another slot, whose pages nobody has touched: registration ─▶ capture; after each kind every byte is compared
-    restore   floor, restore, restore, floor, … each into a state that has forgotten everything; every byte is compared
+              ─▶ a fresh slot without pages: registration ─▶ capture; after each kind every byte is compared
+    restore   floor, restore, restore, floor, … each into a reset state; every byte is compared
 
-Invariant: a capture copies a state that has changed since the one before: what it found in the slot is no help to it.
+Invariant: the state changes completely between two captures, so earlier content of the slot cannot help a capture.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from benchmarks.device.rank.state import Slot, State, bytes_of
 from everstep.training.copier import Copier
 
 PINNED_BYTES = 1 << 30
-"""Of the buffer that floors copy to and from, at most; they pass over it until they have moved as much as the state has."""
+"""The most bytes of the floors' pinned buffer; floors copy it repeatedly until they have moved the state's size."""
 
 
 @dataclass
 class Captures:
-    """Captures of one kind; seconds."""
+    """Durations of captures of one kind, in seconds."""
 
     seconds: list[float] = field(default_factory=list)
     """Until every byte was in the slot."""
     begin_seconds: list[float] = field(default_factory=list)
-    """For which the training thread was held where the capture began."""
+    """Time for which the start of the capture blocked the training thread."""
     wait_seconds: list[float] = field(default_factory=list)
-    """For which it would have been held after that, had its next change come at once."""
+    """Further time for which the training thread would be blocked if its next change came at once."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """Of the whole process."""
+    """CPU time of the whole process."""
     allocation_count: int = 0
-    """Requests for memory of the device, or pinned, while captures were under way."""
+    """Allocations of device memory or pinned memory during captures."""
     equal: list[bool] = field(default_factory=list)
 
 
 class Floor:
-    """The rate of large copies between pinned memory and the device.
+    """Rate of large copies between pinned memory and the device.
 
     Args:
-        hardware: whose.
-        size: bytes that one measurement moves, about.
+        hardware: the device.
+        size: approximate bytes per measurement.
     """
 
     def __init__(self, hardware: Hardware, size: int) -> None:
@@ -59,11 +59,11 @@ class Floor:
         self.moved_bytes = self._passes * length
 
     def to_host(self) -> float:
-        """Return the seconds of the copies from the device."""
+        """Return the seconds of copies from the device."""
         return self._measure(self._pinned, self._on_device)
 
     def to_device(self) -> float:
-        """Return the seconds of the copies to the device."""
+        """Return the seconds of copies to the device."""
         return self._measure(self._on_device, self._pinned)
 
     def _measure(self, target: torch.Tensor, source: torch.Tensor) -> float:
@@ -76,7 +76,7 @@ class Floor:
 
 
 def order(rounds: int) -> Iterator[str]:
-    """Yield A for a floor and B for what is held against it, ABBA after ABBA, until there are `rounds` of each."""
+    """Yield A for a floor and B for a measurement, in the pattern ABBA, until there are `rounds` of each."""
     for number in range(rounds):
         yield from "AB" if number % 2 == 0 else "BA"
 
@@ -85,24 +85,24 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
     """Measure captures.
 
     Args:
-        hardware: whose memory the state lies in.
-        size: of the state, bytes.
-        rounds: of each kind.
-        folder: on tmpfs, for two slots.
+        hardware: the device that holds the state.
+        size: bytes of the state.
+        rounds: measurements of each kind.
+        folder: folder on tmpfs for two slots.
 
     Returns:
-        What `rows.of_capture` takes.
+        Input of `rows.of_capture`.
     """
     state = State(hardware.device, size)
     slot, registration = Slot(folder / "slot-0", state), Registration()
     copier = hardware.copier(registration)
     result: dict[str, object] = {"payload_bytes": slot.plan.index_offset, "tensors": len(slot.plan.entries)}
     try:
-        result["bounce"] = _kind(hardware, copier, slot, rounds + 1)  # the first one makes the pages
+        result["bounce"] = _kind(hardware, copier, slot, rounds + 1)  # the first capture creates the pages
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()
-        _capture(hardware, copier, slot, Captures())  # both once, uncounted
+        _capture(hardware, copier, slot, Captures())  # warm-up of both
         floors, registered = [], Captures()
         for letter in order(rounds):
             if letter == "A":
@@ -114,7 +114,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         fresh = Slot(folder / "slot-1", state)
         result["cold_registration"] = _register(copier, fresh, registration)
         result["fresh"] = _kind(hardware, copier, fresh, 1)
-    except RuntimeError as error:  # torch's and the driver's; what was measured before it stays
+    except RuntimeError as error:  # errors of torch or the driver; earlier figures stay valid
         result["failure"] = str(error)
     finally:
         copier.close()
@@ -142,13 +142,13 @@ def restore(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
     """Measure restores.
 
     Args:
-        hardware: whose memory the state lies in.
-        size: of the state, bytes.
-        rounds: so many.
-        folder: on tmpfs, for a slot.
+        hardware: the device that holds the state.
+        size: bytes of the state.
+        rounds: number of measurements.
+        folder: folder on tmpfs for a slot.
 
     Returns:
-        What `rows.of_restore` takes.
+        Input of `rows.of_restore`.
     """
     state = State(hardware.device, size)
     slot = Slot(folder / "slot-0", state)

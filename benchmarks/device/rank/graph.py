@@ -1,11 +1,13 @@
-"""A training step that the script captures as a graph while the copier works: does it survive, and are snapshots between its replays whole?
+"""Capture of a training step as a CUDA graph during a snapshot's copy, and snapshots between replays.
 
-    copier: a capture is begun, held ──▶ let go on once the graph's capture is under way ──▶ done, and a slot registered, before that ends
-    graph:  replays, a snapshot begun behind each and waited for before the next: each is compared with a clone of the
-    moment; the weights at the end
-            with those of the same steps made without a graph
+The part checks that the graph survives the copy, and that snapshots between its replays are complete.
 
-Invariant: nothing of the copy ends before the graph's capture has begun, and all of it has ended when that ends.
+    copier: a capture starts and is held ──▶ released once the graph's capture has started ──▶ ends, and a slot is
+            registered, before the graph's capture ends
+    graph:  replays with a snapshot after each; every snapshot is compared with a clone of the state, and the final
+            weights with those of the same steps without a graph
+
+Invariant: no part of the copy ends before the graph's capture has started, and all of it ends before that capture.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ BATCH = 64
 WARM_UP = 3
 PATIENCE_SECONDS = 60.0
 TOLERANCE = 1e-2
-"""Of the largest weight: sums in another order come to less, a step that was not made to more."""
+"""Allowed difference relative to the largest weight: another summation order stays below, a missing step exceeds it."""
 
 
 class Model:
-    """A few layers with a captured step: all its state lies on the device, the optimizer's step counts too.
+    """A few layers with a capturable step; all its state is on the device, including the optimizer's step count.
 
     Args:
-        device: of it.
+        device: the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,34 +48,34 @@ class Model:
         self._optimizer = torch.optim.AdamW(self._net.parameters(), lr=1e-3, capturable=device.type == "cuda")
 
     def step(self) -> None:
-        """Make one step."""
+        """Run one training step."""
         self._optimizer.zero_grad(set_to_none=False)
         torch.nn.functional.mse_loss(self._net(self._inputs), self._targets).backward()
         self._optimizer.step()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return weights, and the optimizer's state."""
+        """Return the weights and the optimizer's state."""
         named = {name: parameter.detach() for name, parameter in self._net.named_parameters()}
         for name, parameter in self._net.named_parameters():
             named |= {f"{name}/{key}": value for key, value in self._optimizer.state[parameter].items()}
         return named
 
     def weights(self) -> torch.Tensor:
-        """Return all weights, float32[n]."""
+        """Return all weights as float32[n]."""
         return torch.cat([parameter.detach().reshape(-1) for parameter in self._net.parameters()])
 
 
 def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[str, object]:
-    """Capture a graph beside a copy, and replay it with snapshots in between.
+    """Capture a graph during a copy, and replay it with snapshots in between.
 
     Args:
-        hardware: whose.
-        size: of the state that is copied while the graph is captured, bytes.
-        replays: of the graph.
-        folder: on tmpfs, for slots.
+        hardware: the device.
+        size: bytes of the state that is copied during the graph's capture.
+        replays: replays of the graph.
+        folder: folder on tmpfs for slots.
 
     Returns:
-        What `rows.of_graph` takes.
+        Input of `rows.of_graph`.
     """
     gate, registration = threading.Event(), Registration()
     state = State(hardware.device, size)
@@ -102,7 +104,8 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
             "registered_bytes": registration.registered_bytes,
         }
         kept = _Kept(model, folder / "slot-2")
-        copier.prepare(kept.memory)  # else the host would wait for the ring, and no order of streams would be shown
+        # otherwise the host would wait for the ring, and the test would not show the order of streams
+        copier.prepare(kept.memory)
         if isinstance(copier, CudaCopier):
             registration.wait(other.mapped_bytes + kept.memory.span[1])
         torn = 0
@@ -110,7 +113,7 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
             replay()
             clones = {name: bytes_of(tensor).clone() for name, tensor in model.tensors().items()}
             between = copier.start(kept.copies(), errors.append)
-            hardware.fence(between)  # the next replay stands behind the copy
+            hardware.fence(between)  # the next replay runs after the copy
             replay()
             between.join()
             torn += not kept.is_equal(clones)

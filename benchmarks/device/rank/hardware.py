@@ -1,8 +1,9 @@
-"""What the parts need of a device.
+"""Device operations of the parts.
 
-`Cuda` is the real one; `Host` runs every line but its calls, and its figures are of no device.
+`Cuda` is a real GPU. `Host` runs the same code without CUDA calls; its figures describe no device.
 
-Invariant: a part asks for nothing else of CUDA, so that what has run on the host has only these calls left to go wrong.
+Invariant: parts use CUDA only through this module. So code that was tested on the host can fail on a GPU only in these
+calls.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from everstep.training.cuda_copier import CudaCopier, CudaDevice
 
 CUDA, HOST = "cuda", "cpu"
 SYNCHRONIZING = "synchronizing CUDA operation"
-"""In torch's warning of a call that waits for the device."""
+"""Text in torch's warning about a call that waits for the device."""
 REGISTRATION_SECONDS = 120.0
 
 
 class Registration:
-    """What a copier registers, and how long each piece takes it. Written by the copier's thread."""
+    """Log of the memory that a copier registers, with the duration of each piece. Written by the copier's thread."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, float]] = []
-        """(bytes, seconds)."""
+        """(bytes, seconds) of each piece."""
         self.refused_bytes = 0
         self._changed = threading.Condition()
 
     def add(self, size: int, seconds: float, *, is_taken: bool) -> None:
-        """Note a piece."""
+        """Record a piece."""
         with self._changed:
             if is_taken:
                 self.pieces.append((size, seconds))
@@ -47,14 +48,14 @@ class Registration:
 
     @property
     def registered_bytes(self) -> int:
-        """So far."""
+        """Bytes registered so far."""
         return sum(size for size, _ in self.pieces)
 
     def wait(self, size: int) -> None:
-        """Return when so many bytes are registered.
+        """Wait until this many bytes are registered.
 
         Raises:
-            RuntimeError: the driver refused a piece, or it takes too long.
+            RuntimeError: the driver refused a piece, or registration takes too long.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.refused_bytes or self.registered_bytes >= size, REGISTRATION_SECONDS)
@@ -64,12 +65,12 @@ class Registration:
 
 
 class WatchedDevice(CudaDevice):
-    """The product's device, watched: registration is timed, and copies can be held up until something has begun.
+    """The product's device with instrumentation: registration is timed, and copies can be delayed.
 
     Args:
-        index: of the device.
-        registration: where pieces are noted.
-        gate: waited for before each copy.
+        index: index of the device.
+        registration: receives each registered piece.
+        gate: awaited before each copy.
     """
 
     def __init__(self, index: int, registration: Registration, gate: Callable[[], object]) -> None:
@@ -89,17 +90,17 @@ class WatchedDevice(CudaDevice):
 
 
 class Timeline(Protocol):
-    """Moments of the training stream."""
+    """Time marks on the training stream."""
 
     def mark(self) -> None:
-        """Note where the stream will be when it comes here. Waits for nothing."""
+        """Record a mark at the stream's present position, without waiting."""
 
     def seconds(self) -> list[float]:
-        """Return the times between neighbouring marks, and forget them. Waits for the device."""
+        """Wait for the device, return the times between neighbouring marks, and clear them."""
 
 
 class Hardware(Protocol):
-    """A device and what is asked of it."""
+    """A device and the operations that the parts need."""
 
     device: torch.device
 
@@ -107,34 +108,34 @@ class Hardware(Protocol):
         """Return the product's copier for this device."""
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Return pinned host memory, uint8[size]."""
+        """Return pinned host memory as uint8[size]."""
 
     def synchronize(self) -> None:
-        """Wait for all of the device's work."""
+        """Wait for all work on the device."""
 
     def allocation_count(self) -> int:
-        """Return how often memory of the device, or pinned memory, was asked for in this process so far."""
+        """Return the number of allocations of device or pinned memory in this process."""
 
     def free_bytes(self) -> int:
         """Return the device's free memory."""
 
     def timeline(self) -> Timeline:
-        """Return an empty one."""
+        """Return an empty timeline."""
 
     def synchronizations(self) -> AbstractContextManager[list[str]]:
-        """Collect what calls that wait for the device say, by torch's own watch."""
+        """Collect torch's warnings about calls that wait for the device."""
 
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
-        """Make `step` so many times, then capture it as a graph; `during` is called while the capture is under way.
+        """Run `step` this many times, then capture it as a graph; `during` is called during the capture.
 
-        Return what replays it.
+        Return a function that replays the graph.
         """
 
     def fence(self, ticket: CopyTicket) -> None:
-        """Let what the training stream is given from now on come behind a copy, as the guard does."""
+        """Order later work of the training stream after a copy, as the product's guard does."""
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context of forward."""
+        """Return the autocast context of the forward pass."""
 
 
 class _CudaTimeline:
@@ -157,7 +158,7 @@ class Cuda:
     """A GPU.
 
     Args:
-        index: of the device.
+        index: index of the device.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -201,7 +202,7 @@ class Cuda:
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
         side = (
             torch.cuda.Stream()
-        )  # as torch's documentation has it: on the stream that training uses, backward would remember that one
+        )  # as torch's documentation recommends: on the training stream, backward would keep a reference to that stream
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(warm_up):
@@ -233,10 +234,10 @@ class _HostTimeline:
 
 
 class Host:
-    """Host memory, for tests.
+    """Host memory in place of a GPU, for tests.
 
     Args:
-        make_copier: what stands for the device's copier.
+        make_copier: returns a replacement for the device's copier.
     """
 
     def __init__(
@@ -273,14 +274,14 @@ class Host:
         return step
 
     def fence(self, ticket: CopyTicket) -> None:
-        ticket.join()  # the host has no stream in which a step could stand behind it
+        ticket.join()  # the host has no streams to order
 
     def autocast(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 
 
 def hardware_of(name: str) -> Hardware:
-    """Return the hardware of that name.
+    """Return the hardware of this name.
 
     Raises:
         RuntimeError: torch sees no such device.

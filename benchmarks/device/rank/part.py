@@ -1,4 +1,7 @@
-"""One part in a process of its own: `python -m benchmarks.device.rank.part capture|restore|graph --device cuda …`; the result is a JSON file."""
+"""Program that runs one part: `python -m benchmarks.device.rank.part capture|restore|graph --device cuda …`.
+
+The result is a JSON file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ PARTS: dict[str, Callable[[Hardware, int, int, Path], dict[str, object]]] = {
 
 
 def main() -> None:
-    """Measure, and leave the result."""
+    """Run the part, and write the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device.rank.part")
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--device", choices=(CUDA, HOST), required=True)

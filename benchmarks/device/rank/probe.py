@@ -1,6 +1,6 @@
-"""Which device there is, as JSON on stdout; ends with 1 and a sentence where there is none.
+"""Identification of the device as JSON on stdout; without a device, exit code 1 and a message.
 
-A process of its own: the harness keeps torch out.
+This runs in a process of its own, so that the harness need not import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNKNOWN = "unknown"
 
 
 def told_by_driver() -> dict[str, str]:
-    """Return what nvidia-smi says of the first device; `UNKNOWN` for what it does not."""
+    """Return nvidia-smi's facts about the first device; `UNKNOWN` for a missing fact."""
     program = shutil.which("nvidia-smi")
     answers = [UNKNOWN] * len(QUERY)
     if program is not None:
@@ -31,7 +31,7 @@ def told_by_driver() -> dict[str, str]:
 
 
 def main() -> int:
-    """Look, and say."""
+    """Print the identification."""
     try:
         import torch
     except ImportError as error:

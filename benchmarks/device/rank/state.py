@@ -1,7 +1,7 @@
-"""A model and its optimizer of a chosen size as the session sees them, and slots for them, without an agent.
+"""A model and its optimizer of a chosen size, as a session registers them, with slots but without an agent.
 
-Invariant: what captures and restores is the product's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`,
-`read_snapshot`. Only the header is written here, which the agent writes elsewhere.
+Invariant: the code under test is the product's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`,
+`read_snapshot`. Only the slot's header is written here; elsewhere the agent writes it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ RUN = "d" * 32
 WIDTH = 2048
 BLOCK = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), *((WIDTH,),) * 4)
 SMALL = (16, 64, 256, 1024, 4096)
-"""Elements of small parameters: norms, biases, gates."""
+"""Element counts of small parameters such as norms, biases and gates."""
 SMALL_COUNT = 1000
 BYTES_A_PARAMETER = 12
-"""fp32, and Adam's two moments."""
+"""Bytes per parameter: fp32 and Adam's two moments."""
 SHARE_OF_SMALL = 0.05
-"""Of a state that is itself small, what small parameters take at most."""
+"""The largest share of small parameters in a state that is itself small."""
 
 
 def shapes(size: int) -> Iterator[tuple[int, ...]]:
-    """Yield parameters' shapes of a state of at least `size` bytes: whole blocks of a transformer as far as they fit, and many small ones."""
+    """Yield parameter shapes for a state of at least `size` bytes.
+
+    These are whole transformer blocks as far as they fit, and many small parameters.
+    """
     elements = -(-size // BYTES_A_PARAMETER)
     small = 0
     for number in range(SMALL_COUNT):
@@ -54,11 +57,11 @@ def shapes(size: int) -> Iterator[tuple[int, ...]]:
 
 
 class State:
-    """Parameters under Adam after its first step, registered as a session registers them.
+    """Parameters with Adam after its first step, registered as a session registers them.
 
     Args:
-        device: of all but Adam's step counts, which lie on the host.
-        size: of the state in bytes, at least.
+        device: device of all tensors except Adam's step counts, which are on the host.
+        size: minimal bytes of the state.
     """
 
     def __init__(self, device: torch.device, size: int) -> None:
@@ -76,11 +79,11 @@ class State:
         self.optimizer.step()
 
     def observe(self) -> Observed:
-        """Return the state of the moment."""
+        """Return a description of the present state."""
         return self.rank_state.observe()
 
     def forget(self) -> None:
-        """Leave what a rank has that was started anew: other parameters, and no moments."""
+        """Reset to the state of a restarted rank: other parameters, and no moments."""
         for parameter in self.model:
             parameter.grad = None
             with torch.no_grad():
@@ -88,7 +91,7 @@ class State:
         self.optimizer.state.clear()
 
     def live(self) -> dict[str, torch.Tensor]:
-        """Return the live tensors by the names that they have in a slot."""
+        """Return the live tensors by their names in a slot."""
         return {item.name: item.tensor.detach() for items in self.observe().lists for item in items}
 
 
@@ -96,8 +99,8 @@ class Slot:
     """A slot file for a state.
 
     Args:
-        path: of the file, on tmpfs; made here, without pages.
-        state: that it is for.
+        path: path on tmpfs; the file is created without pages.
+        state: the state to store.
     """
 
     def __init__(self, path: Path, state: State) -> None:
@@ -112,11 +115,11 @@ class Slot:
 
     @property
     def mapped_bytes(self) -> int:
-        """Header and all."""
+        """Bytes of the mapping, including the header."""
         return self.memory.span[1]
 
     def copies(self) -> Copies:
-        """Return what a capture of the moment copies."""
+        """Return the copies of a capture of the present state."""
         observed = self.state.observe()
         assert self.plan.fits(observed.tensors)
         return Copies([item.tensor.detach() for item in observed.tensors], self.memory.views(self.plan))
