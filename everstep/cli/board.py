@@ -89,7 +89,7 @@ def picture(board: Board, now: datetime, width: int) -> RenderableType:
 
 
 def _pace(before: Pace | None, boundary: int, now: datetime) -> Pace:
-    if before is None or boundary < before.boundary:  # a new generation restarted from an older step
+    if before is None or boundary < before.boundary:  # A new generation restarted from an older step.
         return Pace(now, boundary)
     spent = (now - before.since).total_seconds()
     return before if spent < RATE_SECONDS else Pace(now, boundary, (boundary - before.boundary) / spent)

@@ -246,7 +246,7 @@ def connect(**options: Any) -> Iterator[Service]:
     Yields:
         The client.
     """
-    from everstep import failures, sdk  # slow: imports botocore, unused by --help
+    from everstep import failures, sdk  # `--help` needs no botocore, whose import is slow
 
     service = sdk.client(**options)
     try:
@@ -258,7 +258,7 @@ def connect(**options: Any) -> Iterator[Service]:
 
 @contextmanager
 def _exchanges_on_stderr() -> Iterator[None]:
-    import logging  # slow: unused by --help
+    import logging  # a local import keeps `--help` fast
 
     from everstep import exchanges
 
@@ -295,14 +295,14 @@ def searched(body: Json, query: str | None) -> Any:
 
 
 def _compiled(query: str) -> Any:
-    import jmespath  # slow: unused by --help
+    import jmespath  # a local import keeps `--help` fast
 
     return jmespath.compile(query)
 
 
 @contextmanager
 def _refusing(query: str) -> Iterator[None]:
-    from jmespath.exceptions import JMESPathError  # slow: unused by --help
+    from jmespath.exceptions import JMESPathError  # a local import keeps `--help` fast
 
     try:
         yield
@@ -351,7 +351,7 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
     def run(**given: Any) -> None:
         try:
             obey(given)
-        except BrokenPipeError:  # `| head` closes the pipe; click would report this as a failure
+        except BrokenPipeError:  # `| head` closes the pipe. click would report this as a failure.
             leave_stdout()
             raise typer.Exit(0) from None
         except OSError as error:
@@ -366,7 +366,7 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
         output, query = said["output"], said["query"]
         if query is not None:
             with _refusing(query):
-                _compiled(query)  # reject an invalid query before the service is called
+                _compiled(query)  # rejects an invalid query before the service is called
         with ExitStack() as stack:
             if "pages" in own:
                 given["pages"] = Pages(

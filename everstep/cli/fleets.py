@@ -111,7 +111,8 @@ def create(
             f"Change this of {auto_scaling_group}, and let Everstep keep it as the fleet {name}?", yes=yes
         ):
             raise typer.Exit(FAILED)
-        request["ExpectedChanges"] = changes  # the service refuses if the changes differ from the ones shown
+        # The service refuses if the changes differ from those that the user confirmed.
+        request["ExpectedChanges"] = changes
     created: Json = service.create_fleet(**request)
     made = sum(change["Applies"] == "Now" for change in created["Changes"])
     told = (
@@ -247,7 +248,7 @@ def join_token(
     The token may be created before the fleet.
     """
     token = service.create_join_token(FleetName=name, **without_none(ExpiresInSeconds=expires_in_seconds))
-    # an environment variable: every process of the node could read an option
+    # An environment variable, because every process of the node could read a command-line option.
     how = "EVERSTEP_JOIN_TOKEN=TOKEN everstep agent --control-plane-url URL"
     return Shown(token, token["JoinToken"], f"It is shown this once. User data: {how}")
 

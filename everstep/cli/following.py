@@ -63,7 +63,7 @@ def events(
         return streams[0]
 
     def has_spoken() -> bool:
-        return streams[0].last_event_id is not None  # the service first sends the reader's position
+        return streams[0].last_event_id is not None  # the service begins every stream with the reader's position
 
     yield from kept_up(connect, is_over=lambda: False, has_spoken=has_spoken, pause=pause, monotonic=monotonic)
 
@@ -94,7 +94,7 @@ def kept_up(
     Raises:
         ServiceFailed: the service refuses the request or has sent nothing for a minute.
     """
-    from urllib3.exceptions import HTTPError  # slow: imports botocore, unused by --help
+    from urllib3.exceptions import HTTPError  # a local import keeps `--help` fast
 
     from everstep import failures
 
@@ -111,7 +111,7 @@ def kept_up(
                 finally:
                     stream.close()
                     if has_given or has_spoken():
-                        heard_at = monotonic()  # the connection was alive until now
+                        heard_at = monotonic()  # The connection carried data, so it was alive until now.
                 if is_over():
                     return
         except HTTPError as error:

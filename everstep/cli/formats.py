@@ -56,10 +56,11 @@ def rendered(value: Value, output: OutputFormat, *, is_one_of_many: bool = False
     if output is OutputFormat.JSON:
         return json.dumps(value, indent=None if is_one_of_many else 2)
     if output is OutputFormat.YAML:
-        import yaml  # slow: unused by --help
+        import yaml  # a local import keeps `--help` fast
 
         document: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, explicit_start=is_one_of_many)
-        return document.removesuffix("\n").removesuffix("\n...")  # PyYAML ends a scalar document with this mark
+        # PyYAML ends a document that is a single scalar with `...`
+        return document.removesuffix("\n").removesuffix("\n...")
     return "\n".join(text_lines(value))
 
 

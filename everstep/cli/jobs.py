@@ -232,7 +232,7 @@ def submit(
             planned, plan, f"{name} can run as asked; nothing was started. next: the same command without --dry-run"
         )
     if planned and query is None:
-        show(plan)  # shown before the request, so that a refusal follows the plan that it refuses
+        show(plan)  # Print the plan first, so that a refusal by the service appears below it.
     created = service.create_training_job(**request)
     shape = (planned["Plan"]["NodeCount"], planned["Plan"]["RanksPerNode"]) if planned else (0, 0)
     ranks = f"{counted(shape[0], 'node')} × {counted(shape[1], 'rank')}" if planned else ""

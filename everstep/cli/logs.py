@@ -84,7 +84,7 @@ def read(service: Any, name: str, query: Json) -> Iterator[Json]:
 
 def _answered_at(page: Json) -> datetime:
     """Return the service's time of an answer, rounded up to the next full second."""
-    from email.utils import parsedate_to_datetime  # slow: unused by --help
+    from email.utils import parsedate_to_datetime  # a local import keeps `--help` fast
 
     told = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return (parsedate_to_datetime(told) if told else datetime.now(UTC)) + timedelta(seconds=1)

@@ -126,7 +126,7 @@ def main() -> None:
     try:
         app()
     except EverstepError as error:
-        from everstep.cli.output import tell  # slow: rich's tables are unused by --help
+        from everstep.cli.output import tell  # a local import keeps `--help` fast
 
         sys.exit(tell(error))
     except KeyboardInterrupt:

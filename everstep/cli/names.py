@@ -21,7 +21,7 @@ Offer = Callable[[typer.Context, str], list[str]]
 
 def _names(operation: str, query: str) -> Offer:
     def offer(context: typer.Context, incomplete: str) -> list[str]:
-        from everstep import sdk  # slow: imports botocore, unused by --help
+        from everstep import sdk  # a local import keeps `--help` fast
 
         try:
             given = context.params

@@ -129,7 +129,7 @@ _add("hold", "Keep an idle node out of use until it is released.")
     asks=lambda given: f"Revoke the session of {given['node_id']} and let the node join once more?",
 )
 def reset_session(service: Service, node_id: NodeId, reason: Reason = "") -> Shown:
-    """Revoke the session of a node's agent; the node may join once more with a join token."""
+    """Revoke the session of a node's agent. The agent may join once more with a join token."""
     node = service.reset_node_session(NodeId=node_id, Reason=reason)
     return Shown(node, f"the session of {node_id} is revoked; the node may join once more")
 

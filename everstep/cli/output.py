@@ -53,7 +53,7 @@ class Rows:
     rows: Sequence[Json]
     columns: Columns
     empty: str
-    """Text for stderr if there are no rows."""
+    """Text that replaces a table without rows. It goes to stderr."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def named(request: Request, *, now: datetime | None = None, token: str | None = 
         re.sub(r"[^A-Za-z0-9]+", "-", Path(str(request.get("EntryPoint", "job"))).stem).strip("-")[:32].strip("-")
         or "job"
     )
-    import secrets  # slow: unused by --help
+    import secrets  # a local import keeps `--help` fast
 
     when = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
     return {
@@ -268,9 +268,9 @@ def _as_text(value: Any) -> Any:
 
 
 def _of_yaml(text: str, where: str) -> tuple[Any, Any]:
-    import yaml  # slow: unused by --help
+    import yaml  # a local import keeps `--help` fast
 
     try:
-        return yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)  # BaseLoader keeps every scalar as text
+        return yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)  # BaseLoader returns every scalar as text
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{where} is neither JSON nor YAML: {' '.join(str(error).split())}") from error

@@ -110,7 +110,7 @@ def lines(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) -
 def _line(row: Sequence[str], chosen: Mapping[int, int], style: str) -> Text:
     line = Text()
     for number, size in chosen.items():
-        cell = Text(row[number], style=style)  # a Text, because rich would interpret a str from users as markup
+        cell = Text(row[number], style=style)  # a Text, because rich would interpret markup in a str
         cell.truncate(size, overflow="ellipsis", pad=True)
         line.append(GAP if line.cell_len else "")
         line.append_text(cell)

@@ -44,7 +44,7 @@ def live(service: Any, name: str | None, console: Console) -> None:
     arrived: queue.SimpleQueue[Json] = queue.SimpleQueue()
 
     def read() -> None:
-        # The board keeps polling without events and shows the reason of a failure.
+        # Ignored here: the board keeps polling without events and shows the failure itself.
         with suppress(ServiceFailed):
             for event in following.events(service, without_none(TrainingJobName=name)):
                 arrived.put(event)
@@ -91,6 +91,6 @@ def boards(
             seen = board.in_trouble(seen, "the service does not answer")
         yield seen, now()
         event = wait(LOOK_SECONDS)
-        while event is not None:  # one poll covers all events that are waiting
+        while event is not None:  # takes all waiting events before the next poll
             seen = board.told(seen, event)
             event = wait(0)

@@ -47,7 +47,7 @@ def ended(
         WaitTimedOut: the job has not ended within `timeout_seconds`.
         ServiceFailed: the service refuses the request or has not answered for a minute.
     """
-    from everstep import failures  # slow: imports botocore, unused by --help
+    from everstep import failures  # a local import keeps `--help` fast
 
     started_at = seen_at = monotonic()
     while True:

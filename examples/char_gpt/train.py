@@ -83,9 +83,8 @@ def warm_up_then_cosine(step: int) -> float:
     return 0.55 + 0.45 * math.cos(math.pi * min(1.0, (step - warm_up) / max(1, settings.steps - warm_up)))
 
 
-warnings.filterwarnings(
-    "ignore", category=FutureWarning, module="torch"
-)  # DeepSpeed uses deprecated names of collectives
+# DeepSpeed uses deprecated names of collectives.
+warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 deepspeed.init_distributed("gloo")
@@ -111,7 +110,7 @@ dataset = StandardLibrary(settings.context, settings.text_bytes)
 sampler = DistributedSampler(dataset, world_size, rank, seed=settings.seed, drop_last=True)
 loader = DataLoader(dataset, batch_size=settings.batch, sampler=sampler, drop_last=True)
 losses = Losses()
-torch.manual_seed(settings.seed + rank)  # a different dropout on each rank
+torch.manual_seed(settings.seed + rank)  # each rank draws different dropout masks
 
 session = everstep.training.init(engine=engine, data=loader, extra={"losses": losses})
 for inputs, targets in session.batches(until_step=settings.steps):

@@ -55,7 +55,7 @@ class Demo:
         self.console = console
         self.begun = time.monotonic()
 
-    # -- progress
+    # -- progress output
 
     def say(self, text: str) -> None:
         """Print one line with the time since the start."""
@@ -162,7 +162,7 @@ class Demo:
         self.say(f"[red]killed[/] rank {rank} (pid {pid}, SIGKILL) on {description['NodeIds'][rank]}")
 
     def terminate_instance(self, job: str) -> None:
-        """Terminate one EC2 instance without its Auto Scaling group."""
+        """Terminate one EC2 instance directly, bypassing its Auto Scaling group."""
         description = self.wait("more steps", job, lambda seen: seen["CommittedStep"] >= SECOND_FAULT_STEP)
         victim = description["NodeIds"][1]
         self.cluster.inject(Terminate(target=victim))
@@ -188,12 +188,11 @@ class Demo:
             f"checkpoint of step {protection['LastCheckpoint']['Step']} is in S3; shard holders read from "
             "DescribeProtection"
         )
-        self.cluster.aws("ec2").terminate_instances(
-            InstanceIds=victims
-        )  # one call, because Everstep would react to two separate faults one after the other
+        # A single call, so that Everstep does not react to the first loss before the second.
+        self.cluster.aws("ec2").terminate_instances(InstanceIds=victims)
         self.say(f"[red]terminated[/] both holders of one group at once: {', '.join(victims)}")
 
-    # -- sequence
+    # -- the complete demo
 
     def run(self) -> dict[str, Any]:
         """Run the whole demo and return the report.
@@ -321,9 +320,8 @@ def main() -> int:
     HOME.mkdir(parents=True)
     cluster = LocalCluster(HOME / "cluster", progress=Steps(console))
     console.print(f"[bold]Everstep demo[/]: {NODES} nodes, {SPARES} spare, one training job, three failures")
-    signal.signal(
-        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # raises SystemExit, so that the cluster is ended
+    # Raise SystemExit, so that the cluster is ended.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with cluster:
             cluster.up(ClusterOptions(nodes=NODES, spares=SPARES))

@@ -41,7 +41,7 @@ console = Console(stderr=True, highlight=False)
 
 
 class Network(StrEnum):
-    """The network that connects instances."""
+    """The kind of network that connects the instances."""
 
     LOOPBACK = "loopback"
     NAMESPACES = "namespaces"
@@ -80,9 +80,8 @@ def up(
     """Start a local AWS, a control plane and a fleet, and wait until its nodes have connected."""
     from infra.local_cloud.up import ClusterOptions, LocalCluster
 
-    signal.signal(
-        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # raises SystemExit, so that `up` ends the parts it has started
+    # Raise SystemExit, so that `up` ends the parts that it has started.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     began = time.monotonic()
     cluster = LocalCluster(state_dir, progress=_Printed())
     cluster.up(
@@ -209,7 +208,7 @@ def serve(
     write_private(ready_file, json.dumps(ready).encode())
     cloud.run()
     logging.shutdown()
-    os._exit(0)  # skip the interpreter's teardown, which would spend seconds on freeing moto's objects
+    os._exit(0)  # Skip the interpreter's teardown, which would spend seconds on freeing moto's objects.
 
 
 class _Printed:

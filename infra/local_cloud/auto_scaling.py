@@ -62,7 +62,7 @@ ALL_PROTECTED: Final = (
 
 @dataclass(slots=True)
 class _Wait:
-    """A lifecycle hook that holds a member."""
+    """The hold of a lifecycle hook on a member, with its deadlines in monotonic seconds."""
 
     hook: LifecycleHook
     deadline: float
@@ -475,7 +475,7 @@ class AutoScaling:
     def _tell(self, group: FakeAutoScalingGroup, instance_id: str, activity: Activity, *, is_launch: bool) -> None:
         is_success = activity.status_code != "Failed"
         detail = {
-            # AWS's examples of a successful launch contain InProgress.
+            # InProgress, as in AWS's documented example of a successful launch.
             "StatusCode": "InProgress" if is_success else "Failed",
             "Description": activity.description,
             "AutoScalingGroupName": group.name,

@@ -36,7 +36,7 @@ INSUFFICIENT_CAPACITY: Final = (
     "({zone}). Our system will be working on "
     "provisioning additional capacity."
 )
-"""AWS's message. Source: EC2 User Guide, instance launch issues."""
+"""AWS's message for a launch without capacity. Source: EC2 User Guide, instance launch issues."""
 StatusCheck = Literal["instance", "system"]
 End = Literal["terminate", "stop", "reboot"]
 REASONS: Final = {
@@ -110,7 +110,7 @@ class Life:
     ended_at: float | None = None
     slot_free_at: float = 0.0
     told: str = ""
-    """The state that was last announced."""
+    """The last announced state; empty before the first."""
     failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
     """Failing status checks, with the start of each failure."""
     scheduled: tuple[ScheduledEvent, ...] = ()
@@ -248,7 +248,7 @@ class Ec2:
         return list(self._lives)
 
     def owner(self, backend: EC2Backend) -> Owner:
-        """Return the account and region of a backend."""
+        """Return the account and region of moto's backend."""
         return Owner(backend.account_id, backend.region_name)
 
     def plan(self, instance_id: str, how: End, reason: str, seconds: float) -> Plan:

@@ -83,7 +83,7 @@ class BlockEnd(_OnInstance, frozen=True):
 
 
 class Terminate(_OnInstance, frozen=True):
-    """Terminate an instance without its Auto Scaling group."""
+    """Terminate an instance directly, bypassing its Auto Scaling group."""
 
 
 class Crash(_OnInstance, frozen=True):
@@ -91,7 +91,7 @@ class Crash(_OnInstance, frozen=True):
 
 
 class FailStatus(_OnInstance, frozen=True):
-    """Fail a status check of a healthy instance."""
+    """Let a status check of a healthy instance fail."""
 
     check: Annotated[StatusCheck, msgspec.Meta(description="status check that fails")] = "instance"
 
@@ -166,7 +166,7 @@ class KillControlPlane(_Fault, frozen=True):
 
 
 class Hang(_OnInstance, frozen=True):
-    """SIGSTOP one rank."""
+    """SIGSTOP one rank, so that it hangs."""
 
     rank: RankNumber = None
 
@@ -227,7 +227,7 @@ LASTING: Final = WARNINGS | {
     "throttle", "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
     "fail-status", "hang", "fill-memory", "xid", "partition", "slow-network",
 }  # fmt: skip
-"""Faults that last until they are cleared."""
+"""Kinds of faults that last until they are cleared."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,7 +85,7 @@ CONDITIONS_OF: Final = {
     "slots-taken": ("slot_release_seconds",),
     "bad-events": ("event_delay_seconds", "event_double_share", "event_drop_share"),
 }
-"""Fields of the conditions that each fault changes."""
+"""Fields of `Conditions` that each fault changes. `clear` restores them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +104,13 @@ class Places:
 
 @dataclass(slots=True)
 class _Lasting:
-    """Effects that last until they are cleared."""
+    """Effects of lasting faults, as far as `clear` needs them."""
 
     stopped: list[Process] = field(default_factory=list)
     ballooned: set[str] = field(default_factory=set)
     sick_gpus: dict[str, dict[int, Gpu]] = field(default_factory=dict)
     suspended: set[str] = field(default_factory=set)
-    """ARNs of groups."""
+    """ARNs of the groups whose process Launch a fault suspended."""
 
 
 class Injector:
@@ -246,7 +246,7 @@ class Injector:
             if target not in ("", instance_id):
                 continue
             if network and fault == "partition" and link.cut_from != set():
-                counters = network.counters(instance_id)  # read before `cut` removes the counters
+                counters = network.counters(instance_id)  # `cut` with no addresses removes the counters
                 network.cut(instance_id, ())
                 said.append(
                     f"{instance_id} is reached again; {counters['dropped_to'] + counters['dropped_from']} "

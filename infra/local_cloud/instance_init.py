@@ -36,7 +36,8 @@ def memory_directory(instance_id: str) -> Path:
 def remove_memory(instance_id: str) -> None:
     """Remove an instance's tmpfs directory, and unmount the tmpfs that its agent may have mounted there."""
     directory = memory_directory(instance_id)
-    ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_DETACH)  # usually nothing is mounted; the failure is harmless
+    # Fails if nothing is mounted, which is the usual case.
+    ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_DETACH)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -50,9 +51,8 @@ def remove_cgroups(instance_id: str) -> None:
     ):
         folder = Path(root, own.get(controllers, "/").lstrip("/"), memory_directory(instance_id).name)
         for cgroup in (*folder.glob("*/"), folder):
-            with contextlib.suppress(
-                OSError
-            ):  # missing, or a killed process still exits; the next instance of this id removes the cgroup
+            # The cgroup is missing, or a killed process has not exited yet. The instance's next end removes it.
+            with contextlib.suppress(OSError):
                 cgroup.rmdir()
 
 
@@ -67,12 +67,12 @@ def main(arguments: list[str]) -> int:
         if libc.prctl(option, int(value), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), f"prctl({option})")
     if os.getppid() != parent_pid:
-        return 1  # the local cloud died before prctl took effect
+        return 1  # the local cloud died before PR_SET_PDEATHSIG was set
     user_data_pid = os.posix_spawn(script, [script], os.environ, setsigmask=[], setsigdef=AWAITED)
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
         _reap(user_data_pid, exit_file(Path(script)))
     kill_descendants(os.getpid())
-    _reap(user_data_pid, told_in=None)  # no exit file: the user data ends together with its machine
+    _reap(user_data_pid, told_in=None)  # writes no exit file, because the user data ends together with its machine
     remove_memory(instance_id)
     remove_cgroups(instance_id)
     return 0

@@ -148,7 +148,7 @@ class InstanceRunner:
         if self._network:
             self._network.detach(instance_id)
         remove_memory(instance_id)
-        exit_file(self._script(instance_id)).unlink(missing_ok=True)  # an exit file exists only for running machines
+        exit_file(self._script(instance_id)).unlink(missing_ok=True)  # Only a running machine may have an exit file.
         log.info("%s is gone with %d processes", instance_id, count)
 
     def _script(self, instance_id: str) -> Path:

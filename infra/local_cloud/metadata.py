@@ -56,7 +56,7 @@ class MetadataService:
         return f"http://{host}:{port}"
 
     def close(self, instance_id: str) -> None:
-        """Stop to serve an instance's metadata. Idempotent."""
+        """Stop serving an instance's metadata. Idempotent."""
         listening = self._endpoints.pop(instance_id, None)
         if listening:
             listening.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread

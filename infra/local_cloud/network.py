@@ -77,7 +77,7 @@ def remove(name: str) -> int:
     Idempotent. Also removes the leftovers of a crash.
     """
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        return 0  # without root or ip, no network can exist
+        return 0  # without root or `ip`, this user cannot have created a network
     links = json.loads(_run("ip", "-json", "link", "show"))
     for link in sorted((str(link["ifname"]) for link in links), reverse=True):
         if link == name or link.startswith(f"{name}p"):
@@ -363,7 +363,7 @@ def _shaping(device: str, *, rate: str, dropped: Iterable[str]) -> list[str]:
         f"qdisc add dev {device} root handle 1: htb default 10",
         f"class add dev {device} parent 1: classid 1:10 htb rate {rate} quantum 60000",
         f"class add dev {device} parent 1: classid 1:20 htb rate {rate} quantum 60000",
-        # a queue too small for any packet, so it drops all
+        # too small for any packet: drops all
         f"qdisc add dev {device} parent 1:20 handle 20: bfifo limit 1",
         *(f"filter add dev {device} parent 1: protocol ip u32 {match} flowid 1:20" for match in dropped),
     ]

@@ -162,7 +162,7 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
             try:
                 os.posix_fallocate(descriptor, size, piece)
             except OSError:
-                break  # full, as intended
+                break  # the memory is full
             size += piece
     finally:
         os.close(descriptor)
@@ -209,7 +209,8 @@ def _pieces(most_bytes: int | None) -> Iterator[int]:
 
 
 def _rank(init_pid: int, rank: int | None) -> tuple[int, Process]:
-    # Parents precede their children, and children of a rank also look like the rank.
+    # Child processes of a rank also match `rank_of`. The stable sort keeps the rank itself first, because parents
+    # precede children.
     running = [(number, process) for process in descendants(init_pid) if (number := rank_of(process.pid)) is not None]
     for number, process in sorted(running, key=lambda one: one[0]):
         if rank in (None, number):

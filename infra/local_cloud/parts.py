@@ -36,7 +36,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def process(self) -> Process:
-        """The process, alive or not."""
+        """The recorded process, which may have ended."""
         return Process(self.pid, self.start_ticks)
 
 

@@ -167,7 +167,7 @@ def marked_with(variable: str, value: str) -> list[Process]:
             continue
         try:
             variables = Path("/proc", entry, "environ").read_bytes().split(b"\0")
-        except OSError:  # ended, a kernel thread, or another user's process
+        except OSError:  # the process ended, is a kernel thread, or belongs to another user
             continue
         if wanted in variables and (process := identify(int(entry))) and process.is_alive:
             found.append(process)

@@ -100,7 +100,7 @@ class Silent:
     """A `Progress` that shows nothing."""
 
     def step(self, title: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Do nothing."""
+        """Return a context manager that does nothing."""
         return contextlib.nullcontext()
 
 
@@ -188,7 +188,7 @@ class LocalCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.down(of_run=self._run)  # not an earlier cluster, whose presence may have made `up` fail
+        self.down(of_run=self._run)  # Only this run: `up` may have failed because an earlier cluster was still up.
         if self._guardian is not None:
             self._guardian.dismiss()
 
@@ -214,7 +214,7 @@ class LocalCluster:
                 raise PreflightFailed(
                     f"a local cloud is up already in {self.state_dir}: use it, or `everstep local down` first"
                 )
-            self._end_all()  # leftovers of a crash
+            self._end_all()  # removes the leftovers of a crash
             write_private(self._run_file, self._run.encode())
             try:
                 self._start(options)
@@ -239,7 +239,7 @@ class LocalCluster:
             self._end_marked()
             network.remove(network.network_name(self.state_dir))
             for part in (STANDBY, CONTROL_PLANE, AWS):
-                self._parts.end(part)  # the record is missing, but this reaps our child processes
+                self._parts.end(part)  # reaps child processes; their records were in the removed directory
 
     def status(self) -> tuple[PartStatus, ...]:
         """Return the status of the recorded processes."""
@@ -542,7 +542,7 @@ class LocalCluster:
                 if len(connected) >= count:
                     return
                 if any(self.nodes_directory.glob("*/user-data.exit")):
-                    break  # nothing restarts an agent whose user data has ended
+                    break  # Nothing restarts an agent after its user data has ended.
                 _pause(NODES_POLL_SECONDS)
         raise StartFailed(
             f"{len(connected)} of {count} nodes connected; see {self.nodes_directory}/*/console.log and "
@@ -572,7 +572,7 @@ class LocalCluster:
         )
         write_private(self._local / "cluster.json", msgspec.json.encode(description))
         for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
-            shutil.rmtree(stale, ignore_errors=True)  # they refer to instances that a new AWS does not have
+            shutil.rmtree(stale, ignore_errors=True)  # A new AWS has none of the instances in these files.
             stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
             ready = self._start_aws(description, options)
@@ -777,5 +777,5 @@ def _accepted(answer: httpx.Response) -> httpx.Response:
 
 
 def _pause(seconds: float) -> None:
-    """Wait between two polls."""
+    """Wait between two polls of a state that has no notification."""
     threading.Event().wait(seconds)
