@@ -1,1 +1,1 @@
-"""The control plane: stores the desired state of fleets and jobs, and reconciles AWS and agents with it."""
+"""The control plane: stores the desired state of fleets and jobs, and enforces it."""

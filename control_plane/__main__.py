@@ -1,4 +1,7 @@
-"""Entry point of one server process: `python -P -m control_plane`, started by `everstep server`."""
+"""Entry point of a server: `python -P -m control_plane`.
+
+`everstep server` starts it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a server until SIGTERM or SIGINT stops it.
 
     Args:
-        arguments: of the command line, without the program's name. None: `sys.argv`.
+        arguments: arguments of the command line, without the program's name. None: `sys.argv`.
 
     Returns:
         The exit code: 0 after a graceful stop, 2 when the settings or the schema must be changed first, 1 after another
@@ -226,7 +229,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
 
 
 def _keys(file: Path | None) -> LocalKeys | None:
-    """Read the local cloud's access key from the file that `--aws-keys-file` or the environment names."""
+    """Read the local cloud's access key from the configured file."""
     try:
         return LocalKeys.read(Path(file)) if file else None
     except UnusableKeys as error:
@@ -248,7 +251,10 @@ def _retention(given: Sequence[str]) -> Retention:
 
 
 def _announce(settings: Settings) -> None:
-    """Log the timeouts and the event queue, and identify the AWS account, before anything is opened or changed."""
+    """Log timeouts and event queue, and identify the AWS account.
+
+    Runs before the server opens or changes anything.
+    """
     for rung in rungs(ladder(settings.detection_seconds)):
         log.info("timeout %s", rung)
     queue = settings.events_queue_url

@@ -86,10 +86,12 @@ def create_app(
     now: Callable[[], datetime] = steady_now,
     when_ready: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """Create the application that one server process serves. The database must have the current schema.
+    """Create the application that one server process serves.
+
+    The database must have the current schema.
 
     Args:
-        settings: of this server.
+        settings: settings of this server.
         operator: replaces the cloud that the settings name. Used by tests.
         objects: replaces the S3 client. Used by tests.
         loops: creates the background tasks from the services and the server secret. None: the real loops.
@@ -218,7 +220,10 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. At shutdown it ends endless event streams instead of waiting for them."""
+    """uvicorn's server.
+
+    At shutdown it ends endless event streams instead of waiting for them.
+    """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen. uvicorn's `serve` calls this once.

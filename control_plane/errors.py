@@ -46,8 +46,8 @@ class ImpossiblePlacement(ControlPlaneError):
 
 
 class TooManyCases(ControlPlaneError):
-    """The exact probability needs more cases than the limit for time and memory permits."""
+    """The exact probability needs more cases than the limit permits."""
 
 
 class InvalidTimeouts(ControlPlaneError):
-    """A timeout of the ladder is not positive, or is not longer than the timeout below it."""
+    """A timeout is not positive, or not longer than the timeout below it."""

@@ -38,7 +38,9 @@ TRUST: Final = "everstep.trust"
 
 
 def raise_open_files() -> int:
-    """Raise this process's limit of open files to `OPEN_FILES`, or as far as the hard limit permits.
+    """Raise this process's limit of open files as far as the hard limit permits.
+
+    The limit rises to at most `OPEN_FILES`.
 
     Return the limit in force.
     """
@@ -51,7 +53,9 @@ def raise_open_files() -> int:
 
 
 class Gate:
-    """The connections of one server that have not sent a valid token. Used on the server's event loop only.
+    """The connections of one server that have not sent a valid token.
+
+    Used on the server's event loop only.
 
     Args:
         max_strangers: limit of open connections without a valid token.
@@ -69,7 +73,10 @@ class Gate:
         return partial(GuardedHttp, gate=self)
 
     def enter(self, connection: GuardedHttp) -> None:
-        """Count a new connection. Above the limit, close the oldest connection of the address that has the most."""
+        """Count a new connection.
+
+        Above the limit, close the oldest connection of the address that has the most.
+        """
         self._strangers[connection] = connection.client[0] if connection.client else ""
         if len(self._strangers) <= self._max_strangers:
             return
@@ -90,14 +97,14 @@ class Gate:
 
 
 class GuardedHttp(HttpToolsProtocol):
-    """An HTTP connection of uvicorn that a `Gate` counts. uvicorn creates one per connection.
+    """An HTTP connection that a `Gate` counts. uvicorn creates one per connection.
 
     Args:
         config: uvicorn's configuration.
         server_state: shared by all connections of the server.
         app_state: shared by all requests of the application.
         _loop: the event loop that serves the connection. None: the running loop.
-        gate: of the server.
+        gate: gate of the server.
     """
 
     def __init__(
@@ -128,7 +135,10 @@ class GuardedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes, or abort the connection when its headers are too long. Called by asyncio."""
+        """Parse received bytes, or abort the connection when its headers are too long.
+
+        Called by asyncio.
+        """
         if self._deadline is not None and self._is_body_whole:
             if self._header_bytes > HEADER_BYTES:
                 log.info(
@@ -161,13 +171,19 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Start a deadline for the rest of a body that no handler reads. Called by uvicorn."""
+        """Start a deadline for the rest of a body that no handler reads.
+
+        Called by uvicorn.
+        """
         super().on_response_complete()
         if not self._is_body_whole:
             self._expect_headers()
 
     def handle_websocket_upgrade(self) -> None:
-        """Stop counting the connection. The websocket route checks the token at once. Called by uvicorn."""
+        """Stop counting the connection.
+
+        The websocket route checks the token at once. Called by uvicorn.
+        """
         self._forget_deadline()
         self._gate.leave(self)
         super().handle_websocket_upgrade()

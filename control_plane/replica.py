@@ -1,4 +1,6 @@
-"""Identity of a control-plane process, which lets a restarted server take over its predecessor's leases at once.
+"""Identity of a control-plane process.
+
+It lets a restarted server take over the leases of its dead predecessor at once.
 
     <state directory>/replicas/0   locked while a process lives
                                1   for a second process with the same state directory
@@ -31,7 +33,7 @@ class Replica:
     """Identity of this process. It holds a file lock until the context ends.
 
     Args:
-        state_directory: of the server; must be writable.
+        state_directory: state directory of the server; must be writable.
 
     Attributes:
         owner: owner of this process's leases, unique to this start.
@@ -58,7 +60,7 @@ def is_predecessor(owner: str, other: str) -> bool:
     """Return whether `other` is a dead process whose place `owner` has now.
 
     Args:
-        owner: of the living process that asks.
+        owner: owner of the living process that asks.
         other: an owner read from a lease.
 
     Returns:
@@ -82,7 +84,7 @@ def _lock_free_place(directory: Path) -> int | None:
 
 
 def _lineage(lock: int | None) -> str:
-    """Return an id that no other locked file has, or an empty string without a lock or boot id."""
+    """Return an id that no other locked file has. Empty without a lock or boot id."""
     if lock is None or not BOOT_ID.exists():
         return ""
     file = os.fstat(lock)

@@ -1,4 +1,6 @@
-"""Secrets in the server's state directory: the first administrator's token and the server secret.
+"""The server's secrets: the first administrator's token and the server secret.
+
+Both are files in the state directory.
 
 Invariant: only the server's user can read these files, and a file appears with its complete content.
 """
@@ -24,7 +26,9 @@ def admin_token_path(state_directory: Path) -> Path:
 
 
 def server_secret(state_directory: Path) -> bytes:
-    """Return the secret from which generation keys are derived. The first start creates it.
+    """Return the secret from which generation keys are derived.
+
+    The first start creates it.
 
     A lost secret ends the running generations. Nothing else depends on it.
     """
@@ -40,7 +44,7 @@ def server_id(state_directory: Path) -> str:
 
 
 def ensure_admin(database: Database, state_directory: Path, now: datetime) -> None:
-    """Create the first administrator's token, unless the database already has an administrator.
+    """Create the first administrator's token, unless one exists in the database.
 
     The file is written before the database. A server that dies in between stores the digest of the same token at its
     next start.
@@ -58,7 +62,10 @@ def ensure_admin(database: Database, state_directory: Path, now: datetime) -> No
 
 
 def _kept(path: Path, fresh: str) -> str:
-    """Return the content of a file. If the file does not exist, create it with `fresh`."""
+    """Return the content of a file.
+
+    If the file does not exist, create it with `fresh`.
+    """
     try:
         return path.read_text().strip()
     except FileNotFoundError:

@@ -18,7 +18,10 @@ from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN
 
 
 class InvalidSettings(Exception):
-    """The settings contradict each other or are incomplete. The message says what to change."""
+    """The settings contradict each other or are incomplete.
+
+    The message says what to change.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,7 @@ class Settings:
 
     @property
     def default_max_slowdown(self) -> float:
-        """Slowdown that snapshots may cause for jobs that do not set a limit, as a part of the mean iteration.
+        """Default limit of the slowdown by snapshots, as a part of the mean iteration.
 
         The local cloud permits 100 %: its nodes share the cores of one machine, so measured step times are not
         reliable.

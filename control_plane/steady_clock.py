@@ -1,4 +1,4 @@
-"""The control plane's clock: Unix time that does not jump when the wall clock is set.
+"""The control plane's clock: Unix time that never jumps.
 
 The control plane measures silences and deadlines as differences of two readings. NTP or an administrator may set the
 wall clock at any time. This clock advances with the kernel's boot clock and approaches the wall clock slowly.

@@ -1,4 +1,6 @@
-"""The database: one module per noun. Functions accept and return frozen dataclasses.
+"""The database: one module per noun.
+
+Functions accept and return frozen dataclasses.
 
 Invariant: ORM rows never leave this package. No code calls anything outside the database while a transaction is open.
 """

@@ -1,4 +1,6 @@
-"""Checkpoints: sets of shards in S3. A checkpoint is complete once its manifest is stored.
+"""Checkpoints: sets of shards in S3.
+
+A checkpoint is complete once its manifest is stored.
 
 Invariant: the row of a complete checkpoint contains the manifest exactly as it is in S3.
 """
@@ -58,7 +60,7 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
 
     Args:
         session: from `Database.write`.
-        lease: of the checkpoint's job.
+        lease: lease of the checkpoint's job.
         checkpoint: to store.
 
     Returns:
@@ -103,7 +105,7 @@ def page(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        run_id: of the job.
+        run_id: run id of the job.
         min_step: lowest step to return.
         before: step and generation of the previous page's last checkpoint. None: first page.
         limit: maximum number of rows.
@@ -125,9 +127,9 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
 
     Args:
         session: from `Database.read` or `Database.write`.
-        run_id: of the job.
-        step: of the checkpoint.
-        generation: of the checkpoint. None: the newest generation whose checkpoint is not deleted, else the newest one.
+        run_id: run id of the job.
+        step: step of the checkpoint.
+        generation: generation that made it. None: prefer checkpoints that are not deleted, then the newest generation.
 
     Returns:
         The stored checkpoint.
@@ -148,20 +150,27 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
 
 
 def set_pinned(session: Session, run_id: str, checkpoint: CheckpointRecord, at: datetime | None) -> CheckpointRecord:
-    """Pin a checkpoint at the given time, or unpin it with None. Return the changed row."""
+    """Pin a checkpoint at the given time, or unpin it with None.
+
+    Return the changed row.
+    """
     return _set(session, run_id, checkpoint, pinned_at=at)
 
 
 def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state: str) -> CheckpointRecord:
-    """Change a checkpoint's state and return the changed row. DELETED also removes the manifest."""
+    """Change a checkpoint's state and return the changed row.
+
+    DELETED also removes the manifest.
+    """
     dropped = {"manifest": None, "verify_requested_at": None} if state == DELETED else {}
     return _set(session, run_id, checkpoint, state=state, **dropped)
 
 
 def runs_to_look_after(session: Session) -> tuple[str, ...]:
-    """Return the runs with checkpoints that are being deleted or may exceed the job's limits.
+    """Return the runs whose checkpoints the keeper must check.
 
-    A run may exceed them if its job has limits and the run has at least two complete checkpoints.
+    Some of their checkpoints are being deleted, or may exceed the job's limits. The latter needs a limit and at least
+    two complete checkpoints.
     """
     has_limit = or_(
         *(Job.spec[limit].as_string().is_not(None) for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds"))
@@ -189,7 +198,7 @@ def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, n
 
 
 def to_verify(session: Session) -> tuple[str, CheckpointRecord] | None:
-    """Return the run and the checkpoint with the oldest request for a verification, or None."""
+    """Return run and checkpoint of the oldest verification request, or None."""
     query = select(Checkpoint).where(Checkpoint.verify_requested_at.is_not(None), Checkpoint.state == COMPLETE)
     row = session.scalar(query.order_by(Checkpoint.verify_requested_at).limit(1))
     return None if row is None else (row.run_id, record_of(row, CheckpointRecord))
@@ -200,7 +209,7 @@ def store_verdict(session: Session, run_id: str, checkpoint: CheckpointRecord, *
 
     Args:
         session: from `Database.write`.
-        run_id: of the job.
+        run_id: run id of the job.
         checkpoint: the verified one. If it was deleted meanwhile, nothing is stored.
         verdict: the faults. Empty: intact.
         now: the time in UTC.

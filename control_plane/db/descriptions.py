@@ -1,5 +1,6 @@
-"""Reads everything that DescribeTrainingJob returns, in two queries: one for the job's row with its joins, one for its
-nodes.
+"""Reads everything that DescribeTrainingJob returns, in two queries.
+
+One query reads the job's row with its joins, the other one its nodes.
 
     job ─ its newest generation ─ totals of its incidents ─ its unfinished drill        one joined row
     node                                                                                one row per node
@@ -71,7 +72,7 @@ def find(session: Session, name: str) -> JobDescription:
 
     Args:
         session: from `Database.read` or `Database.write`.
-        name: of the job.
+        name: name of the job.
 
     Returns:
         The job with its related rows.

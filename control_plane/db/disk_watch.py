@@ -60,7 +60,7 @@ class DiskWatch:
         """Record a failed write, if its cause is a full disk. Other errors are ignored.
 
         Args:
-            error: of the write.
+            error: exception of the write.
             directory: where the caller writes files. Used if an OSError does not contain a file name.
         """
         if not is_disk_full(error):
@@ -83,7 +83,10 @@ class DiskWatch:
                     self._records[place] = newer
 
     def full(self) -> tuple[FullDisk, ...]:
-        """Return the places that are full now, sorted. Places with new free space are forgotten."""
+        """Return the places that are full now, sorted.
+
+        Places with new free space are forgotten.
+        """
         if not self._records:
             return ()
         now = self._monotonic()
@@ -108,7 +111,10 @@ class DiskWatch:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether an error means a full disk or quota: ENOSPC, EDQUOT, SQLITE_FULL, or PostgreSQL's 53100."""
+    """Return whether an error means a full disk or quota.
+
+    These are ENOSPC, EDQUOT, SQLITE_FULL and PostgreSQL's 53100.
+    """
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, OSError) and cause.errno in _FULL:
         return True

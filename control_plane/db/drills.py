@@ -106,8 +106,8 @@ def change(session: Session, lease: Lease, drill_id: str, **changes: Unpack[Dril
 
     Args:
         session: from `Database.write`.
-        lease: of the drill's job.
-        drill_id: of the drill.
+        lease: lease of the drill's job.
+        drill_id: id of the drill.
         **changes: the changed columns.
 
     Raises:

@@ -82,12 +82,14 @@ class EventFilter:
 def newest_of(
     session: Session, event_type: str, *, job_name: str, since: datetime, until: datetime | None
 ) -> int | None:
-    """Return the id of a job's newest event of a type within a period, or None if no such event is stored.
+    """Return the id of a job's newest event of a type within a period.
+
+    Return None if no such event is stored.
 
     Args:
         session: from `Database.read` or `Database.write`.
         event_type: for example `RanksHang`.
-        job_name: of the job.
+        job_name: name of the job.
         since: start of the period, inclusive.
         until: end of the period, inclusive. None: no end.
 

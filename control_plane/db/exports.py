@@ -1,4 +1,4 @@
-"""Positions of exports: one row per receiver of events, and one cursor per exported log.
+"""Positions of exports: one row per event receiver, one cursor per exported log.
 
 Invariant: a position only grows, and only under the lease of its row.
 """
@@ -39,7 +39,10 @@ class ExportUpdate(TypedDict, total=False):
 
 
 def ensure(session: Session, name: str) -> None:
-    """Create the row of an export if it is missing. A new export starts with future events."""
+    """Create the row of an export if it is missing.
+
+    A new export starts with future events.
+    """
     if session.get(Export, name) is None:
         session.add(Export(name=name, position=events.newest_id(session), failure=""))
         session.flush()
@@ -60,7 +63,7 @@ def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> N
 
     Args:
         session: from `Database.write`.
-        lease: of the export.
+        lease: lease of the export.
         **columns: the changed columns.
 
     Raises:
@@ -82,7 +85,7 @@ def logs_to_copy(session: Session) -> tuple[str, ...]:
 
 
 def log_cursor(session: Session, run_id: str) -> str | None:
-    """Return the cursor up to which a run's log was copied, or None if copying has not begun."""
+    """Return the cursor up to which a log was copied, or None at the beginning."""
     return session.scalar(select(LogExport.cursor).where(LogExport.run_id == run_id))
 
 
@@ -91,8 +94,8 @@ def store_log_cursor(session: Session, lease: Lease, run_id: str, *, cursor: str
 
     Args:
         session: from `Database.write`.
-        lease: of the export.
-        run_id: of the log.
+        lease: lease of the export.
+        run_id: run id of the log.
         cursor: encoded by `loop.log_exporter`.
         is_over: whether the log is complete and all of it was copied.
 

@@ -1,4 +1,6 @@
-"""Fleets: the registered Auto Scaling groups, with the users' settings and the loop's findings.
+"""Fleets: the registered Auto Scaling groups.
+
+A row contains the users' settings and the loop's findings.
 
 Invariant: users change the settings (for example the number of spares). Only the fleet loop writes its findings, under
 the fleet's lease.
@@ -133,7 +135,7 @@ def require_free(session: Session, name: str, auto_scaling_group_name: str) -> N
 
     Args:
         session: from `Database.read` or `Database.write`.
-        name: of the new fleet.
+        name: name of the new fleet.
         auto_scaling_group_name: its group.
 
     Raises:
@@ -150,7 +152,7 @@ def get(session: Session, name: str) -> FleetRecord:
 
     Args:
         session: from `Database.read` or `Database.write`.
-        name: of the fleet.
+        name: name of the fleet.
 
     Returns:
         The stored fleet.
@@ -171,7 +173,10 @@ def find(session: Session, name: str) -> FleetRecord | None:
 
 
 def takes_jobs(session: Session, name: str) -> bool:
-    """Return whether the fleet exists and is not being deleted. In a write transaction this holds until the commit."""
+    """Return whether the fleet exists and is not being deleted.
+
+    In a write transaction the answer stays true until the commit.
+    """
     fleet = find(session, name)
     return fleet is not None and fleet.delete_requested_at is None
 
@@ -203,7 +208,7 @@ def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> Fl
 
     Args:
         session: from `Database.write`.
-        name: of the fleet.
+        name: name of the fleet.
         **wishes: the changed settings.
 
     Returns:
@@ -218,11 +223,14 @@ def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> Fl
 
 
 def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
-    """Record a user's statement that the silent nodes of a mostly silent fleet are lost. Idempotent.
+    """Record a user's statement that a fleet's silent nodes are lost. Idempotent.
+
+    While most of a fleet is silent, Everstep suspects its own network and does not replace silent nodes. The statement
+    lifts this restriction.
 
     Args:
         session: from `Database.write`.
-        name: of the fleet.
+        name: name of the fleet.
         now: the time in UTC.
 
     Returns:
@@ -243,7 +251,7 @@ def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> No
 
     Args:
         session: from `Database.write`.
-        lease: of the fleet.
+        lease: lease of the fleet.
         **changes: the changed columns.
 
     Raises:
@@ -255,11 +263,13 @@ def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> No
 
 
 def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
-    """Record a user's request to delete a fleet. The loop ends its nodes, then removes it. Idempotent.
+    """Record a user's request to delete a fleet.
+
+    The loop ends its nodes, then removes it. Idempotent.
 
     Args:
         session: from `Database.write`.
-        name: of the fleet.
+        name: name of the fleet.
         now: the time in UTC.
 
     Returns:
@@ -282,7 +292,7 @@ def remove(session: Session, lease: Lease, now: datetime) -> None:
 
     Args:
         session: from `Database.write`.
-        lease: of the fleet; it ends with the row.
+        lease: lease of the fleet; it ends with the row.
         now: time of the revocation, in UTC.
 
     Raises:

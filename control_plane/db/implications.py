@@ -1,4 +1,6 @@
-"""Implications: one line per node and incident in which the node was at fault. Remedies are chosen by this history.
+"""Implications: one line per node and incident in which the node was at fault.
+
+Remedies are chosen by this history.
 
 Invariant: a line is written once, under the lease of the job or fleet, and never changed. Each node keeps at most
 `KEPT` lines.
@@ -41,7 +43,7 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
 
     Args:
         session: from `Database.write`.
-        lease: of the job or fleet that found the faults.
+        lease: lease of the job or fleet that found the faults.
         lines: to store.
 
     Raises:
@@ -63,7 +65,10 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
 
 
 def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[ImplicationRecord, ...]]:
-    """Return the fault history of each node of a fleet, oldest line first. Nodes without a history are missing."""
+    """Return the fault history of each node of a fleet, oldest line first.
+
+    Nodes without a history are missing.
+    """
     found: dict[str, tuple[ImplicationRecord, ...]] = {}
     for row in session.scalars(
         select(Implication)
@@ -75,7 +80,10 @@ def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[Implicatio
 
 
 def of_node(session: Session, node_id: str, only_project: str | None = None) -> tuple[ImplicationRecord, ...]:
-    """Return a node's fault history, oldest line first. With `only_project`: only incidents of that project's jobs."""
+    """Return a node's fault history, oldest line first.
+
+    With `only_project`: only incidents of that project's jobs.
+    """
     query = select(Implication).where(Implication.node_id == node_id).order_by(Implication.at, Implication.incident_id)
     if only_project is not None:
         query = query.join(Incident, Incident.id == Implication.incident_id).where(Incident.project == only_project)

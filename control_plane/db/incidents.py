@@ -124,7 +124,7 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
 
     Args:
         session: from `Database.write`.
-        lease: of the incident's job.
+        lease: lease of the incident's job.
         incident_id: new, or equal to that of a repeated call.
         incident: facts at the detection.
 
@@ -148,8 +148,8 @@ def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[I
 
     Args:
         session: from `Database.write`.
-        lease: of the incident's job.
-        incident_id: of the incident.
+        lease: lease of the incident's job.
+        incident_id: id of the incident.
         **changes: the changed columns.
 
     Raises:
@@ -172,7 +172,7 @@ def get(session: Session, incident_id: str) -> IncidentRecord:
 
     Args:
         session: from `Database.read` or `Database.write`.
-        incident_id: of the incident.
+        incident_id: id of the incident.
 
     Returns:
         The stored incident.
@@ -206,7 +206,10 @@ class IncidentTotals:
 
     @property
     def mean_recovery_seconds(self) -> float | None:
-        """Mean time from a failure until training has passed the step it had reached. None without a recovery."""
+        """Mean time from a failure until training has passed the step it had reached.
+
+        None without a recovery.
+        """
         return self.recovery_seconds / self.recovered_count if self.recovered_count else None
 
 
@@ -255,7 +258,10 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
 
 
 def totals_where_run(run_id: ColumnElement[str]) -> Select[int, int, int, int, float, int, int, float | None]:
-    """Return the query for one run's sums, for modules of this package that join it. `totals_of` decodes its row."""
+    """Return the query for one run's sums, for modules of this package that join it.
+
+    `totals_of` decodes its row.
+    """
     return _TOTALS.where(Incident.__table__.c.run_id == run_id)
 
 
@@ -297,7 +303,9 @@ def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, 
 
 
 def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now: datetime) -> bool:
-    """Record that a user has seen an incident. Return False if it is acknowledged already; the first entry stays.
+    """Record that a user has seen an incident.
+
+    Return False if it is acknowledged already; the first entry stays.
 
     Needs no lease, because the loop never writes these columns.
     """
@@ -308,7 +316,10 @@ def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now:
 
 
 def find(session: Session, incident_id: str) -> IncidentRecord | None:
-    """Return one incident, or None. An implication may name an incident without a job, which is not stored."""
+    """Return one incident, or None.
+
+    An implication may name an incident without a job, which is not stored.
+    """
     row = session.get(Incident, incident_id)
     return None if row is None else record_of(row, IncidentRecord)
 

@@ -1,4 +1,6 @@
-"""Intents: each external call with a side effect is recorded before it is attempted.
+"""Intents: records of external calls with side effects.
+
+Each call is recorded before it is attempted.
 
 A pass that dies between the call and its record leaves an open intent. A later pass with the same key attempts the call
 again and finishes the intent.
@@ -57,7 +59,7 @@ def begin(
 
     Args:
         session: from `Database.write`. Commit it before the call.
-        lease: of the job or fleet that needs the call.
+        lease: lease of the job or fleet that needs the call.
         key: idempotency key; equal for equal calls.
         action: name of the call.
         detail: arguments of the call; no secrets.
@@ -95,8 +97,8 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
 
     Args:
         session: from `Database.write`.
-        lease: of the job or fleet that needed the call.
-        key: of the intent.
+        lease: lease of the job or fleet that needed the call.
+        key: key of the intent.
         state: DONE or FAILED.
         outcome: one sentence.
         now: the time in UTC.
@@ -109,7 +111,10 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
 
 
 def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
-    """Return by key when each successful call was recorded as DONE. Other keys are missing."""
+    """Return by key when each successful call was recorded as DONE.
+
+    Other keys are missing.
+    """
     query = select(Intent.key, Intent.finished_at).where(Intent.key.in_(keys), Intent.state == IntentState.DONE)
     return {key: at for key, at in session.execute(query) if at is not None}
 

@@ -43,7 +43,10 @@ class JobInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A job's specification. The API checks it against fleet and source before it is stored."""
+    """A job's specification.
+
+    The API checks it against fleet and source before it is stored.
+    """
 
     source_sha256: str
     source_bucket: str
@@ -250,7 +253,7 @@ def made_by(session: Session, request_token: str, request_digest: str) -> JobRec
     Args:
         session: from `Database.read` or `Database.write`.
         request_token: digest of the project and the caller's ClientRequestToken.
-        request_digest: of the whole request.
+        request_digest: digest of the whole request.
 
     Returns:
         The stored job.
@@ -275,7 +278,7 @@ def get(session: Session, name: str) -> JobRecord:
 
     Args:
         session: from `Database.read` or `Database.write`.
-        name: of the job.
+        name: name of the job.
 
     Returns:
         The stored job.
@@ -310,7 +313,7 @@ def get_run(session: Session, run_id: str) -> JobRecord:
 
     Args:
         session: from `Database.read` or `Database.write`.
-        run_id: of the job.
+        run_id: run id of the job.
 
     Returns:
         The stored job.
@@ -325,7 +328,7 @@ def get_run(session: Session, run_id: str) -> JobRecord:
 
 
 def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobRecord, ...]:
-    """Return the unfinished jobs, highest priority first; within a priority oldest first."""
+    """Return the unfinished jobs, by priority (highest first), then by age."""
     query = select(Job, Quota.max_node_count).outerjoin(Quota, Quota.project == Job.project)
     query = query.where(Job.ended_at.is_(None)).order_by(Job.priority.desc(), Job.created_at, Job.run_id)
     if fleet_name is not None:
@@ -349,8 +352,8 @@ def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTo
 
     Args:
         session: from `Database.read` or `Database.write`.
-        fleet_name: of the fleet.
-        buckets: of the accounting.
+        fleet_name: name of the fleet.
+        buckets: buckets of the accounting.
 
     Returns:
         The sums. All are zero if the fleet never had a job.
@@ -370,7 +373,7 @@ def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
 
     Args:
         session: from `Database.write`.
-        name: of the job.
+        name: name of the job.
         now: the time in UTC.
 
     Returns:
@@ -398,7 +401,7 @@ def request_pause(session: Session, name: str, now: datetime) -> JobRecord:
 
     Args:
         session: from `Database.write`.
-        name: of the job.
+        name: name of the job.
         now: the time in UTC.
 
     Returns:
@@ -423,7 +426,7 @@ def withdraw_pause(session: Session, name: str, now: datetime) -> JobRecord:
 
     Args:
         session: from `Database.write`.
-        name: of the job.
+        name: name of the job.
         now: the time in UTC.
 
     Returns:
@@ -446,7 +449,7 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
 
     Args:
         session: from `Database.write`.
-        run_id: of the job.
+        run_id: run id of the job.
         step: the newest committed step.
         now: the time in UTC.
     """
@@ -498,11 +501,13 @@ def require_ended(session: Session, job: JobRecord) -> None:
 
 
 def remove(session: Session, run_id: str) -> None:
-    """Delete an ended job with its generations, checkpoints and incidents. Events and fault histories of nodes remain.
+    """Delete an ended job with its generations, checkpoints and incidents.
+
+    Events and fault histories of nodes remain.
 
     Args:
         session: from `Database.write`.
-        run_id: of the job.
+        run_id: run id of the job.
 
     Raises:
         NotFound: no ended job has this run.
@@ -531,7 +536,7 @@ def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None
 
     Args:
         session: from `Database.write`.
-        lease: of the job.
+        lease: lease of the job.
         **changes: the changed columns.
 
     Raises:
@@ -549,7 +554,7 @@ def transition(
 
     Args:
         session: from `Database.write`.
-        lease: of the job.
+        lease: lease of the job.
         before: state on which the decision was based.
         after: state to enter. The core has checked the transition.
         now: the time in UTC.
@@ -580,7 +585,7 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
 
     Args:
         session: from `Database.write`.
-        lease: of the job.
+        lease: lease of the job.
         stepped_at: time by the ranks' clock.
 
     Raises:
@@ -598,14 +603,16 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
 
 
 def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime, *, revision: int = 1) -> None:
-    """Store a generation's plan and make it the job's newest. Stored plans never change.
+    """Store a generation's plan and make it the job's newest.
+
+    Stored plans never change.
 
     Args:
         session: from `Database.write`.
-        lease: of the job.
-        plan: of the generation.
+        lease: lease of the job.
+        plan: plan of the generation.
         now: the time in UTC.
-        revision: of the specification from which the plan was made.
+        revision: revision of the specification from which the plan was made.
 
     Raises:
         StaleLease: another replica has taken the lease over. Nothing was written.
@@ -632,7 +639,10 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
 
 
 def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
-    """Return the newest `LAUNCHES_LIMIT` generations of a run with their nodes, oldest first. Does not decode plans."""
+    """Return the newest generations of a run with their nodes, oldest first.
+
+    At most `LAUNCHES_LIMIT`. Does not decode plans.
+    """
     query = (
         select(Generation.created_at, Generation.node_ids)
         .where(Generation.run_id == run_id)
@@ -643,12 +653,14 @@ def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
 
 
 def mark_generation_started(session: Session, lease: Lease, number: int, now: datetime) -> None:
-    """Record that the ranks of a generation received the start command. Only the first call counts.
+    """Record that the ranks of a generation received the start command.
+
+    Only the first call counts.
 
     Args:
         session: from `Database.write`.
-        lease: of the job.
-        number: of the generation.
+        lease: lease of the job.
+        number: number of the generation.
         now: the time in UTC.
 
     Raises:
@@ -667,8 +679,8 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
 
     Args:
         session: from `Database.read` or `Database.write`.
-        run_id: of the job.
-        number: of the generation.
+        run_id: run id of the job.
+        number: number of the generation.
 
     Returns:
         The stored generation.
@@ -716,7 +728,10 @@ def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
 
 
 def launched(session: Session, run_id: str, *, since: int = 0) -> tuple[GenerationRecord, ...]:
-    """Return the started generations from number `since` whose plans are still stored, oldest first."""
+    """Return the started generations from number `since`, oldest first.
+
+    Generations whose plan retention has removed are missing.
+    """
     query = select(Generation.number).where(
         Generation.run_id == run_id, Generation.started_at.is_not(None), Generation.plan != b""
     )

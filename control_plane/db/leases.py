@@ -58,7 +58,9 @@ class Leaser:
         self._moved_at: dict[tuple[LeaseKind, str], float] = {}
 
     def claim(self, session: Session, kind: LeaseKind, key: str, *, at_once: bool = False) -> Lease | None:
-        """Claim the lease of a row: take a free one, renew an own one, or take over an expired one.
+        """Claim the lease of a row.
+
+        A free lease is taken, an own one is renewed, and an expired one is taken over.
 
         Args:
             session: from `Database.write`.
@@ -85,7 +87,10 @@ class Leaser:
         return self._take(session, kind, key, owner, counter)
 
     def sees_another(self, kind: LeaseKind, key: str) -> bool:
-        """Return whether a recent claim of ours, within the time to live, saw another replica's counter advance."""
+        """Return whether another replica was active under this lease recently.
+
+        The evidence is a changed counter, seen by a claim within the last `ttl_seconds`.
+        """
         moved_at = self._moved_at.get((kind, key))
         return moved_at is not None and self._monotonic() - moved_at < self._ttl_seconds
 
@@ -108,11 +113,17 @@ class Leaser:
         return renewed
 
     def is_due(self, lease: Lease) -> bool:
-        """Return whether a lease should be renewed: a third of its time has passed since the last claim or renewal."""
+        """Return whether a lease should be renewed.
+
+        This is the case when a third of its time has passed.
+        """
         return self._monotonic() - lease.taken_at >= self._ttl_seconds / 3
 
     def release(self, session: Session, lease: Lease) -> None:
-        """Release a lease so that another replica can claim it at once. A lost lease is ignored."""
+        """Release a lease so that another replica can claim it at once.
+
+        A lost lease is ignored.
+        """
         table, row = _row(lease.kind, lease.key)
         session.execute(update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_owner=None))
 
@@ -137,7 +148,9 @@ class Leaser:
 
 
 def guard(session: Session, lease: Lease) -> None:
-    """Make this transaction depend on a lease: it can commit only while the lease is held.
+    """Make this transaction depend on a lease.
+
+    The transaction can commit only while the lease is held.
 
     The function writes the row instead of only reading it. On every database a concurrent claim then waits for this
     transaction.

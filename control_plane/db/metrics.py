@@ -1,4 +1,6 @@
-"""Metrics that scripts log and that Everstep measures on nodes, by run, name and step (`control_plane.core.metrics`).
+"""Metrics that scripts log and that Everstep measures on nodes.
+
+They are stored by run, name and step (`control_plane.core.metrics`).
 
     metric_log      per run: number of the next expected value, and the count of dropped values
     metric          per run and name: the newest value
@@ -61,7 +63,7 @@ def store(
 
     Args:
         session: from `Database.write`.
-        agent_id: of the sender. Its value numbers identify new values.
+        agent_id: id of the sender. Its value numbers identify new values.
         batch: as received. If the run was deleted, nothing is stored.
         measured: newest measurements by node, for the generation of the newest point. Only names that rank 0 sent are
             stored, so that other nodes cannot use up the run's names.
@@ -139,7 +141,10 @@ def _can_be_named(name: str) -> bool:
 
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
-    """Return the lowest base step of the started generations after `before` up to `upto`, or None without one."""
+    """Return the lowest base step of some started generations, or None.
+
+    The generations are those after `before`, up to `upto`.
+    """
     is_later = (
         (Generation.number > before)
         & (Generation.number <= upto)
@@ -210,13 +215,15 @@ def _fold(session: Session, metric: Metric) -> None:
 
 
 def _report_difference(session: Session, run_id: str, base: int, repeated: Sequence[MetricPoint]) -> None:
-    """Append an event if a repeated step has another loss than before: the run is not deterministic.
+    """Append an event if a repeated step has another loss than before.
+
+    This means that the run is not deterministic.
 
     Compares the first values that a generation logs. Afterwards the old values of these steps are deleted.
 
     Args:
         session: from `Database.write`.
-        run_id: of the run.
+        run_id: id of the run.
         base: step from which the generation continued.
         repeated: points that the generation has logged.
     """
@@ -248,7 +255,7 @@ def _report_difference(session: Session, run_id: str, base: int, repeated: Seque
 
 
 def _forget_after(session: Session, run_id: str, step: int) -> None:
-    """Delete the values of all steps after `step`, because the run repeats these steps."""
+    """Delete the values of all steps after `step`: the run repeats these steps."""
     start, end = (
         MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK,
         (MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK,
@@ -289,7 +296,7 @@ def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
 
 
 def dropped_count(session: Session, run_id: str) -> int:
-    """Return how many values of a run were lost in transit or dropped because of `MAX_NAMES`."""
+    """Return how many values of a run were lost in transit or dropped."""
     return session.scalar(select(MetricLog.dropped_count).where(MetricLog.run_id == run_id)) or 0
 
 
@@ -300,8 +307,8 @@ def read(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        run_id: of the run.
-        name: of one metric. None: all.
+        run_id: id of the run.
+        name: name of one metric. None: all.
         first_step: points that end before this step are left out.
         last_step: points that begin after this step are left out. None: no limit.
 

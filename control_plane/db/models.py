@@ -44,13 +44,19 @@ NAME_LENGTH = 64
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware datetime in UTC. SQLite stores no time zone, so the zone is removed on write and restored on read."""
+    """An aware datetime in UTC.
+
+    SQLite stores no time zone, so the zone is removed on write and restored on read.
+    """
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert to UTC: naive for SQLite, aware for other databases. Raise ValueError for a naive value."""
+        """Convert to UTC: naive for SQLite, aware for other databases.
+
+        Raise ValueError for a naive value.
+        """
         if value is None:
             return None
         if value.tzinfo is None:
@@ -90,7 +96,7 @@ class StringTuple(TypeDecorator[tuple[str, ...]]):
         return None if value is None else list(value)
 
     def process_result_value(self, value: list[str] | None, dialect: Dialect) -> tuple[str, ...] | None:  # noqa: ARG002
-        """Convert JSON's list to a tuple, so that callers cannot change it unnoticed by the session."""
+        """Convert JSON's list to an immutable tuple."""
         return None if value is None else tuple(value)
 
 
@@ -98,7 +104,10 @@ _Runs: TypeAlias = tuple[tuple[str | float, int], ...]
 
 
 class RunLengths(TypeDecorator[_Runs]):
-    """A run-length encoded sequence of strings or numbers: `(value, count)` pairs, stored as JSON."""
+    """A run-length encoded sequence, stored as JSON.
+
+    It consists of pairs: a string or number, and its count.
+    """
 
     impl = JSON
     cache_ok = True
@@ -125,7 +134,10 @@ _BigId = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
-    """Base class of all tables. It names constraints, so that migrations can refer to them."""
+    """Base class of all tables.
+
+    It names constraints, so that migrations can refer to them.
+    """
 
     metadata = MetaData(
         naming_convention={
@@ -252,7 +264,10 @@ class Notice(Base):
 
 
 class Implication(Base):
-    """A node's fault in an incident: one line of the node's history. It outlives the job and the node."""
+    """A node's fault in an incident: one line of the node's history.
+
+    It outlives the job and the node.
+    """
 
     __tablename__ = "implication"
 
@@ -383,7 +398,10 @@ class Generation(Base):
 
 
 class Revision(Base):
-    """A change of a job after its creation. The first revision, the creation, has no row."""
+    """A change of a job after its creation.
+
+    The first revision, the creation, has no row.
+    """
 
     __tablename__ = "revision"
 
@@ -524,7 +542,10 @@ class Drill(Base):
 
 
 class MetricLog(Base):
-    """Progress of a run's metrics: the sender, its next value number, and the count of dropped values."""
+    """Progress of a run's metrics.
+
+    It names the sender, its next value number, and the count of dropped values.
+    """
 
     __tablename__ = "metric_log"
 
@@ -680,7 +701,10 @@ class Source(Base):
 
 
 class SourceUpload(Base):
-    """Quota reserved for an upload, from its request until the source is stored or the upload expires."""
+    """Quota reserved for an upload.
+
+    The reservation ends when the source is stored or the upload expires.
+    """
 
     __tablename__ = "source_upload"
 

@@ -1,4 +1,4 @@
-"""Nodes: the instances of all fleets, their states and the runs to which they are assigned.
+"""Nodes: the instances of all fleets, their states and assignments.
 
 Invariant: only the fleet loop changes the run of a node. The agents' route only stores what agents report about
 themselves.
@@ -97,7 +97,7 @@ def get(session: Session, node_id: str) -> NodeRecord:
 
     Args:
         session: from `Database.read` or `Database.write`.
-        node_id: of the node.
+        node_id: id of the node.
 
     Returns:
         The stored node.
@@ -112,7 +112,10 @@ def get(session: Session, node_id: str) -> NodeRecord:
 
 
 def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: bool = False) -> tuple[NodeRecord, ...]:
-    """Return the nodes of a fleet, or of all fleets, oldest first. Ended nodes are included on request."""
+    """Return the nodes of a fleet, or of all fleets, oldest first.
+
+    Ended nodes are included on request.
+    """
     return tuple(record_of(row, NodeRecord) for row in session.scalars(_of_fleet(fleet_name, with_ended=with_ended)))
 
 
@@ -167,7 +170,10 @@ def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
 
 
 def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return the ids of the nodes of several runs, in one query. Runs without nodes are missing."""
+    """Return the ids of the nodes of several runs, in one query.
+
+    Runs without nodes are missing.
+    """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for run_id, node_id in session.execute(_BY_RUN, {"run_ids": list(run_ids)}):
         if run_id is not None:
@@ -176,7 +182,10 @@ def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, .
 
 
 def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, str]:
-    """Return the failure domains of nodes. Nodes whose domain AWS has not reported are missing."""
+    """Return the failure domains of nodes.
+
+    Nodes whose domain AWS has not reported are missing.
+    """
     rows = session.execute(
         select(Node.id, Node.failure_domain).where(Node.id.in_(node_ids), Node.failure_domain.is_not(None))
     )
@@ -184,7 +193,10 @@ def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, st
 
 
 def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
-    """Return the number of a fleet's instances with measured arrival times, and the sum of these times in seconds."""
+    """Return the number and the sum of measured arrival times of a fleet's nodes.
+
+    The sum is in seconds.
+    """
     taken = Node.arrival_seconds
     count, total = session.execute(
         select(func.count(taken), func.sum(taken)).where(Node.fleet_name == fleet_name)
@@ -193,7 +205,10 @@ def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
 
 
 def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: datetime) -> NodeRecord:
-    """Store what an agent reports when it connects. An unknown node is created in `initial_state`."""
+    """Store what an agent reports when it connects.
+
+    An unknown node is created in `initial_state`.
+    """
     row = session.get(Node, facts.node_id)
     if row is None:
         row = Node(id=facts.node_id, fleet_name=facts.fleet_name, state=initial_state, created_at=now)
@@ -211,7 +226,10 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
 
 
 def has_joined(session: Session, node_id: str) -> bool:
-    """Return True if an agent of the node has reported with a session, and no administrator has reset it since."""
+    """Return True if an agent of the node has reported with a session.
+
+    Return False if an administrator has reset the session since.
+    """
     row = session.get(Node, node_id)
     return row is not None and row.joined_at is not None
 
@@ -232,12 +250,18 @@ def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
 
 
 def reset_joined(session: Session, node_id: str) -> None:
-    """Permit the node to join again. The caller revokes its sessions in the same transaction."""
+    """Permit the node to join again.
+
+    The caller revokes its sessions in the same transaction.
+    """
     session.execute(update(Node).where(Node.id == node_id).values(joined_at=None))
 
 
 def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
-    """Return when Everstep replaced nodes of a fleet by its own verdict since a moment. Ended nodes count."""
+    """Return when Everstep replaced nodes of a fleet by its own verdict.
+
+    Only replacements since `moment` count, including those of ended nodes.
+    """
     query = select(Node.replaced_at).where(
         Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment
     )
@@ -270,7 +294,7 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
 
     Args:
         session: from `Database.write`.
-        node_id: of the node.
+        node_id: id of the node.
         state: state in which the node must be.
         release: the request.
         now: the time in UTC. Older lines of the node's fault history no longer count.
@@ -293,7 +317,9 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
 
 
 def ask(session: Session, node_id: str, request: str, words: str) -> bool:
-    """Record a user's request for a node. Return False if the node has a request already.
+    """Record a user's request for a node.
+
+    Return False if the node has a request already.
 
     The fleet loop carries the request out. Only `call_off` withdraws it.
     """
@@ -314,8 +340,8 @@ def change(
 
     Args:
         session: from `Database.write`.
-        lease: of the node's fleet.
-        node_id: of the node.
+        lease: lease of the node's fleet.
+        node_id: id of the node.
         initial_state: state of a created node, unless `changes` contains one.
         now: the time in UTC.
         **changes: the changed columns.

@@ -1,4 +1,6 @@
-"""Used nonces of agents, and browser sessions that were signed out. Unused nonces are not stored.
+"""Used nonces of agents, and browser sessions that were signed out.
+
+Unused nonces are not stored.
 
 Invariant: `spend` returns True once per nonce, even for concurrent calls.
 """

@@ -21,8 +21,9 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 
 class NoticeSource(StrEnum):
-    """Origin of a notice. EVENT: EventBridge, delivered once. STATUS: DescribeInstanceStatus. GROUP: the Auto Scaling
-    group.
+    """Origin of a notice.
+
+    EVENT: EventBridge, delivered once. STATUS: DescribeInstanceStatus. GROUP: the Auto Scaling group.
 
     STATUS and GROUP are polled: their notices are removed when AWS no longer reports them.
     """
@@ -49,7 +50,9 @@ class NoticeRecord:
 
 
 def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
-    """Store a notice, unless the same event is stored for this node and kind. An existing row is not changed.
+    """Store a notice, unless the same event is stored for this node and kind.
+
+    An existing row is not changed.
 
     Args:
         session: from `Database.write`.
@@ -70,7 +73,9 @@ def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
 def replace_polled(
     session: Session, source: NoticeSource, node_ids: Collection[str], found: Sequence[NoticeRecord], now: datetime
 ) -> bool:
-    """Replace the notices of a polled source by its newest answer, for the nodes in the question.
+    """Replace the notices of a polled source by its newest answer.
+
+    Only the notices of the nodes in the question are replaced.
 
     Args:
         session: from `Database.write`.
@@ -106,7 +111,10 @@ def replace_polled(
 
 
 def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
-    """Store a new expiry time of a terminating hook. Return whether the instance has a notice of a hook."""
+    """Store a new expiry time of a terminating hook.
+
+    Return whether the instance has a notice of a hook.
+    """
     held = update(Notice).where(Notice.node_id == node_id, Notice.source == NoticeSource.GROUP)
     return changed_rows(session.execute(held.values(ends_at=ends_at))) > 0
 

@@ -1,4 +1,6 @@
-"""Protection: the shards of all ranks and their holders, as the owners' agents report them.
+"""Protection: the shards of all ranks and their holders.
+
+The owners' agents report them.
 
 Invariant: a replica row is written when a holder joins, leaves or changes its view, but not for each step. Steps are in
 the rows of the shard and the job.
@@ -77,7 +79,7 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
 
     Args:
         session: from `Database.write`.
-        lease: of the job.
+        lease: lease of the job.
         shards: as their owners reported them.
         now: the time in UTC.
 

@@ -1,4 +1,6 @@
-"""Quotas: limits of a project's jobs and sources, and the AWS resources that its submitters may name.
+"""Quotas: limits of projects.
+
+A quota limits jobs and sources, and the AWS resources that submitters may name.
 
 Invariant: a quota never stops a running job. It applies to new and to waiting jobs.
 """

@@ -1,4 +1,4 @@
-"""Retention: deletes old rows of tables that grow without limit, in bounded passes.
+"""Retention: deletes old rows of growing tables, in bounded passes.
 
     intents        all, by creation time: keys of past minutes are not used again
     events         all

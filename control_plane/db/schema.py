@@ -1,4 +1,4 @@
-"""Schema versions: compares the database's revision with this code's, and migrates.
+"""Schema versions: checks and migrates the database's schema.
 
 Invariant: a server runs only on exactly the schema that its code needs.
 """
@@ -20,7 +20,9 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def migrations() -> Path:
-    """Return the folder of migrations: `alembic` in a checkout, or its copy in an installed package.
+    """Return the folder of migrations.
+
+    In a checkout this is `alembic`, in an installed package its copy.
 
     Returns:
         An existing folder.

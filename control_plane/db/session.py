@@ -94,7 +94,10 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether the database is SQLite: one local file, one writer, all commits visible in `data_version`."""
+        """Whether the database is SQLite.
+
+        SQLite is one local file with one writer, and its `data_version` shows all commits.
+        """
         return self.url.get_backend_name() == "sqlite"
 
     @contextmanager
@@ -105,8 +108,9 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """Yield a session that commits at the end of the block, or rolls back on an exception. No other writer runs
-        meanwhile.
+        """Yield a session that commits at the end of the block.
+
+        It rolls back on an exception. No other writer runs meanwhile, in any replica.
         """
         try:
             with Session(self._writing, expire_on_commit=False) as session, session.begin():
@@ -119,7 +123,10 @@ class Database:
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """Yield a connection that commits at the end of the block. It excludes all other writers and migrations."""
+        """Yield a connection that commits at the end of the block.
+
+        It excludes all other writers and migrations.
+        """
         with self._writing.begin() as connection:
             yield connection
 
@@ -140,12 +147,18 @@ def record_of(row: Base, kind: type[R]) -> R:
 def columns_of(
     row: Base | Row[*tuple[Any, ...]], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return the columns that a dataclass's fields name, except those in `leave_out`, which the caller converts."""
+    """Return the columns that a dataclass's fields name.
+
+    The caller converts the columns in `leave_out`, which are not returned.
+    """
     return {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in leave_out}
 
 
 def values_of(record: DataclassInstance, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a dataclass's fields as columns of a new row, without those in `leave_out`. Reverses `record_of`."""
+    """Return a dataclass's fields as columns of a new row.
+
+    The fields in `leave_out` are not returned. Reverses `record_of`.
+    """
     found = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in leave_out}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
 
@@ -174,7 +187,10 @@ def _read(url: str) -> URL:
 
 
 def _directory(url: URL) -> Path | None:
-    """Return the directory of SQLite's file. None for PostgreSQL and for an in-memory database."""
+    """Return the directory of SQLite's file.
+
+    None for PostgreSQL and for an in-memory database.
+    """
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         return None
     return Path(url.database).absolute().parent
@@ -191,7 +207,10 @@ def _place(url: URL) -> str:
 
 
 def postgresql_arguments(url: URL) -> dict[str, str | int]:
-    """Return libpq's parameters that the URL does not set. Connections to other machines require TLS."""
+    """Return libpq's parameters that the URL does not set.
+
+    Connections to other machines require TLS.
+    """
     others = url.query.get("host", ())
     hosts = [url.host or "", *([others] if isinstance(others, str) else others)]
     is_here = all(host == "" or host.startswith("/") or is_this_machine(host) for host in hosts)
@@ -225,7 +244,10 @@ def _plain_json(value: Any) -> str:
 
 
 def _make_sqlite_strict(engine: Engine) -> None:
-    """Configure SQLite: write-ahead log, full durability, foreign keys, and explicit transactions."""
+    """Configure SQLite for full durability and explicit transactions.
+
+    This also enables the write-ahead log and foreign keys.
+    """
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:

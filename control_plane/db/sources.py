@@ -36,7 +36,7 @@ def get(session: Session, sha256: str, project: str | None) -> SourceRecord:
     Args:
         session: from `Database.read` or `Database.write`.
         sha256: id of the source.
-        project: of the upload. None: any project.
+        project: project of the upload. None: any project.
 
     Returns:
         The stored source.
@@ -51,7 +51,10 @@ def get(session: Session, sha256: str, project: str | None) -> SourceRecord:
 
 
 def find(session: Session, sha256: str, project: str | None) -> SourceRecord | None:
-    """Return one source, or None if the project has not uploaded it. A project of None matches any."""
+    """Return one source, or None if the project has not uploaded it.
+
+    A project of None matches any.
+    """
     query = select(Source).where(Source.sha256 == sha256).order_by(Source.project).limit(1)
     row = session.scalar(query if project is None else query.where(Source.project == project))
     return None if row is None else record_of(row, SourceRecord)
@@ -91,7 +94,9 @@ def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -
 def put_upload(
     session: Session, sha256: str, project: str, *, archive_bytes: int, now: datetime, expires_at: datetime
 ) -> None:
-    """Reserve a project's quota for an upload, and replace an earlier reservation of the same archive.
+    """Reserve a project's quota for an upload.
+
+    An earlier reservation of the same archive is replaced.
 
     Expired reservations of all projects are deleted.
     """

@@ -127,7 +127,9 @@ def page(
     after: tuple[datetime, str] | None,
     limit: int,
 ) -> tuple[TokenRecord, ...]:
-    """Return user and join tokens, oldest first. Session tokens of agents are not listed.
+    """Return user and join tokens, oldest first.
+
+    Session tokens of agents are not listed.
 
     Args:
         session: from `Database.read` or `Database.write`.
@@ -209,7 +211,10 @@ def good_ids(session: Session, token_ids: Collection[str], now: datetime) -> fro
 
 
 def is_revoked(session: Session, token_id: str) -> bool:
-    """Return True if a token was revoked or deleted. A token that has only expired counts as not revoked."""
+    """Return True if a token was revoked or deleted.
+
+    A token that has only expired counts as not revoked.
+    """
     row = session.get(Token, token_id)
     return row is None or row.revoked_at is not None
 
@@ -219,7 +224,7 @@ def require_another_admin(session: Session, token_id: str) -> None:
 
     Args:
         session: from `Database.write`.
-        token_id: of the token to revoke.
+        token_id: id of the token to revoke.
 
     Raises:
         Conflict: it is the last administrator's token without an expiry.
@@ -255,7 +260,10 @@ def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str |
 
 
 def revoke_sessions_of_fleet(session: Session, fleet_name: str, now: datetime) -> None:
-    """Revoke the session tokens of all nodes of a fleet. Called when the fleet is deleted."""
+    """Revoke the session tokens of all nodes of a fleet.
+
+    Called when the fleet is deleted.
+    """
     query = update(Token).where(
         Token.fleet_name == fleet_name, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None)
     )

@@ -1,4 +1,4 @@
-"""Reconciliation: the loops over jobs and fleets, the connections of agents, and the poller of AWS.
+"""Reconciliation of jobs and fleets: loops, agents' connections, polls of AWS.
 
     agents ────────┐
     cloud_watch ───┼─▶ observer ──▶ core.job | core.fleets ──▶ executor   a pass of `runner`, under the entity's lease

@@ -1,4 +1,4 @@
-"""The registry of connected agents: the newest report of each agent, and the messages queued for it.
+"""The registry of connected agents: newest reports and queued messages.
 
     websocket route (api)                       job and fleet loop
       accept(hello, fleet) → connection           views()            newest report of each agent, and its time
@@ -153,7 +153,9 @@ class AgentRegistry:
         self._lost: deque[NodeId] = deque(maxlen=1024)
 
     def accept(self, hello: Hello, fleet: FleetName) -> AgentConnection:
-        """Register a new connection. An older connection of the node ends: its `next_message` returns None.
+        """Register a new connection.
+
+        An older connection of the node ends: its `next_message` returns None.
 
         The websocket route calls this once it has verified the agent's token.
 
@@ -211,7 +213,10 @@ class AgentRegistry:
         return {node_id: view for node_id, view in self._views.items() if view.is_connected}
 
     def measured(self, run: RunId, generation: Generation) -> Mapping[NodeId, Mapping[str, float]]:
-        """Return the newest measurements of each connected node of a generation: values by metric name."""
+        """Return the newest measurements of a generation, by node and metric name.
+
+        Only connected nodes are included.
+        """
         members = (
             (node_id, view.report.member) for node_id, view in self.connected().items() if view.report is not None
         )
@@ -264,18 +269,22 @@ class AgentRegistry:
         self._refused[node_id] += 1
 
     def refused_count(self, node_id: NodeId) -> int:
-        """Return how many messages of this node's agent were rejected since this server started."""
+        """Return how many messages of this node's agent this server has rejected."""
         return self._refused[node_id]
 
     def hint(self) -> None:
-        """Wake the loops after a change that did not come from an agent, such as a request or a notice.
+        """Wake the loops after a change that no agent reported.
+
+        Examples are a user's request and a notice of AWS.
 
         Must run on the server's event loop.
         """
         self._wake()
 
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
-        """Wait for the first change that the caller has not seen, or for the timeout. Several loops may wait.
+        """Wait for the first change that the caller has not seen, or for the timeout.
+
+        Several loops may wait.
 
         Args:
             seen: result of the previous call; 0 for the first call.
@@ -296,7 +305,10 @@ class AgentRegistry:
         self._watched = runs
 
     def take_lost(self) -> Iterator[NodeId]:
-        """Yield the nodes whose connection broke since the last call. The caller then polls AWS at once."""
+        """Yield the nodes whose connection broke since the last call.
+
+        The caller then polls AWS at once.
+        """
         while self._lost:
             yield self._lost.popleft()
 
@@ -331,7 +343,10 @@ class AgentRegistry:
 
 
 def _news(report: AgentReport) -> object:
-    """Return the part of a report that wakes the loops when it changes: everything except training progress."""
+    """Return the part of a report whose changes wake the loops.
+
+    This is everything except training progress.
+    """
     member = report.member
     if member is None:
         return report.notices

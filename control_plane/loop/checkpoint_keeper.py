@@ -1,4 +1,6 @@
-"""Deletes checkpoints from S3: at a user's request, or beyond the job's retention limits (`CheckpointConfig`).
+"""Deletes checkpoints from S3.
+
+Users request deletions, and the job's limits (`CheckpointConfig`) cause them.
 
     complete ──▶ deleting: no restore may start from it ──▶ delete the manifest ──▶ delete the other objects ──▶ deleted
 
@@ -81,7 +83,10 @@ class CheckpointKeeper:
                 log.info("run %s: it is gone, and its checkpoints with it", run_id)
 
     def _begin(self, run_id: str) -> None:
-        """Mark checkpoints beyond the job's limits as deleting. The same transaction reads which ones the job needs."""
+        """Mark checkpoints beyond the job's limits as deleting.
+
+        The same transaction reads which ones the job needs.
+        """
         with self._database.write() as session:
             job = jobs.get_run(session, run_id)
             if job.spec.checkpoint_max_count is None and job.spec.checkpoint_max_age_seconds is None:
@@ -122,14 +127,16 @@ def restorable(session: Session, job: JobRecord) -> RestorableCheckpoint | None:
 
 
 def is_same(checkpoint: CheckpointRecord, other: RestorableCheckpoint | None) -> bool:
-    """Return whether a stored checkpoint and a record of the core are the same checkpoint."""
+    """Return whether a stored checkpoint and a core record are the same checkpoint."""
     return other is not None and (checkpoint.generation, checkpoint.step) == (other.generation, other.step)
 
 
 def delete(
     database: Database, objects: ObjectStore, run_id: str, checkpoint: CheckpointRecord, now: datetime
 ) -> CheckpointRecord:
-    """Delete the objects of a checkpoint in state deleting, and record the event once. Blocks on S3. Idempotent.
+    """Delete the objects of a checkpoint in state deleting, and record the event once.
+
+    Blocks on S3. Idempotent.
 
     The manifest is deleted first, so that an incomplete checkpoint never looks complete. All other objects in its
     folder belong to the same generation and step.
@@ -137,7 +144,7 @@ def delete(
     Args:
         database: lists the checkpoint.
         objects: S3.
-        run_id: of the job.
+        run_id: run id of the job.
         checkpoint: in state deleting.
         now: time of the event.
 

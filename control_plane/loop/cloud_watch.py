@@ -1,7 +1,9 @@
-"""Polls AWS in the background. The loops read the newest answer and never wait for AWS.
+"""Polls AWS in the background.
+
+The loops read the newest answer and never wait for AWS.
 
 - Groups and instances: every `POLL_SECONDS`, and at once after a lost connection, an AWS event or a change of the
-  group.
+group.
 - Scheduled events and network topology: every `CLOSE_SECONDS`, and at once for new instances.
 - Status checks: every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent.
 
@@ -88,7 +90,9 @@ class _Known:
 
 
 class CloudWatch:
-    """AWS's newest answer about each fleet. There is one per server, used on the server's event loop only.
+    """AWS's newest answer about each fleet.
+
+    There is one per server, used on the server's event loop only.
 
     Args:
         database: holds the fleets and nodes to ask about, and receives notices.
@@ -121,7 +125,10 @@ class CloudWatch:
         self._look_closer = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Poll until `stop` is set. A failure of one fleet is logged once, retried, and does not delay other fleets."""
+        """Poll until `stop` is set.
+
+        A failure of one fleet is logged once, retried, and does not delay other fleets.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._repeat(stop, partial(self.poll, patience_seconds=POLL_SECONDS), self._look))
@@ -206,12 +213,15 @@ class CloudWatch:
         self.look_now()
 
     def changed(self, fleet: FleetName) -> None:
-        """Invalidate all answers to older questions: a change of the fleet's group was just requested."""
+        """Invalidate all answers to older questions.
+
+        Called when a change of the fleet's group was just requested.
+        """
         self._not_before[fleet] = self._monotonic()
         self._look.set()
 
     def group(self, fleet: FleetName) -> CloudView | None:
-        """Return the newest answer that includes all requested changes, or None if no such answer has arrived yet."""
+        """Return the newest answer that includes all requested changes, or None."""
         view = self._views.get(fleet)
         return view if view is not None and view.asked_at > self._not_before.get(fleet, float("-inf")) else None
 
@@ -229,7 +239,7 @@ class CloudWatch:
         return condition, words
 
     def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
-        """Mark a node whose agent is silent, so that the status checks of its instance are polled more often.
+        """Mark a node with a silent agent, to poll its status checks more often.
 
         The mark expires: callers repeat it in each pass while the agent is silent.
         """
@@ -247,17 +257,26 @@ class CloudWatch:
         return f"EC2 reports its {' and '.join(failed)} status check{'s' if len(failed) > 1 else ''} as impaired"
 
     def domains(self, fleet: FleetName) -> Mapping[NodeId, str]:
-        """Return the innermost network node of each instance. Nodes without topology data are missing."""
+        """Return the innermost network node of each instance.
+
+        Nodes without topology data are missing.
+        """
         known = self._known.get(fleet)
         return dict(known.domains) if known is not None else {}
 
     def waiting_words(self, fleet: FleetName) -> str:
-        """Return AWS's reason why the group's instances do not start. Empty while instances start normally."""
+        """Return AWS's reason why the group's instances do not start.
+
+        Empty while instances start normally.
+        """
         view = self._views.get(fleet)
         return waiting_words(view.group) if view is not None else ""
 
     def launch_failed_at(self, fleet: FleetName) -> float | None:
-        """Return the Unix time of the newest failed launch, or None if a later launch succeeded."""
+        """Return the Unix time of the newest failed launch.
+
+        Return None if a later launch succeeded.
+        """
         view = self._views.get(fleet)
         return view.group.failed_at if view is not None else None
 
@@ -299,7 +318,10 @@ class CloudWatch:
         return found
 
     def _note_held(self, group: GroupState, instances: Mapping[NodeId, InstanceState], about: _Known) -> None:
-        """Store a notice for each instance that a terminating hook holds, with the time at which the hook expires."""
+        """Store a notice for each instance that a terminating hook holds.
+
+        The notice contains the time at which the hook expires.
+        """
         held = _held(group, instances)
         if not held and not about.has_held:
             return
@@ -320,7 +342,10 @@ class CloudWatch:
         about.has_held = bool(held)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
-        """Ask for status and topology where due. Return whether an answer changed; an AWS error changes nothing."""
+        """Ask for status and topology where due.
+
+        Return whether an answer changed; an AWS error changes nothing.
+        """
         asked_at = self._monotonic()
         is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
         is_news = False
@@ -356,7 +381,10 @@ class CloudWatch:
         return is_news or bool(networks)
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
-        """Ask EC2 for scheduled events and status checks of instances. Return whether an answer changed."""
+        """Ask EC2 for scheduled events and status checks of instances.
+
+        Return whether an answer changed.
+        """
         try:
             found = self._operator.statuses(sorted(ids))
         except CloudError as error:
@@ -414,7 +442,10 @@ def _first_line(error: CloudError) -> str:
 
 
 def _hook_seconds(group: GroupState) -> float:
-    """Return the shortest timeout of the group's terminating hooks: for this long an instance is held."""
+    """Return the shortest timeout of the terminating hooks, in seconds.
+
+    An instance is held for at least this long.
+    """
     timeouts = [hook.heartbeat_timeout for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
     return min(timeouts, default=MAX_HOOK_TIMEOUT).total_seconds()
 

@@ -1,4 +1,6 @@
-"""Runs commands of users beside ranks: sends each command to its agent once, and returns the answer to all callers.
+"""Runs commands of users beside ranks.
+
+The agent receives each command once. All callers with the same command id receive the same answer.
 
     run(node, command) ──▶ RunCommand ──▶ agent
                        ◀── CommandEnded ──      ended(node, answer)
@@ -83,7 +85,7 @@ class CommandDesk:
         """Send a command to an agent and wait for its answer.
 
         Args:
-            node_id: of the agent.
+            node_id: id of the agent.
             command: the command. If its id is kept already, wait for that command's answer.
 
         Returns:
@@ -111,7 +113,10 @@ class CommandDesk:
             raise NotAnswered from None
 
     def ended(self, node_id: NodeId, answer: CommandEnded) -> None:
-        """Accept an agent's answer. An answer to a command that this agent did not receive is dropped."""
+        """Accept an agent's answer.
+
+        An answer to a command that this agent did not receive is dropped.
+        """
         asked = self._asked.get(answer.command_id)
         if asked is not None and asked.node_id == node_id and not asked.answer.done():
             asked.answer.set_result(answer)

@@ -1,4 +1,6 @@
-"""Delivers new events to followers. One task reads the table for all followers of this server.
+"""Delivers new events to followers.
+
+One task reads the table for all followers of this server.
 
                     every `poll_seconds`, while there are followers
     table event ──▶ newest events, in memory  ──▶ followers that are up to date
@@ -73,7 +75,10 @@ class Interest:
     fleet_name: str | None
 
     def has(self, event: EventRecord) -> bool:
-        """Return whether the follower receives this event. `events.page` applies the same filter in SQL."""
+        """Return whether the follower receives this event.
+
+        `events.page` applies the same filter in SQL.
+        """
         return (
             (self.project is None or event.project == self.project)
             and (self.job_name is None or event.job_name == self.job_name)
@@ -98,7 +103,9 @@ class _Follower:
 
 
 class EventFeed:
-    """All event streams of one server. Runs on the server's event loop; reads the database in threads.
+    """All event streams of one server.
+
+    Runs on the server's event loop; reads the database in threads.
 
     Args:
         database: holds events and tokens.
@@ -206,7 +213,10 @@ class EventFeed:
             self._recent.clear()
 
     def _take(self, ended: frozenset[str], found: tuple[EventRecord, ...], newest: int) -> None:
-        """Apply one poll's result. Expired tokens come first, because the poll read tokens before events."""
+        """Apply one poll's result.
+
+        Expired tokens come first, because the poll read tokens before events.
+        """
         now = self._now()
         for follower in self._followers:
             interest = follower.interest

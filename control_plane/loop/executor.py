@@ -1,4 +1,4 @@
-"""Executes decisions: sends messages to agents, calls AWS, and writes manifests to S3.
+"""Executes decisions: messages to agents, calls to AWS, manifests in S3.
 
 Messages are idempotent and repeat stored state, so they need no record. A call that changes AWS or S3 is recorded in
 the database before the attempt, as an intent under the lease. Its outcome is recorded afterwards. An intent that is
@@ -100,8 +100,8 @@ def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
 
     Args:
         secret: the server secret.
-        run: of the job.
-        generation: of the run.
+        run: run id of the job.
+        generation: generation of the run.
 
     Returns:
         32 bytes.
@@ -201,7 +201,7 @@ class Executor:
         that hangs delays only this group.
 
         Args:
-            lease: of the fleet.
+            lease: lease of the fleet.
             actions: the changes.
             changed: called before and after each change of the group's members, to invalidate older answers of AWS.
         """
@@ -215,7 +215,7 @@ class Executor:
         fails is not retried.
 
         Args:
-            run: of the job.
+            run: run id of the job.
             group: the Auto Scaling group of its fleet.
             drill: in state STRUCK.
         """

@@ -1,4 +1,6 @@
-"""Sends the events of jobs to an EventBridge bus or SNS topic, at least once and in order per job.
+"""Sends the events of jobs to an EventBridge bus or SNS topic.
+
+Each event is sent at least once, and in order per job.
 
     claim the lease ──▶ read events after the position ──▶ send one event per job ──▶ store the position ──▶ …
 
@@ -38,11 +40,13 @@ MOST_RETRY_SECONDS: Final = 300.0
 
 
 class Exporter(ABC):
-    """Base class of export loops: holds the lease, repeats the passes, backs off and records failures.
+    """Base class of export loops.
+
+    It holds the lease, repeats the passes, backs off and records failures.
 
     Args:
         database: stores the export's state.
-        name: of the export.
+        name: name of the export.
         leaser: used by this loop only.
         now: returns the time in UTC.
     """
@@ -90,7 +94,10 @@ class Exporter(ABC):
         return retry_seconds(self.failure_count) if self.failure_count else self.look_seconds
 
     def _claim(self, session: Session) -> tuple[Lease, exports.ExportRecord] | None:
-        """Return the lease and the export's stored state, or None while another replica holds the lease."""
+        """Claim the lease and read the export's state.
+
+        Return None while another replica holds the lease.
+        """
         exports.ensure(session, self._name)
         self._lease = self._leaser.claim(session, "export", self._name)
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
@@ -130,7 +137,7 @@ class EventExporter(Exporter):
 
     Args:
         database: holds the events and the export's position.
-        name: of the export, which is the receiver's ARN.
+        name: name of the export, which is the receiver's ARN.
         sink: client of the receiver.
         leaser: used by this loop only.
         now: returns the time in UTC.
@@ -168,7 +175,10 @@ class EventExporter(Exporter):
 
 
 def retry_seconds(failure_count: int) -> float:
-    """Return the pause after consecutive failures (at least one). It doubles up to `MOST_RETRY_SECONDS`."""
+    """Return the pause after consecutive failures (at least one).
+
+    It doubles up to `MOST_RETRY_SECONDS`.
+    """
     return float(min(MOST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failure_count - 1, 16)))
 
 
@@ -182,7 +192,10 @@ class _Taken:
 
 
 def _first(page: Sequence[EventRecord]) -> _Taken:
-    """Return the first events of a page, each of another job. One call may send them: the order per job holds."""
+    """Return the first events of a page, each of another job.
+
+    One call may send them: the order per job holds.
+    """
     taken, jobs = _Taken(), set[str]()
     for event in page:
         if event.job_name is not None:

@@ -1,4 +1,6 @@
-"""Prometheus metrics of this process's loops. They are not stored and start at zero with the process.
+"""Prometheus metrics of this process's loops.
+
+They are not stored and start at zero with the process.
 
 Names, units and labels follow https://prometheus.io/docs/practices/naming. Invariant: the number of series is constant.
 It depends on the loops, lease kinds and recovery phases, not on jobs, fleets or time.

@@ -1,4 +1,6 @@
-"""Copies the ranks' output from S3 into a CloudWatch log group, at least once and in order per node.
+"""Copies the ranks' output from S3 into a CloudWatch log group.
+
+Each line is sent at least once, and in order per node.
 
     stream   `<job>/<run>/<node>`        message   {"generation", "rank", "stream", "message"} as JSON
 

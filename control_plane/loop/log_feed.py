@@ -1,4 +1,6 @@
-"""Passes log lines from agents to log followers. Used on the server's event loop only.
+"""Passes log lines from agents to log followers.
+
+Used on the server's event loop only.
 
 Invariant: each follower's queue is bounded. Dropped lines are in the object store, and gaps in the line numbers show
 the follower that lines are missing.
@@ -31,7 +33,7 @@ class LogFollower:
     """One open reader of a run's log.
 
     Args:
-        token_id: of the token with which the reader authenticated.
+        token_id: id of the token with which the reader authenticated.
     """
 
     def __init__(self, token_id: str) -> None:
@@ -73,7 +75,7 @@ class LogFeed:
 
         Args:
             run: the run whose lines it receives.
-            token_id: of the reader's token.
+            token_id: id of the reader's token.
 
         Yields:
             The follower.

@@ -151,7 +151,10 @@ class _OfNode:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Cached facts about a chunk. A reader at the chunk's end need not download it again while its ETag is the same."""
+    """Cached facts about a chunk.
+
+    A reader at the chunk's end need not download it again while its ETag is the same.
+    """
 
     etag: str
     end: int
@@ -172,7 +175,7 @@ class LogReader:
     Args:
         objects: S3, which holds the chunks.
         place: prefix of the run's log.
-        generations: of the run, oldest first.
+        generations: generations of the run, oldest first.
         alive: ids of the nodes that have not ended.
         has_ended: whether the job has ended.
         now: returns the time in UTC.
@@ -212,7 +215,7 @@ class LogReader:
         return Cursor(wanted.generation or min(self._facts, default=0))
 
     def tail(self, wanted: LogFilter) -> Cursor:
-        """Return the cursor at the log's present end, behind all gaps that are already certain."""
+        """Return the cursor at the log's present end, behind all certain gaps."""
         number = wanted.generation or max(self._facts, default=0)
         return self._end_of(number) if number in self._facts else Cursor(number)
 
@@ -334,7 +337,10 @@ class LogReader:
         return found
 
     def _is_awaited(self, facts: GenerationFacts | None, node: NodeId) -> bool:
-        """Return whether a node may still upload lines itself. Until then its peers' chunks are ignored."""
+        """Return whether a node may still upload lines itself.
+
+        Until then its peers' chunks are ignored.
+        """
         over_since = None if facts is None else facts.over_since
         return over_since is None or (node in self._alive and self._now() - over_since < PATIENCE)
 
@@ -366,7 +372,7 @@ class LogReader:
         return known
 
     def _beyond(self, of_node: _OfNode) -> list[tuple[_Stored, LogLine, int]]:
-        """Return the lines that peers stored after the node's own chunks, with their numbers.
+        """Return the numbered lines that peers stored after the node's own chunks.
 
         Lines that no peer stored are represented by a gap.
         """
@@ -426,7 +432,9 @@ class LogReader:
                     yield _event(line, node, chunk.reference), number
 
     def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, _OfNode]) -> tuple[bool, list[LogEvent]]:
-        """Return whether a generation's log is final, and a gap for each node that did not mark its end.
+        """Return whether a generation's log is final, and its gaps.
+
+        A node that did not mark its end has a gap.
 
         The log is final if the generation is over and no node is awaited.
         """

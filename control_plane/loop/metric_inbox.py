@@ -28,7 +28,10 @@ class MetricInbox:
         self.filled = asyncio.Event()
 
     def take(self, node_id: NodeId, agent_id: str, batch: MetricBatch) -> None:
-        """Keep a node's batch. A batch that an agent sends again replaces the earlier copy."""
+        """Keep a node's batch.
+
+        A batch that an agent sends again replaces the earlier copy.
+        """
         self._received[node_id] = Received(agent_id, batch)
         self.filled.set()
 

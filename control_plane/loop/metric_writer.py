@@ -66,7 +66,10 @@ class MetricWriter:
             stopping.cancel()
 
     async def flush(self) -> None:
-        """Store all waiting batches and confirm them. An agent sends an unconfirmed batch again."""
+        """Store all waiting batches and confirm them.
+
+        An agent sends an unconfirmed batch again.
+        """
         for node_id, received in self._registry.logged.empty().items():
             batch = received.batch
             try:

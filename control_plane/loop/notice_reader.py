@@ -1,4 +1,6 @@
-"""Reads AWS events from an SQS queue: stores notices, and triggers a poll of AWS for every event.
+"""Reads AWS events from an SQS queue.
+
+Notices are stored. Each event triggers a poll of AWS.
 
 A message is deleted after its notice is stored, or after the refusal of the message is recorded. A replica that dies in
 between causes a second delivery, which changes nothing.
@@ -41,7 +43,9 @@ EXCERPT_CHARACTERS = 300
 
 
 class NoticeReader:
-    """The loop that reads one queue of events. There is one per server; servers may share a queue.
+    """The loop that reads one queue of events.
+
+    There is one per server; servers may share a queue.
 
     Args:
         queue: the SQS queue; called in threads. A call in progress is abandoned when the server stops.
@@ -116,7 +120,10 @@ class NoticeReader:
         return len(messages)
 
     async def _received(self) -> tuple[QueuedMessage, ...]:
-        """Wait for messages in a daemon thread. Return none as soon as the server stops, and abandon the thread."""
+        """Wait for messages in a daemon thread.
+
+        Return none as soon as the server stops, and abandon the thread.
+        """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()
 

@@ -1,4 +1,6 @@
-"""Combines the database, the agents' reports and AWS's newest answer into the input of one pass.
+"""Builds the input of a pass.
+
+The input combines the database, the agents' reports and AWS's newest answer.
 
 Invariant: no database session is open while this module waits for anything else. The silence of an agent counts only
 from the moment at which this server could have received a message.
@@ -70,7 +72,10 @@ class StoredJob:
 
     @property
     def fleet(self) -> fleets.FleetRecord | None:
-        """The job's fleet. None after the fleet was deleted, which is possible once its jobs have ended."""
+        """The job's fleet.
+
+        None after the fleet was deleted, which is possible once its jobs have ended.
+        """
         return self.around.fleets.get(self.around.name)
 
 
@@ -102,7 +107,10 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """Facts derived from one `Surroundings`. Computed once and used for all jobs of the fleet."""
+    """Facts derived from one `Surroundings`.
+
+    Computed once and used for all jobs of the fleet.
+    """
 
     of: Surroundings
     turns: Schedule
@@ -138,7 +146,9 @@ class Hearing:
             self._serves_since[fleet] = self._monotonic() + grace_seconds(self._timeouts)
 
     def beat(self) -> None:
-        """Record that the event loop runs. After a standstill of the process, all silences start at zero.
+        """Record that the event loop runs.
+
+        After a standstill of the process, all silences start at zero.
 
         Called on the server's event loop several times per lease, even while the loops are busy: a busy server still
         receives messages.
@@ -160,7 +170,10 @@ class Hearing:
         )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
-        """Return the seconds until the next silence exceeds its lease, or infinity. A pass is due at that moment."""
+        """Return the seconds until the next silence exceeds its lease, or infinity.
+
+        A pass is due at that moment.
+        """
         lease = self._timeouts.lease_seconds
         left = [
             lease - silent
@@ -205,7 +218,7 @@ class Observer:
         """Read all rows that a pass over a job needs. Blocks: call it in a thread.
 
         Args:
-            run: of the job.
+            run: run id of the job.
             known: `Surroundings` that were read before and may be reused. Missing ones are read together with the job.
 
         Returns:
@@ -287,7 +300,10 @@ class Observer:
         )
 
     def _sight(self, around: Surroundings, now: float) -> _Sight:
-        """Return the facts derived from `Surroundings`. They are cached while the same object is passed."""
+        """Return the facts derived from `Surroundings`.
+
+        They are cached while the same object is passed.
+        """
         known = self._sights.get(around.name)
         if known is not None and known.of is around:
             return known
@@ -317,7 +333,9 @@ class Observer:
         return sight
 
     def read_history(self, name: FleetName) -> FleetHistory:
-        """Read a fleet's history of failures and replacements. The result is cached for `HISTORY_SECONDS`.
+        """Read a fleet's history of failures and replacements.
+
+        The result is cached for `HISTORY_SECONDS`.
 
         Blocks: call it in a thread.
         """
@@ -338,7 +356,7 @@ class Observer:
         """Read a fleet with its nodes and unfinished jobs. Blocks: call it in a thread.
 
         Args:
-            name: of the fleet.
+            name: name of the fleet.
             now: end of the period in which replacements count.
 
         Returns:
@@ -368,7 +386,10 @@ class Observer:
     def observe_fleet(
         self, stored: StoredFleet, view: CloudView, history: FleetHistory
     ) -> tuple[FleetSpec, FleetObserved]:
-        """Return the core's input for a pass over a fleet. Runs on the server's event loop and does not wait."""
+        """Return the core's input for a pass over a fleet.
+
+        Runs on the server's event loop and does not wait.
+        """
         name = FleetName(stored.fleet.name)
         views = self._registry.views()
         by_id = {NodeId(row.id): row for row in stored.nodes}

@@ -1,4 +1,6 @@
-"""Converts between database rows and the core's records. Pure: no I/O and no decisions.
+"""Converts between database rows and the core's records.
+
+Pure: no I/O and no decisions.
 
 Invariant: a core record that is stored and read back is equal to the original.
 """
@@ -37,7 +39,7 @@ from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, So
 
 
 class Memo(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a job that the job loop needs in its next pass, stored as one JSON column.
+    """State that the job loop needs in its next pass, stored as one JSON column.
 
     Callers of the API see only the `suspicion`, through `suspicion_of`.
     """
@@ -182,7 +184,9 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
 
 
 def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobUpdate:
-    """Return the columns that the core has decided for a job, including its cost at the fleet's price.
+    """Return the columns that the core has decided for a job.
+
+    They include the job's cost at the fleet's price.
 
     The job's state is not among them: `jobs.transition` writes it.
     """
@@ -245,7 +249,10 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
 
 
 def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
-    """Convert a complete checkpoint to the core's record. Return None if it is incomplete or being deleted."""
+    """Convert a complete checkpoint to the core's record.
+
+    Return None if it is incomplete or being deleted.
+    """
     manifest = stored.contents()
     if manifest is None or stored.state != checkpoints.COMPLETE:
         return None
@@ -277,7 +284,9 @@ def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> i
 
 
 def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: float | None) -> incidents.IncidentUpdate:
-    """Return the columns of an incident that can change, including its cost at the fleet's price.
+    """Return the columns of an incident that can change.
+
+    They include its cost at the fleet's price.
 
     The duration of a phase is None until the phase has ended.
     """
@@ -488,7 +497,10 @@ def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Not
 
 
 def own_notices(report: AgentReport | None) -> tuple[Notice, ...]:
-    """Return the notices from the node's instance metadata, according to its agent's newest report."""
+    """Return the notices from the node's instance metadata.
+
+    The agent's newest report contains them.
+    """
     if report is None:
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""Helpers for background work that repeats until the server stops: `repeat` and `pause`."""
+"""Helpers for background work that repeats until the server stops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 async def repeat(
     work: Callable[[], object], stop: asyncio.Event, *, seconds: float, trouble: str, more_seconds: float = 0.0
 ) -> None:
-    """Call `work` in a thread again and again until `stop` is set. An exception is logged, and the next call follows.
+    """Call `work` in a thread again and again until `stop` is set.
+
+    An exception is logged, and the next call follows.
 
     Args:
         work: may block. It returns True if more work is due at once.

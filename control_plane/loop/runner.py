@@ -1,4 +1,4 @@
-"""Runs all loops of a replica: passes over jobs and fleets, and background work (docs/design.md#control-loops).
+"""Runs all loops of a replica (docs/design.md#control-loops).
 
 A pass handles one job or one fleet: claim its lease, observe, decide, act, and apply the decision.
 
@@ -197,7 +197,9 @@ class Runner:
         self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
 
     async def sweep_fleets(self) -> None:
-        """Make a pass over each fleet. Disconnect the agents of fleets that another replica serves.
+        """Make a pass over each fleet.
+
+        Disconnect the agents of fleets that another replica serves.
 
         This replica cannot see the other one if only this replica has lost the database. So it also disconnects the
         agents of a fleet whose lease has expired after a failed pass. Otherwise the replica that serves the fleet would
@@ -237,10 +239,12 @@ class Runner:
         self.hearing.begin_anew(elsewhere)
 
     async def pass_over_job(self, run: RunId, around: dict[FleetName, Surroundings] | None = None) -> Decision | None:
-        """Claim, observe, decide, act and apply; repeat while the decision requests another pass at once.
+        """Claim, observe, decide, act and apply.
+
+        Repeat this while the decision requests another pass at once.
 
         Args:
-            run: of the job.
+            run: run id of the job.
             around: rows that passes over other jobs of this sweep have read. This pass adds its own, and empties the
                 mapping
                 when it changes such rows. None: no shared rows.
@@ -303,7 +307,7 @@ class Runner:
         """Make one pass over a fleet.
 
         Args:
-            name: of the fleet.
+            name: name of the fleet.
 
         Returns:
             The decision. None while another replica holds the fleet's lease, or before AWS has answered.
@@ -634,7 +638,9 @@ class _Leases:
         self._held: dict[str, _Held] = {}
 
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
-        """Return the lease, claimed or renewed if due. Return None while another replica holds it.
+        """Return the lease, claimed or renewed if due.
+
+        Return None while another replica holds it.
 
         See `Leaser.claim` for `at_once`.
         """
@@ -659,12 +665,15 @@ class _Leases:
         return held.lease if held is not None and held.first_counter <= lease.counter else lease
 
     def holds(self, key: str) -> bool:
-        """Return whether this replica holds the lease and no other replica may have taken it over yet."""
+        """Return whether this replica certainly still holds the lease."""
         held = self._held.get(key)
         return held is not None and self._monotonic() - held.lease.taken_at < self._ttl_seconds
 
     def has_lapsed(self, key: str) -> bool:
-        """Return whether this replica held the lease and another replica may have taken it over since."""
+        """Return whether a lease of this replica has expired.
+
+        Another replica may have taken it over since.
+        """
         return key in self._held and not self.holds(key)
 
     def sees_another(self, key: str) -> bool:

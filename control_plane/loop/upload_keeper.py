@@ -31,11 +31,13 @@ LOOK_SECONDS: Final = 3_600.0
 
 
 class UploadKeeper:
-    """The loop that deletes old uploads. Several replicas may run it: deletion is idempotent.
+    """The loop that deletes old uploads.
+
+    Several replicas may run it: deletion is idempotent.
 
     Args:
         objects: S3.
-        bucket: of sources and uploads.
+        bucket: bucket of sources and uploads.
         now: returns the time in UTC.
     """
 
@@ -51,7 +53,10 @@ class UploadKeeper:
         )
 
     def look(self) -> int:
-        """Delete uploads that are older than `KEPT` and return their number. Blocks: call it in a thread."""
+        """Delete uploads that are older than `KEPT` and return their number.
+
+        Blocks: call it in a thread.
+        """
         count = 0
         before = self._now() - KEPT
         uploads = self._objects.list(ObjectReference(bucket=self._bucket, key=PREFIX))

@@ -52,7 +52,10 @@ class Verifier:
         self._now = now
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Verify requested checkpoints until `stop` is set. The next server repeats an unfinished verification."""
+        """Verify requested checkpoints until `stop` is set.
+
+        The next server repeats an unfinished verification.
+        """
         await repeat(
             partial(self.verify_next, stop.is_set),
             stop,
@@ -61,7 +64,9 @@ class Verifier:
         )
 
     def verify_next(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Verify the checkpoint with the oldest request. Blocks, for hours if it is large: call it in a thread.
+        """Verify the checkpoint with the oldest request.
+
+        Blocks, for hours if it is large: call it in a thread.
 
         Args:
             is_stopped: called before each chunk. True aborts the verification and keeps the request.
