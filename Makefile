@@ -33,6 +33,8 @@ check: setup  ## lint, types, contracts, and that what is made from the API is c
 	@$(BIN)/ruff format --check --quiet . || { echo "formatting differs: run make fix"; exit 1; }
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@test -x $(BIN)/pyright || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[check]'
+	@$(BIN)/pyright
 	@$(BIN)/pydoclint --quiet everstep control_plane worker infra
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m control_plane.contract --check

@@ -222,7 +222,7 @@ class EventDraft:
 
     Members of other projects must not read this event.
     """
-    detail: Mapping[str, object] = field(default_factory=dict)
+    detail: Mapping[str, object] = field(default_factory=dict[str, object])
     """Details that are too long for the message. JSON values only."""
 
 

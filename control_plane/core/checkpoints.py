@@ -77,7 +77,7 @@ def surplus(
     """
     newest_first = sorted(kept, key=lambda each: (each.step, each.generation), reverse=True)
     counted = [each for each in newest_first if each.is_counted]
-    beyond = set(counted[max_count:]) if max_count is not None else set()
+    beyond = set(counted[max_count:] if max_count is not None else ())
     going = [
         each
         for each in newest_first[1:]
@@ -110,7 +110,7 @@ def due(
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)
     done = {(checkpoint.generation, checkpoint.step) for checkpoint in known} | {*dropped}
-    manifests = []
+    manifests: list[PutManifest] = []
     for step, shards in sorted(_by_step(reports).items()):
         complete = all(Rank(rank) in shards for rank in range(plan.world_size))
         if not complete or (plan.generation, step) in done:
@@ -195,7 +195,7 @@ def _manifest(
 
 def _chain(lineage: tuple[GenerationRecord, ...], generation: Generation) -> tuple[tuple[Generation, Step], ...]:
     known = {record.generation: record for record in lineage}
-    chain = []
+    chain: list[tuple[Generation, Step]] = []
     while generation in known:
         chain.append((generation, known[generation].base_step))
         generation = known[generation].parent

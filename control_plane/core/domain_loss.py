@@ -72,7 +72,7 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
 
 def domain_count(placement: Placement, domains: Mapping[NodeId, str]) -> int:
     """Return the number of domains that hold shards, and so can be lost."""
-    return len(frozenset().union(*_edges(placement, domains)))
+    return len(frozenset[Domain]().union(*_edges(placement, domains)))
 
 
 def _own(node: NodeId) -> Domain:
@@ -100,7 +100,8 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
     for edge in edges:
         for domain in edge:
             touching[domain].append(edge)
-    left, found = set(edges), []
+    left = set(edges)
+    found: list[list[Edge]] = []
     for first in sorted(edges, key=sorted):
         reached = [first] if first in left else []
         left.discard(first)

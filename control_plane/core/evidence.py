@@ -293,7 +293,7 @@ def track_silences(
         One entry per silent node, sorted by id, for the next pass.
     """
     before = {silence.node_id: silence for silence in known}
-    tracked = []
+    tracked: list[Silence] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
         if (
             node.instance is InstanceCondition.ENDED
@@ -337,7 +337,7 @@ def track_impairments(
         One entry per impaired member, sorted by id, for the next pass.
     """
     before = {(each.node_id, each.is_out_of_view): each for each in known}
-    tracked = []
+    tracked: list[Impairment] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
         if node.instance is InstanceCondition.ENDED or is_silent(node, timeouts):
             continue  # AWS's report decides, or the silence is tracked instead

@@ -197,7 +197,7 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
 
     The agent has lost its state, or has promised another generation.
     """
-    faults = []
+    faults: list[Fault] = []
     for member in plan.nodes:
         node = nodes.get(member.node_id)
         if node is None or not node.is_connected or not node.has_reported:
@@ -358,7 +358,7 @@ def failed_sources(
     Returns:
         Refused and doubted sources. Both are empty if no load failed because of its shards.
     """
-    failed = []
+    failed: list[tuple[RefusedSource, bool]] = []
     for member in plan.nodes:
         report = reports.get(member.node_id)
         if report is None or report.phase is not MemberPhase.LOAD_FAILED:

@@ -68,7 +68,7 @@ def wanted(
         return tuple(known)
     kept = {move.node_id: move for move in known if move.is_history}
     before = {move.node_id: move for move in known}
-    found = []
+    found: list[Departure] = []
     for node_id in assigned:
         move = kept.get(node_id) or _departure(nodes[node_id], verdicts[node_id], now, not_before)
         if move is not None:

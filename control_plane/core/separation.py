@@ -59,9 +59,9 @@ class _Search:
     groups: list[Group]
     copies: int
     domains: Sequence[str]
-    original: dict[int, frozenset[int]] = field(default_factory=dict)
+    original: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
     """The holders of each shard before the first exchange."""
-    touched: set[int] = field(default_factory=set)
+    touched: set[int] = field(default_factory=set[int])
     """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:

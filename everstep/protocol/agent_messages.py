@@ -418,7 +418,7 @@ class MemberReport(Message, frozen=True):
     """Uploads of the newest two steps at most."""
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
-    longest: dict[str, float] = msgspec.field(default_factory=dict)
+    longest: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """Longest time in seconds for which any rank made no progress in this generation, by phase."""
     stacks: tuple[RankStacks, ...] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
@@ -429,7 +429,7 @@ class MemberReport(Message, frozen=True):
     """
     target: Step = Step(0)
     """Total steps of the training, as declared by the script. 0: not declared."""
-    measured: dict[str, float] = msgspec.field(default_factory=dict)
+    measured: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """The newest measurements on this node, by metric name: means over some seconds.
 
     Empty until the first iteration has ended.

@@ -153,7 +153,8 @@ def decode_chunk(data: bytes) -> tuple[ChunkHead | None, list[LogLine], int]:
     Returns:
         The head (None if it is incomplete), the intact lines, and the number of bytes that both occupy in `data`.
     """
-    head, lines, good = None, [], 0
+    head, good = None, 0
+    lines: list[LogLine] = []
     for row in data.splitlines(keepends=True):
         try:
             if not row.endswith(b"\n"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ _about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # n
 
 
 @contextmanager
-def about(**fields: object) -> Iterator[None]:
+def about(**fields: object) -> Generator[None, None, None]:
     """Add fields to every log line of the block, in this task and in threads that it awaits.
 
     Args:

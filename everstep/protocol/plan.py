@@ -142,7 +142,7 @@ class ScriptPlan(Message, frozen=True):
     inputs: tuple[InputChannel, ...] = ()
     project: str = ""
     """The job's project. Empty if the control plane is older than this field."""
-    secrets: dict[str, str] = msgspec.field(default_factory=dict)
+    secrets: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Location of each secret, by environment variable: `secretsmanager:NAME`, `ssm:NAME` or an ARN.
 
     Only the node fetches the values, directly from AWS. No Everstep message contains them.

@@ -206,7 +206,8 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         *digests,
         tuple((entry.offset, entry.offset + entry.bytes) for entry in entries),
     )
-    position, expected = 0, []
+    position = 0
+    expected: list[tuple[int, int]] = []
     for entry in entries:
         expected.append((position, position + entry.bytes))
         position += entry.bytes

@@ -93,7 +93,7 @@ def make_room(held: Sequence[HeldFile], wanted: Mapping[str, int], limit_bytes: 
     """
     there = {file.name for file in held}
     total = sum(file.bytes for file in held) + sum(size for name, size in wanted.items() if name not in there)
-    dropped = []
+    dropped: list[str] = []
     for file in sorted(held, key=lambda file: (file.used_at, file.name)):
         if total <= limit_bytes:
             break

@@ -136,15 +136,17 @@ class NodeFacts:
 class NodeHealth:
     """State carried from one reading to the next, and the present faults."""
 
-    xids: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    xids: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     """Last report of each (GPU index, Xid), monotonic seconds."""
-    slowed_since: Mapping[int, float] = field(default_factory=dict)
+    slowed_since: Mapping[int, float] = field(default_factory=dict[int, float])
     seen_up: frozenset[str] = frozenset()
-    errors: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    errors: Mapping[str, tuple[tuple[float, int], ...]] = field(
+        default_factory=dict[str, tuple[tuple[float, int], ...]]
+    )
     """Error counts of each network card within the window, oldest first, as (time, count)."""
     kills: tuple[tuple[float, int], ...] = ()
     low_since: float | None = None
-    waits: Mapping[str, DiskWait] = field(default_factory=dict)
+    waits: Mapping[str, DiskWait] = field(default_factory=dict[str, DiskWait])
     """Waits of volumes, by path of the file system."""
     faults: tuple[NodeFault, ...] = ()
 
@@ -191,7 +193,7 @@ def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
 
 
 def _of_gpus(gpus: Sequence[GpuFacts], xids: Mapping[tuple[int, int], float], slowed: set[int]) -> list[NodeFault]:
-    faults = []
+    faults: list[NodeFault] = []
     for gpu in gpus:
         device = f"gpu {gpu.index}"
         name = f"{device} ({gpu.name})" if gpu.name else device
@@ -222,7 +224,7 @@ def _of_gpus(gpus: Sequence[GpuFacts], xids: Mapping[tuple[int, int], float], sl
 def _of_links(
     links: Sequence[LinkFacts], seen_up: frozenset[str], errors: Mapping[str, tuple[tuple[float, int], ...]]
 ) -> list[NodeFault]:
-    faults = []
+    faults: list[NodeFault] = []
     for link in links:
         if not link.is_up and link.name in seen_up:
             faults.append(_fault(FaultCode.NIC_DOWN, f"network card {link.name} was up and is down", link.name))
@@ -265,7 +267,7 @@ def _of_disk(disk: DiskFacts, *, is_stuck: bool) -> list[NodeFault]:
 
 
 def _of_memory(*, is_low: bool, kill_count: int) -> list[NodeFault]:
-    faults = []
+    faults: list[NodeFault] = []
     if is_low:
         faults.append(
             _fault(

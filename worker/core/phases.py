@@ -30,7 +30,7 @@ class PhaseClock:
     since: float = 0.0
     """When the rank was first seen in its present place; monotonic seconds."""
     seen_at: float = 0.0
-    longest: Mapping[str, float] = field(default_factory=dict)
+    longest: Mapping[str, float] = field(default_factory=dict[str, float])
     """Longest finished duration of each phase, in seconds."""
     limit_seconds: float = 0.0
     """Limit that the script has announced for this phase; 0: none."""

@@ -109,7 +109,7 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
     """
     if committed is not None:
         return frozenset({committed})
-    return frozenset(planned) | (frozenset() if base is None else {base})
+    return frozenset(planned) | (frozenset[Content]() if base is None else {base})
 
 
 def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:

@@ -63,7 +63,8 @@ class RoundTree:
 
     def ancestors(self, node: NodeId) -> tuple[NodeId, ...]:
         """Return the nodes that `node` may dial: its parent first, the coordinator last; empty for the coordinator."""
-        above, position = [], self.order.index(node)
+        above: list[NodeId] = []
+        position = self.order.index(node)
         while position:
             position = (position - 1) // self.arity
             above.append(self.order[position])

@@ -65,7 +65,7 @@ def prepare(view: JobView) -> Decision:
         return _store_plan(view, roll)
     if (paused := _pause_without_nodes(view, roll)) is not None:
         return paused
-    waits = []
+    waits: list[str] = []
     if roll.vacancy_count:
         waits.append(waiting_words(view, roll.vacancy_count))
     if roll.late:

@@ -15,9 +15,13 @@ from control_plane.core.job.losses import exclusions_with, loss_faults, with_los
 from control_plane.core.job.sources import restorable_step, step_to_keep
 from control_plane.core.job.view import JobView, watched_seconds, with_record
 from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.jobs import Departure
+from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, InstanceCondition
 from control_plane.core.observed.steps import NO_STEP
 from control_plane.core.states import IncidentState
+from everstep.protocol.ids import NodeId
+from everstep.protocol.ids import NodeId
 
 NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED)
 """Causes of incidents in which the job lost a node's memory."""
@@ -113,7 +117,7 @@ def with_faulty(view: JobView) -> JobView:
     record, verdicts = view.record, dict(view.verdicts)
     tried = record.incident.kept_instance_ids if record.incident is not None else ()
     known = {move.node_id for move in record.moves if not move.has_left}
-    left = []
+    left: list[Departure] = []
     for each in view.verdicts.values():
         if each.standing is not Standing.IMPAIRED or each.node_id not in view.seen.assigned:
             continue
@@ -222,7 +226,9 @@ def without_departing(view: JobView) -> JobView:
     if any(node_id not in leaving for node_id in (*roll.late, *roll.unreachable)):
         return view  # the other members have not reported what they hold
     floor = step_to_keep(view, roll)
-    without, verdicts, kept, events = record, [], set(), []
+    without, kept = record, set[NodeId]()
+    verdicts: list[Verdict] = []
+    events: list[EventDraft] = []
     for move in due:  # one by one: of two members with the same shard, one may leave
         verdict = moves.verdict(move)
         fewer = replace(without, exclusions=exclusions_with(view, without, (verdict,)))

@@ -211,7 +211,7 @@ class FleetObserved:
 
     All of them have ended.
     """
-    rebooted: Mapping[NodeId, float] = field(default_factory=dict)
+    rebooted: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
     """When EC2 accepted the reboot of a REBOOTING node, in Unix seconds by node.
 
     For a node without an entry, the fleet must still request the reboot.

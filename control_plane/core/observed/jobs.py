@@ -88,7 +88,9 @@ class Exclusion:
         """What the fleet does about the node. It never terminates a node without permission."""
         if self.may_terminate:
             return self.remedy or Remedy.REPLACE
-        return self.remedy if self.remedy in (Remedy.RELEASE, Remedy.RETIRE) else Remedy.HOLD
+        if self.remedy is Remedy.RELEASE or self.remedy is Remedy.RETIRE:
+            return self.remedy
+        return Remedy.HOLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +166,7 @@ class Pace:
     """
 
     world_size: int = 0
-    longest: Mapping[str, float] = field(default_factory=dict)
+    longest: Mapping[str, float] = field(default_factory=dict[str, float])
     """The longest pause in seconds, by phase."""
 
 
@@ -247,7 +249,7 @@ class JobRecord:
     """Why the job stops, if no user requested the stop."""
     upload_seconds: float | None = None
     """How long the slowest shard of the newest checkpoint took to S3. None before the first."""
-    microseconds: Mapping[str, int] = field(default_factory=dict)
+    microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
     """The ledger: time by `accounting.Bucket`, up to `accounted_until`."""
     paused_microseconds_before_start: int = 0
     """The part of the job's paused time before `started_at`."""
