@@ -126,7 +126,7 @@ def choose(survey: Survey) -> Restore:
     """
     ranks = [Rank(rank) for rank in range(len(survey.owners))]
     found = [_sources_by_step(survey, rank) for rank in ranks]
-    common: set[Step] = set(found[0]).intersection(*found[1:]) if found else set[Step]()
+    common: set[Step] = set(found[0]).intersection(*found[1:]) if found else set()
     base = max(common, default=FIRST_STEP)
     sources = tuple(found[rank][base] for rank in ranks) if base > 0 else ((),) * len(ranks)
     return Restore(
