@@ -1,11 +1,11 @@
 """Hangs: when to read the stacks of ranks without progress, and when that is a fault (docs/design.md#failures).
 
-    limit of a phase        max(a floor, `FACTOR` × the longest pause of this job in this phase at this world size)
+    limit of a phase        max(a floor, `FACTOR` × the job's longest time without progress in it at this world size)
     first limit             agents read every rank's stacks, the user gets a warning, time counts as stalled
     second limit            agents read the stacks again, then every `stall_seconds`; a fault if the stacks prove a hang
 
-A script may declare a limit itself (`session.phase`). A deliberate pause is no hang before that limit. The declared
-limit is used without a factor, and pauses within it do not change the learned limits.
+A script may declare a limit itself (`session.phase`). Ranks that wait on purpose do not hang before that limit. The
+declared limit is used without a factor, and time within it does not change the learned limits.
 
 Stacks prove a hang in these cases:
 
@@ -38,7 +38,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 FACTOR = 5.0
-"""Multiple of a job's longest pause that makes a pause suspicious.
+"""Multiple of a job's longest time without progress from which a rank is suspected to hang.
 
 A job's step times usually differ by less, including snapshots and garbage collection.
 """
@@ -64,7 +64,7 @@ _FRAMES_TOLD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long a rank may pause, in seconds."""
+    """Limits for a rank's time without progress, in seconds."""
 
     first: float
     second: float
@@ -87,9 +87,9 @@ class Watched:
 
 
 def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport]) -> Pace:
-    """Return the pace, updated with the pauses that ranks have reported.
+    """Return the pace, updated with the times without progress that ranks have reported.
 
-    Pauses at another world size are discarded.
+    Times at another world size are discarded.
     """
     longest = dict(pace.longest) if pace.world_size == world_size else {}
     for report in reports.values():
@@ -103,7 +103,7 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, told: float = 0.0) -> Lim
 
     Args:
         phase: the phase, as ranks report it.
-        pace: the longest pauses of the job so far.
+        pace: the longest times without progress of the job so far.
         timeouts: the ladder. `stall_seconds`, `hang_seconds` and `new_phase_seconds` are the floors.
         told: the limit that the script declared for the phase, in seconds, or 0.
 
@@ -138,7 +138,7 @@ def watch(
     Args:
         now: Unix seconds.
         reports: the members' reports, of the newest generation.
-        pace: the longest pauses of the job so far.
+        pace: the longest times without progress of the job so far.
         suspicion: the stored suspicion of the previous pass, or None.
         timeouts: the ladder.
         is_heard: whether every member is connected. The evidence rules handle silent members.
@@ -204,7 +204,7 @@ def watch(
     seen_on = () if odd is None else (odd,)
     since = suspicion.since + max(
         status.limit_seconds for status in overdue.values()
-    )  # a declared pause counts as a hang only after its limit
+    )  # the hang begins after the limit that the script declared
     faults = tuple(
         Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence
     )
@@ -231,7 +231,7 @@ def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
 
 
 def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: Timeouts) -> bool:
-    """Return whether a rank has paused for longer than its first limit.
+    """Return whether a rank has made no progress for longer than its first limit.
 
     Such a rank probably cannot agree on a stop.
     """
@@ -241,7 +241,7 @@ def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: T
 
 
 def promised_seconds(reports: Mapping[NodeId, MemberReport]) -> float:
-    """Return the longest pause that the script declares for any live rank, in seconds, or 0."""
+    """Return the longest time without progress that the script declares for any live rank, or 0."""
     return max(
         (rank.limit_seconds for report in reports.values() for rank in report.ranks if rank.exit is None), default=0.0
     )
@@ -294,9 +294,9 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
-    """Return a sentence about ranks that pause within a limit that their script declared.
+    """Return a sentence about ranks without progress within a limit that their script declared.
 
-    Empty while the pause is no longer than an ordinary step may take.
+    Empty while the time is no longer than an ordinary step may take.
     """
     at_gate = {
         rank: status

@@ -144,8 +144,8 @@ _RUNGS = (
     _Rung(
         "stall",
         10,
-        "agents read the stacks of all ranks when a rank makes no progress for this long and for 5 times its "
-        "longest pause so far",
+        "agents read the stacks of all ranks when a rank makes no progress for this long and for 5 times the "
+        "job's longest time without progress so far",
         "reading stacks does not disturb training, and a final round has ended by then",
     ),
     _Rung(

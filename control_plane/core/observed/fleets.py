@@ -25,7 +25,7 @@ class FleetSpec:
     spare_probability: float | None = None
     """The wanted probability that a failure finds a free spare. It replaces `spare_count`."""
     is_deleting: bool = False
-    """A user requested the deletion: the fleet terminates all nodes, then it is deleted."""
+    """A user requested the deletion. The fleet terminates all nodes, then the control plane deletes the fleet."""
     is_blindness_lifted: bool = False
     """A person confirmed that the silent nodes are lost.
 

@@ -160,14 +160,14 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The longest pauses of a job's ranks before they moved on.
+    """The longest times that a job's ranks made no progress before they continued.
 
     `core.hangs` derives the limits of each phase from them.
     """
 
     world_size: int = 0
     longest: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The longest pause in seconds, by phase."""
+    """The longest time without progress in seconds, by phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
