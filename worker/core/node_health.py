@@ -98,10 +98,14 @@ class DiskWait:
     since: float | None
     """Start of the wait, monotonic seconds; None while no request waits."""
 
+    @property
+    def limit_seconds(self) -> float:
+        """Longest wait before the volume is reported as silent."""
+        return FIRST_SILENT_SECONDS if self.least_waiting is None else DEVICE_SILENT_SECONDS
+
     def is_stuck(self, now: float) -> bool:
         """Return whether the wait is long enough to report the volume as silent."""
-        patience = FIRST_SILENT_SECONDS if self.least_waiting is None else DEVICE_SILENT_SECONDS
-        return self.since is not None and now - self.since >= patience
+        return self.since is not None and now - self.since >= self.limit_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +176,12 @@ def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
     waits = {
         disk.path: _wait(before.waits.get(disk.path), disk.queue, now) for disk in facts.disks if disk.queue is not None
     }
-    stuck = {path for path, wait in waits.items() if wait.is_stuck(now)}
+    stuck = {path: wait.limit_seconds for path, wait in waits.items() if wait.is_stuck(now)}
     seen_up = before.seen_up | {link.name for link in facts.links if link.is_up}
     faults = (
         *_of_gpus(facts.gpus, xids, {index for index, since in slowed.items() if now - since >= THROTTLED_SECONDS}),
         *_of_links(facts.links, seen_up, errors),
-        *(fault for disk in facts.disks for fault in _of_disk(disk, is_stuck=disk.path in stuck)),
+        *(fault for disk in facts.disks for fault in _of_disk(disk, silent_seconds=stuck.get(disk.path))),
         *_of_memory(is_low=low_since is not None and now - low_since >= LOW_SECONDS, kill_count=_grown(kills)),
     )
     return NodeHealth(
@@ -251,9 +255,9 @@ def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
     )
 
 
-def _of_disk(disk: DiskFacts, *, is_stuck: bool) -> list[NodeFault]:
-    if is_stuck:
-        words = f"the disk below {disk.path} has finished none of its requests for {DEVICE_SILENT_SECONDS:g} s"
+def _of_disk(disk: DiskFacts, *, silent_seconds: float | None) -> list[NodeFault]:
+    if silent_seconds is not None:
+        words = f"the disk below {disk.path} has finished no request for {silent_seconds:g} s"
         return [_fault(FaultCode.DISK_SILENT, words, disk.path)]
     if disk.is_read_only:
         return [

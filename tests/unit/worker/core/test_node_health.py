@@ -175,3 +175,21 @@ def test_errors_count_within_a_minute_and_a_counter_may_begin_anew() -> None:
 
 def test_a_node_of_which_nothing_is_known_has_no_faults() -> None:
     assert judge(NodeHealth(), NodeFacts(at=1.0)).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("readings", "seconds"),
+    [
+        ((disk(1, 100, 0), disk(2, 100, 3), disk(2 + LONG, 100, 3)), DEVICE_SILENT_SECONDS),
+        ((disk(1, 100, 2), disk(FIRST_SILENT_SECONDS + 1, 100, 4)), FIRST_SILENT_SECONDS),
+    ],
+)
+def test_a_silent_disk_is_reported_with_the_limit_that_applied_to_it(
+    readings: tuple[NodeFacts, ...], seconds: float
+) -> None:
+    health = judge(NodeHealth(), WELL)
+    for reading in readings:
+        health = judge(health, reading)
+    assert [fault.message for fault in health.faults] == [
+        f"the disk below /state has finished no request for {seconds:g} s"
+    ]
