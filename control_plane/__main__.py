@@ -285,8 +285,8 @@ def listening(host: str, port: int) -> socket.socket:
     """Return a listening socket whose accepted connections have TCP_NODELAY set.
 
     Accepted connections inherit TCP_NODELAY from the listening socket. asyncio sets the option only on sockets whose
-    protocol number is set, and accepted sockets have none. Without the option, Nagle's algorithm delays a response body
-    until the client acknowledges the headers, which takes 40 ms on Linux.
+    protocol number is set, and accepted sockets have none. Without the option, a response's body waits for the
+    acknowledgement of its headers. This takes 40 ms on Linux.
     """
     listener = socket.create_server(
         (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
@@ -313,8 +313,8 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
             ws_ping_interval=settings.detection_seconds,
             ws_ping_timeout=4 * settings.detection_seconds,
         )
-        # uvicorn handles these signals itself. After its graceful stop it raises them again for the previous handlers;
-        # ignoring them here lets the process exit with code 0.
+        # After its graceful stop, uvicorn raises these signals again for the previous handlers. They are ignored here,
+        # so that the process exits with code 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         asyncio.run(Server(config).serve(sockets=[listener]))

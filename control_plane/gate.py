@@ -2,10 +2,10 @@
 
 uvicorn has no deadline for request headers, and no limit on connections per address.
 
-    until the headers are complete     closed after `HEADER_SECONDS` or more than `HEADER_BYTES`
-    until a request has a valid token  at most `max_strangers`; a new connection closes the oldest one of the busiest
-        address
-    afterwards                         not counted
+- Until its headers are complete, a connection is limited to `HEADER_SECONDS` and about `HEADER_BYTES`.
+- Until a request has a valid token, the connection counts toward `max_strangers`. At the limit, a new connection closes
+the oldest one of the address with the most connections.
+- Afterwards the connection is not limited.
 
 Slow and idle clients without a token therefore lose their connection as soon as its place is needed. A client that
 sends its request at once is served, even while thousands of slow connections share its address behind a proxy.

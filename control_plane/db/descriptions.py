@@ -1,12 +1,10 @@
 """Reads everything that DescribeTrainingJob returns, in two queries.
 
-One query reads the job's row with its joins, the other one its nodes.
+    job ─ newest generation ─ totals of its incidents ─ unfinished drill       one joined row
+    node                                                                       one row per node
 
-    job ─ its newest generation ─ totals of its incidents ─ its unfinished drill        one joined row
-    node                                                                                one row per node
-
-Waiters and scripts call DescribeTrainingJob most often. The queries use Core tables instead of ORM classes: the ORM
-would take longer to build its objects than the database takes to answer.
+Waiters and scripts call DescribeTrainingJob most often. The queries use Core tables, because creating ORM objects takes
+longer than the database's answer.
 
 Invariant: a description shows the job at one moment.
 """

@@ -225,8 +225,7 @@ def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> Fl
 def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
     """Record a user's statement that a fleet's silent nodes are lost. Idempotent.
 
-    While most of a fleet is silent, Everstep suspects its own network and does not replace silent nodes. The statement
-    lifts this restriction.
+    While most of a fleet is silent, Everstep does not consider silent nodes lost. The statement lifts this restriction.
 
     Args:
         session: from `Database.write`.

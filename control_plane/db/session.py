@@ -38,9 +38,9 @@ BUSY_TIMEOUT_MILLISECONDS = 5_000
 """Longest wait of a writer for another writer. Normal transactions take milliseconds."""
 
 SILENCE_MILLISECONDS = 10_000
-"""Time after which PostgreSQL ends the connection of a silent replica and releases its lock.
+"""Time limit for a silent replica: PostgreSQL ends its connection.
 
-It applies to idle transactions and to unacknowledged network traffic.
+The limit applies to idle transactions and to unacknowledged network traffic. It also frees the writers' lock.
 """
 WRITER_LOCK = 0x45560001
 """Number of the advisory lock of writers, within this database."""

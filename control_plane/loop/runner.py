@@ -197,13 +197,13 @@ class Runner:
         self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
 
     async def sweep_fleets(self) -> None:
-        """Make a pass over each fleet.
+        """Make a pass over each fleet. Disconnect the agents of fleets that another replica serves.
 
-        Disconnect the agents of fleets that another replica serves.
+        An agent of such a fleet must not stay connected here: the replica that serves the fleet would consider it
+        silent. A disconnected agent connects to the next address.
 
-        This replica cannot see the other one if only this replica has lost the database. So it also disconnects the
-        agents of a fleet whose lease has expired after a failed pass. Otherwise the replica that serves the fleet would
-        take these agents for silent. The agents then connect to the next address.
+        If this replica alone has lost the database, it cannot see the other one. So an expired lease after a failed
+        pass has the same effect.
         """
         failed = set(self._fleets)
         try:

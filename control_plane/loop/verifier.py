@@ -1,11 +1,10 @@
 """Verifies checkpoints in S3 at a user's request, and stores the verdict.
 
-    a shard is intact if its object exists, its header was written by Everstep, and the payload that a restore would
-        read
-    from it hashes to the manifest's digest
+A shard is intact if its object exists, Everstep wrote the object's header, and the payload hashes to the manifest's
+digest. The payload is what a restore would read from the object.
 
-One checkpoint at a time is read, as a stream in a thread. Requests are rows of the database: a restarted server starts
-the verification again. If two replicas verify the same checkpoint, both find the same verdict.
+The loop reads one checkpoint at a time, as a stream in a thread. Requests are rows of the database: a restarted server
+starts the verification again. If two replicas verify the same checkpoint, both find the same verdict.
 
 Invariant: this module writes only verdicts. An unreachable cloud yields no verdict.
 """
