@@ -32,9 +32,15 @@ HEADER_SECONDS: Final = 10.0
 HEADER_BYTES: Final = 64 * 1024
 MAX_STRANGERS: Final = 1024
 OPEN_FILES: Final = 65_536
-"""Limit of open files that the server requests from the kernel. Each agent, browser and API client needs one."""
+"""Limit of open files that the server requests from the kernel.
+
+Each connection of an agent, browser or API client needs one.
+"""
 TRUST: Final = "everstep.trust"
-"""Key in a request's state. Its value is a function without arguments; call it once the token is verified."""
+"""Key in a request's state for a function without arguments.
+
+Call the function once the request's token is verified.
+"""
 
 
 def raise_open_files() -> int:

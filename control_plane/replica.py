@@ -26,7 +26,10 @@ from types import TracebackType
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LINEAGE_CHARS = 16
 MAX_REPLICAS = 64
-"""Processes with a lineage per state directory. Further processes get an owner without a lineage."""
+"""Limit of processes with a lineage per state directory.
+
+Further processes get an owner without a lineage.
+"""
 
 
 class Replica:

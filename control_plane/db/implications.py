@@ -21,7 +21,7 @@ from control_plane.db.models import Implication, Incident
 from control_plane.db.session import record_of, values_of
 
 KEPT = 20
-"""Newest lines kept per node."""
+"""Limit of lines per node; the newest are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

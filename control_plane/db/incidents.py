@@ -120,7 +120,7 @@ class NewIncident:
 
 
 def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> IncidentRecord:
-    """Store a new incident of the lease's job. Idempotent per id.
+    """Store a new incident of the lease's job. An id that is stored already is not changed.
 
     Args:
         session: from `Database.write`.

@@ -26,9 +26,9 @@ from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan
 
 LAUNCHES_LIMIT = 400
-"""Newest launches that `launches` returns."""
+"""Limit of launches that `launches` returns; the newest count."""
 TRANSITIONS_LIMIT = 400
-"""Transitions kept per job. Above the limit, the first one and the newest ones are kept."""
+"""Limit of transitions kept per job: the first one and the newest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class JobSpec:
     hyperparameters: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     checkpoint_every_steps: int = 0
-    """0: checkpoints only at a planned stop."""
+    """Steps between two checkpoints. 0: checkpoints only at a planned stop."""
     checkpoint_uri: str
     """`s3://bucket/prefix/`. Keys below it contain generation and step."""
     checkpoint_max_count: int | None = None
@@ -83,7 +83,7 @@ class JobSpec:
     """Path of a requirements file in the source. Empty: no packages are installed."""
     role_arn: str = ""
     secrets: dict[str, str] = field(default_factory=dict)
-    """Reference of each environment variable's secret value. Never contains a value."""
+    """By environment variable: the reference of its secret, never the secret's value."""
 
     @property
     def world_size(self) -> int:
@@ -460,7 +460,7 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRows:
-    """Numbers of rows that are deleted together with a job's row."""
+    """Row counts of what is deleted together with a job."""
 
     generations: int
     checkpoints: int

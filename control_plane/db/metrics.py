@@ -38,7 +38,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.rank_messages import OWN_METRICS
 
 MAX_NAMES = 256
-"""Metric names per run. Values of further names are dropped and counted."""
+"""Limit of metric names per run. Values of further names are dropped and counted."""
 MAX_NAME_LENGTH = 255
 NOBODY: Mapping[NodeId, Mapping[str, float]] = {}
 _INTS = ("step", "last_step", "count", "finite_count")

@@ -29,9 +29,12 @@ from everstep.protocol.agent_messages import AgentReport, CommandEnded, ControlT
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 
 QUEUE_LIMIT = 64
-"""Queued messages per agent. Above the limit the oldest is dropped; the loop repeats it if it still matters."""
+"""Limit of queued messages per agent.
+
+Above the limit the oldest one is dropped. The loop repeats it if it still matters.
+"""
 MAX_DEPARTED = 1000
-"""Ended nodes whose last report and count of rejected messages are kept."""
+"""Limit of ended nodes whose last report and count of rejected messages are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

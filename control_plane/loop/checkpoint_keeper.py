@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
-"""Checkpoints per job whose deletion one pass starts."""
+"""Limit of checkpoints per job whose deletion one pass starts."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
 """States in which a job may be reading any of its checkpoints."""
 

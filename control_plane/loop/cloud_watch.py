@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 FLEETS_AT_ONCE = 4
-"""Fleets that are polled in parallel. Each poll uses one thread."""
+"""Limit of fleets that are polled in parallel. Each poll uses one thread."""
 CLOSE_SECONDS = 60.0
 SUSPECT_SECONDS = 5.0
 """Seconds between two polls of the status checks of suspects. EC2 itself runs the checks once a minute."""

@@ -24,9 +24,9 @@ from everstep.protocol.agent_messages import CommandEnded, RunCommand
 from everstep.protocol.ids import NodeId
 
 MAX_WAITING: Final = 32
-"""Commands that run at the same time."""
+"""Limit of commands that run at the same time."""
 MAX_KEPT: Final = 64
-"""Commands kept for repeated calls. A command that is still running is never removed."""
+"""Limit of commands kept for repeated calls. A running command is never removed."""
 ANSWER_SECONDS: Final = 5.0
 """Seconds that an answer may take in addition to the command's own timeout."""
 

@@ -34,16 +34,16 @@ from control_plane.db.session import Database
 log = logging.getLogger(__name__)
 
 MAX_FOLLOWERS: Final = 256
-"""Open streams in total."""
+"""Limit of open streams in total."""
 MAX_FOLLOWERS_PER_TOKEN: Final = 32
-"""Open streams per token, so that one caller cannot use up all places."""
+"""Limit of open streams per token, so that one caller cannot use up all places."""
 POLL_SECONDS: Final = 0.2
 HEARTBEAT_SECONDS: Final = 10.0
 """A follower without new events receives an empty batch this often."""
 RECENT_LIMIT: Final = 1_000
-"""Events kept in memory."""
+"""Limit of events kept in memory."""
 PAGE_LIMIT: Final = 500
-"""Events per read of the table and per batch."""
+"""Limit of events per read of the table and per batch."""
 
 
 class TooManyFollowers(Exception):
@@ -162,7 +162,7 @@ class EventFeed:
                 me.changed.clear()
                 batch = await self._after(position, me)
                 if me.end is not None:
-                    break  # it ended during the read
+                    break  # the stream ended during the read
                 if not batch.events and batch.position == position:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._heartbeat_seconds):

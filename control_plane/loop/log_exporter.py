@@ -39,9 +39,12 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 2.0
 LINES_AT_ONCE: Final = 10_000
-"""Lines per job and pass."""
+"""Limit of lines per run and pass."""
 CALLS_PER_PASS: Final = 100
-"""API calls per pass. With a pass every two seconds this is far below the account's limit of 800 per second."""
+"""Limit of API calls per pass.
+
+With a pass every two seconds this is far below the account's limit of 800 per second.
+"""
 
 
 class LogExporter(Exporter):

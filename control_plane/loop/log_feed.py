@@ -18,11 +18,11 @@ from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.ids import NodeId, RunId
 
 MAX_FOLLOWERS: Final = 64
-"""Open followers in total."""
+"""Limit of open followers in total."""
 MAX_FOLLOWERS_PER_TOKEN: Final = 16
-"""Open followers per token, so that one caller cannot use up all places."""
+"""Limit of open followers per token, so that one caller cannot use up all places."""
 WAITING_LIMIT: Final = 256
-"""Queued messages per follower. Above the limit the oldest ones are dropped."""
+"""Limit of queued messages per follower. Above the limit the oldest ones are dropped."""
 
 
 class TooManyLogFollowers(Exception):

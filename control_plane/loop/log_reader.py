@@ -46,9 +46,12 @@ from everstep.protocol.log_chunks import (
 from everstep.protocol.plan import ObjectReference
 
 SCAN_LINES: Final = 100_000
-"""Lines examined per page. A filter that matches few lines therefore yields short pages."""
+"""Limit of lines examined per page.
+
+A filter that matches few lines therefore yields short pages.
+"""
 SCAN_GENERATIONS: Final = 100
-"""Generations examined per page."""
+"""Limit of generations examined per page."""
 CACHED_BYTES: Final = 8 * 1024 * 1024
 """Limit of the cache of decoded chunks, counted in stored bytes. The newest chunk of most nodes is small."""
 PATIENCE: Final = timedelta(seconds=30)
@@ -63,7 +66,7 @@ class Cursor:
     """Number of the generation. 0: before the first one."""
     positions: Mapping[NodeId, int] = field(default_factory=dict)
     told: frozenset[NodeId] = frozenset()
-    """Nodes whose gap was already returned."""
+    """Nodes whose gap was already returned to the reader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

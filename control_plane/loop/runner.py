@@ -73,7 +73,7 @@ PAUSE_SECONDS = 0.005
 BEATS_PER_LEASE = 6
 """Calls of `Hearing.beat` per lease. A gap of more than half a lease counts as a standstill of the process."""
 AGAIN_LIMIT = 8
-"""Consecutive passes over one job while each pass requests another one at once."""
+"""Limit of consecutive passes over one job, while each requests another one at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
