@@ -404,10 +404,11 @@ def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:
 
 
 def _failures_since_success(activities: Iterable[dict[str, Any]]) -> Iterator[LaunchFailure]:
-    """Yield failed launches up to the newest successful launch. `activities` is sorted newest first.
+    """Yield failed launches up to the newest successful launch.
 
-    Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities. A failed launch is Failed or Cancelled,
-    and its StatusMessage contains the reason. A cancelled launch without a message was called off.
+    `activities` is sorted newest first. Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities. A
+    failed launch is Failed or Cancelled, and its StatusMessage contains the reason. A cancelled launch without a
+    message was called off.
     """
     for activity in activities:
         if not activity.get("Description", "").startswith("Launching"):

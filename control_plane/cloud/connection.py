@@ -49,7 +49,10 @@ log = logging.getLogger(__name__)
 
 LOCAL_REGION: Final = "us-east-1"
 NO_KEYS: Final = LocalKeys(access_key_id="none", secret_access_key="none")
-"""Keys for local mode without a keys file. The local cloud rejects them, and no other keys are searched."""
+"""Keys for local mode without a keys file.
+
+The local cloud rejects them, and no other keys are searched.
+"""
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 READ_TIMEOUT_SECONDS: Final = 20.0
 MAX_ATTEMPTS: Final = 3
@@ -91,7 +94,9 @@ class CloudIdentity:
 
 
 class Connection:
-    """Makes boto3 clients for one cloud. Thread-safe after construction. Clients are cached by service.
+    """Makes boto3 clients for one cloud.
+
+    Thread-safe after construction. Clients are cached by service.
 
     Args:
         settings: the cloud to connect to.

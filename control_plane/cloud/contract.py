@@ -82,7 +82,9 @@ class Ensured:
 
 
 def drift(group: GroupState) -> tuple[str, ...]:
-    """Return the differences from the contract, one sentence each. Empty if the group fits.
+    """Return the differences from the contract, one sentence each.
+
+    Empty if the group fits.
 
     Args:
         group: the group as just described.

@@ -132,7 +132,10 @@ class FakeOperator:
             self._reconcile()
 
     def shrink(self, instance_id: NodeId) -> None:
-        """Make the group terminate a member by itself. Its terminating hook holds the instance first."""
+        """Make the group terminate a member by itself.
+
+        Its terminating hook holds the instance first.
+        """
         with self._lock:
             group = next(group for group in self._groups.values() if instance_id in group.members)
             self._begin_termination(group, instance_id)

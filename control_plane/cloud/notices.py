@@ -90,7 +90,10 @@ class QueuedMessage:
 
 
 class EventQueue(Protocol):
-    """A queue of events that any number of replicas read. Synchronous. Raises only `CloudError`."""
+    """A queue of events that any number of replicas read.
+
+    Synchronous. Raises only `CloudError`.
+    """
 
     def receive(self) -> tuple[QueuedMessage, ...]:
         """Wait a few seconds for messages, and return them.

@@ -69,7 +69,9 @@ class ObjectStore(Protocol):
         """Return the complete content of a small object."""
 
     def stream(self, reference: ObjectReference, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes `start` … `end - 1` of an object in chunks. Errors occur from the first `next` on.
+        """Yield the bytes `start` … `end - 1` of an object in chunks.
+
+        Errors occur from the first `next` on.
 
         Args:
             reference: bucket and key.

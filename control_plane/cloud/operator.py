@@ -130,7 +130,10 @@ class GroupState:
     tags: Mapping[str, str]
     launch_template: LaunchTemplateRef | None = None
     instance_type: str = ""
-    """The instance type of the launch template. Empty if the group has no single launch template."""
+    """The instance type of the launch template.
+
+    Empty if the group has no single launch template.
+    """
     status: str = ""
     """`Delete in progress` while AWS deletes the group, else empty."""
     suspension_reasons: Mapping[str, str] = field(default_factory=dict)
@@ -186,10 +189,10 @@ class InstanceStatus:
 
 
 class CloudOperator(Protocol):
-    """The cloud as the fleet and job loops use it. Threads share one instance per control plane.
+    """The cloud as the fleet and job loops use it.
 
-    Every method raises `CloudError`: `NotFound`, `GroupNotOurs`, `InvalidRequest`, `AccessDenied`, or one of the
-    retryable kinds.
+    Threads share one instance per control plane. Every method raises `CloudError`: `NotFound`, `GroupNotOurs`,
+    `InvalidRequest`, `AccessDenied`, or one of the retryable kinds.
     """
 
     def describe_group(self, name: str) -> GroupState:
@@ -199,7 +202,10 @@ class CloudOperator(Protocol):
         """
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
-        """Return the state of every given id. Ids that EC2 does not know have the state ABSENT."""
+        """Return the state of every given id.
+
+        Ids that EC2 does not know have the state ABSENT.
+        """
 
     def set_desired(self, name: str, desired_count: int) -> None:
         """Set the group's desired capacity. Idempotent. Only the fleet loop calls it."""

@@ -24,7 +24,10 @@ _TRANSFER: Final = TransferConfig(
 
 
 class S3ObjectStore:
-    """`ObjectStore` over boto3. Thread-safe. The constructor takes the `Connection` to the cloud."""
+    """`ObjectStore` over boto3.
+
+    Thread-safe. The constructor takes the `Connection` to the cloud.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._s3 = connection.client("s3")
@@ -119,7 +122,10 @@ class S3ObjectStore:
 
 
 class _Unclosed:
-    """A file that s3transfer reads but must not close. The code that opened the file closes it."""
+    """A file that s3transfer reads but must not close.
+
+    The code that opened the file closes it.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

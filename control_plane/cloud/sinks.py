@@ -172,7 +172,9 @@ def sink_of(connection: Connection, arn: str) -> EventSink:
 
 
 def detail_of(fields: dict[str, Any]) -> str:
-    """Return an event's detail as JSON. If it is too long, `Detail` is emptied and the message truncated.
+    """Return an event's detail as JSON.
+
+    If it is too long, `Detail` is emptied and the message truncated.
 
     Args:
         fields: the fields of the module docstring. Fields with None are left out.

@@ -143,10 +143,10 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
 def charge(
     record: JobRecord, now: float, *, gap_seconds: float, node_count: int = 0, is_stalled: bool = False
 ) -> JobRecord:
-    """Return the record with the time since the last charge added to its bucket and to its node time.
+    """Return the record with the time since the last charge added.
 
-    Each pass calls it with the stored record, before the pass changes the state. If the number of nodes changes, the
-    caller must store the returned record.
+    The time is added to the present bucket and to the node time. Each pass calls it with the stored record, before the
+    pass changes the state. If the number of nodes changes, the caller must store the returned record.
 
     Args:
         record: the stored record.
@@ -252,13 +252,19 @@ def follow(
 
 
 def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
-    """Return the microseconds of each phase of an incident until now. They add up to the incident's length so far."""
+    """Return the microseconds of each phase of an incident until now.
+
+    They add up to the incident's length so far.
+    """
     moments = [microseconds(at) for at in incidents.phase_moments(incident, now)]
     return {into: end - start for into, start, end in zip(_PHASES, moments, moments[1:], strict=False)}
 
 
 def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobRecord:
-    """Return the record with up to `amount` microseconds moved from one bucket to another. The sum stays the same."""
+    """Return the record with up to `amount` microseconds moved from one bucket to another.
+
+    The sum stays the same.
+    """
     moved = min(amount, record.microseconds.get(was, 0))
     return (
         record
@@ -341,7 +347,10 @@ def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> f
 
 
 def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> float | None:
-    """Return MTTF: time in which a failure could begin (train, stall) ÷ failures. None before the first failure."""
+    """Return MTTF: time in which a failure could begin (train, stall) ÷ failures.
+
+    None before the first failure.
+    """
     return sum(spent.get(name, 0) for name in _UP) / _MICRO / failure_count if failure_count else None
 
 

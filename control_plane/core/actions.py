@@ -203,9 +203,15 @@ class ResumeLaunch:
 
 JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | SendTakeCheckpoint | SendTakeStacks | PutManifest
 MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
-"""Actions that change the group's members or their state. Earlier answers of AWS are outdated after them."""
+"""Actions that change the group's members or their state.
+
+Earlier answers of AWS are outdated after them.
+"""
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch
-"""Actions on a fleet's group or its instances. The executor stores an intent before each of them."""
+"""Actions on a fleet's group or its instances.
+
+The executor stores an intent before each of them.
+"""
 FleetAction = GroupAction | SendHalt | SendRelease | SendKeepEvidence | SendKeepSources
 Action = JobAction | FleetAction
 
@@ -218,9 +224,10 @@ class EventDraft:
     message: str
     node_id: NodeId | None = None
     run: RunId | None = None
-    """The job concerned. For a fleet's event: the job that the node works for, or worked for until now.
+    """The job concerned.
 
-    Members of other projects must not read this event.
+    For a fleet's event: the job that the node works for, or worked for until now. Members of other projects must not
+    read this event.
     """
     detail: Mapping[str, object] = field(default_factory=dict[str, object])
     """Details that are too long for the message. JSON values only."""

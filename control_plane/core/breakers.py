@@ -106,7 +106,10 @@ def rule(
 def remembered(
     failures: Sequence[FailureRecord], failure: FailureRecord | None, spec: JobSpec
 ) -> tuple[FailureRecord, ...]:
-    """Return the failures to store, with one more failure, without entries that can no longer matter."""
+    """Return the failures to store, with one more failure.
+
+    Entries that can no longer matter are dropped.
+    """
     longer = [*failures, failure] if failure is not None else list(failures)
     return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
 

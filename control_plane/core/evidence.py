@@ -32,7 +32,10 @@ from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from everstep.protocol.plan import Timeouts
 
 NODE_FAULTS = frozenset({FaultCode.RANKS_NOT_GONE})
-"""Faults in a job's report that make the node unusable. All other faults there are the job's own."""
+"""Faults in a job's report that make the node unusable.
+
+All other faults there are the job's own.
+"""
 COUNTER_EVIDENCE_BOUNDARIES = 2
 """Boundaries completed during a silence that prove the silent node's ranks alive.
 
@@ -185,9 +188,10 @@ def judge(
 def _own_word(
     node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool
 ) -> Verdict | None:
-    """Return the verdict on a node whose live agent reports a fault that forces its job to leave, or None.
+    """Return the verdict on a node by its own agent's report, or None.
 
-    A node that cannot end its old ranks cannot promise a generation, so a launch cannot use it.
+    A verdict exists if the agent is live and reports a fault that forces the job to leave the node. A node that cannot
+    end its old ranks cannot promise a generation, so a launch cannot use it.
     """
     if is_silent(node, timeouts):
         return None
@@ -400,10 +404,10 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
 
 
 def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | None:
-    """Return when the first rank reached `least` or a later boundary, by the ranks' own time stamps.
+    """Return when the first rank reached `least` or a later boundary.
 
-    A rank reports the time of its newest boundary only. A rank beyond `least` therefore reports a later time. None if
-    no rank reported.
+    The time stamps are the ranks' own. A rank reports the time of its newest boundary only. A rank beyond `least`
+    therefore reports a later time. None if no rank reported.
     """
     stamps = [
         rank.passed_at_seconds

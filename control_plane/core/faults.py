@@ -83,7 +83,10 @@ def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> f
 def failure_of_ranks(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step
 ) -> FailureRecord | None:
-    """Return the first failed rank's failure for the breakers. None if no rank failed by itself."""
+    """Return the first failed rank's failure for the breakers.
+
+    None if no rank failed by itself.
+    """
     for node, rank in failing_ranks(reports):
         if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED:
             return FailureRecord(
@@ -232,7 +235,7 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
 def of_coordinator(
     plan: GenerationPlan, silence: Silence | None, committed_by_others: Step, now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if the coordinator's agent is silent past its deadline and no step was committed.
+    """Return a fault if the coordinator is silent past its deadline without a commit.
 
     Training continues without a coordinator, but without new commits. This is the only fault that may interrupt
     advancing steps.
@@ -291,9 +294,9 @@ def of_cut_off_members(
 def of_silence(
     plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault for each member that is silent past the coordinator deadline during a launch.
+    """Return a fault for each member that is silent too long during a launch.
 
-    No rank has made new steps yet, so a new generation loses nothing.
+    The limit is the coordinator deadline. No rank has made new steps yet, so a new generation loses nothing.
     """
     return tuple(
         Fault(
@@ -326,12 +329,18 @@ def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault,
 
 @dataclass(frozen=True, slots=True)
 class FailedSources:
-    """Sources from which a generation could not load, each once, in the order of nodes and ranks."""
+    """Sources from which a generation could not load.
+
+    Each source occurs once, in the order of nodes and ranks.
+    """
 
     refused: tuple[RefusedSource, ...] = ()
     """Later plans must not use these sources."""
     doubted: tuple[RefusedSource, ...] = ()
-    """Slots in memory that were unreachable for the first time. The next plan uses them once more."""
+    """Slots in memory that were unreachable for the first time.
+
+    The next plan uses them once more.
+    """
 
 
 def failed_sources(
@@ -423,7 +432,10 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
 
 
 def gone(verdict: Verdict, why: str) -> Verdict:
-    """Return the verdict on a member that the fleet has taken from the job, whatever its own signals show."""
+    """Return the final verdict on a member that the fleet has taken from the job.
+
+    The member's own signals do not matter.
+    """
     if verdict.standing is Standing.GONE:
         return replace(verdict, is_final=True)
     return replace(verdict, standing=Standing.GONE, evidence=why, cause=Cause.INSTANCE_TERMINATED, is_final=True)
@@ -435,7 +447,10 @@ def _how_ended(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
 
 
 def _out_of_memory(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
-    """Return the message about a rank that ran out of memory, with advice. Empty for any other exit."""
+    """Return the message about a rank that ran out of memory, with advice.
+
+    Empty for any other exit.
+    """
     end = rank_exit.memory
     return "" if end is None else f"{out_of_memory.sentence(rank, node, end)}; {out_of_memory.advice(end)}"
 

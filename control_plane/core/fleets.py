@@ -83,7 +83,10 @@ RATE_WINDOW_SECONDS = 3600.0
 NOT_REPLACED = "not replaced"
 """Part of the fleet's reason while the replacement limit blocks a replacement."""
 NOT_JOINED = "its agent has not dialled in"
-"""Part of the fleet's reason while new instances fail to join, and of the reason for terminating such an instance."""
+"""Words for instances that fail to join.
+
+They are part of the fleet's reason, and of the reason for terminating such an instance.
+"""
 WHERE_TO_LOOK = (
     "look at the user data and its log on the instance, the way to this server (security group), and the join token"
 )
@@ -277,7 +280,10 @@ class _Table:
                 )
 
     def _lacks_evidence(self, row: NodeRecord) -> bool:
-        """Return whether a node held for inspection must still upload its logs, and its agent can do so."""
+        """Return whether a node held for inspection must still upload its logs.
+
+        This requires that its agent is connected.
+        """
         return row.hold is Hold.INSPECTION and row.evidence_at is None and self.node(row.node_id).is_connected
 
     def follow_jobs(self, policy: Policy) -> None:
@@ -597,7 +603,10 @@ def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
 
 
 def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
-    """Return the desired capacity. A held node takes a place in addition to its replacement."""
+    """Return the desired capacity.
+
+    A held node takes a place in addition to its replacement.
+    """
     held = sum(_has_successor(row) for row in table.in_state(NodeState.HELD))
     return max(seen.group.min_size, min(seen.group.max_size, _needed(spec, seen, table) + held))
 
@@ -640,7 +649,10 @@ def _counted(group: GroupObserved) -> int:
 
 
 def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
-    """Return removals of members that AWS reports ended. Each launches a replacement if the fleet needs one."""
+    """Return removals of members that AWS reports ended.
+
+    Each launches a replacement if the fleet needs one.
+    """
     actions: list[FleetAction] = []
     extra = seen.group.desired_count - desired
     for member in seen.group.members:
@@ -735,10 +747,11 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
 
 
 def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
-    """Return which source archives spares must hold. The order repeats until their reports show these archives.
+    """Return which source archives spares must hold.
 
-    Archives of jobs that may need a node soonest come first. Agents fetch and verify the archives without unpacking
-    them, because unpacked files cannot be verified again and could be modified by another job.
+    The order repeats until their reports show these archives. Archives of jobs that may need a node soonest come first.
+    Agents fetch and verify the archives without unpacking them, because unpacked files cannot be verified again and
+    could be modified by another job.
     """
     held: dict[str, SourceArchive] = {}
     for job in in_order(job for job in table.jobs.values() if not job.is_paused or job.state in LAUNCHED_JOBS):
@@ -762,9 +775,10 @@ def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
 
 
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
-    """Return the reboot orders. Each repeats until EC2 has accepted it, and its key makes it execute once.
+    """Return the reboot orders.
 
-    A new connection of the agent proves no reboot, because this control plane may just have started.
+    Each repeats until EC2 has accepted it, and its key makes it execute once. A new connection of the agent proves no
+    reboot, because this control plane may just have started.
     """
     return [
         RebootMember(group=spec.group, node_id=row.node_id, since=row.since, reason=row.reason)

@@ -44,12 +44,18 @@ A job's step times usually differ by less, including snapshots and garbage colle
 """
 _SECOND = 1.5
 _LAST = 3.0
-"""The last limit as a multiple of the first. `_SECOND` is the same for the second limit."""
+"""The last limit as a multiple of the first.
+
+`_SECOND` is the same for the second limit.
+"""
 FIRST_STEP = "first_step"
 DOWNLOADING = frozenset({"start", "restore"})
 """Phases of a launch whose duration depends on caches and downloads."""
 CLOSING = "close"
-"""Phase of a rank that closes its session. It waits for all other ranks, however long they train."""
+"""Phase of a rank that closes its session.
+
+It waits for all other ranks, however long they train.
+"""
 IDLE_SHARE = 0.02
 """CPU share, of one CPU, below which a rank counts as asleep."""
 LEFT_BEHIND_BOUNDARIES = 2
@@ -58,7 +64,10 @@ MAX_GROUPS = 8
 TRAINS = "trains; "
 """Prefix of a training job's stored reason, if there is more to say."""
 PROVEN = "RanksHang"
-"""Type of the event that stores the full stacks of a proven hang. The incident's evidence has a summary."""
+"""Type of the event that stores the full stacks of a proven hang.
+
+The incident's evidence has a summary.
+"""
 _FRAMES_TOLD = 3
 
 
@@ -83,7 +92,10 @@ class Watched:
     """The only stuck node that the others wait for, if it can be identified."""
     events: tuple[EventDraft, ...] = ()
     words: str = ""
-    """Text for the job's reason, without elapsed times. Empty if every rank makes progress."""
+    """Text for the job's reason, without elapsed times.
+
+    Empty if every rank makes progress.
+    """
 
 
 def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport]) -> Pace:
@@ -353,9 +365,10 @@ def _is_idle(look: RankStacks) -> bool:
 def _odd_ones(
     living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[Rank, RankStacks]
 ) -> tuple[NodeId | None, str]:
-    """Return the only node that the others wait for, if it can be identified, and a sentence about it.
+    """Return the only node that the others wait for, and a sentence about it.
 
-    The node's ranks are stopped, have passed fewer boundaries, or have a stack that differs from the majority.
+    Return None and an empty sentence if no single node can be identified. The node's ranks are stopped, have passed
+    fewer boundaries, or have a stack that differs from the majority.
     """
     stopped = [rank for rank, look in looks.items() if look.is_stopped]
     boundaries = {rank: status.boundary for rank, (_, status) in living.items()}

@@ -43,7 +43,10 @@ class Fault:
 
 
 def incident_id(run: RunId, generation: Generation) -> str:
-    """Return the id of the incident that ended a generation. Every control plane derives the same id."""
+    """Return the id of the incident that follows the end of a generation.
+
+    Every control plane derives the same id.
+    """
     return f"inc-{run[:12]}-{generation}"
 
 
@@ -109,9 +112,10 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
 
 
 def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None) -> IncidentRecord:
-    """Return the incident with a note that no control plane was active, between failure and detection.
+    """Return the incident with a note that no control plane was active.
 
-    The note contains the duration. It is replaced if the failure turns out to be earlier.
+    The note covers the time between failure and detection. The note contains the duration. It is replaced if the
+    failure turns out to be earlier.
     """
     since, until = unwatched or (0.0, 0.0)
     away = min(until, incident.opened_at) - max(since, incident.failed_at)
@@ -173,9 +177,9 @@ def moment_of(
 
 
 def lost_steps(incident: IncidentRecord) -> int | None:
-    """Return how many steps training repeats: the highest boundary before the failure minus the base.
+    """Return how many steps training repeats.
 
-    None before the base is known.
+    This is the highest boundary before the failure minus the base. None before the base is known.
     """
     return None if incident.from_step is None else max(0, incident.reached_step - incident.from_step)
 
@@ -201,9 +205,9 @@ def phase_moments(incident: IncidentRecord, now: float) -> tuple[float, ...]:
 
 
 def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:
-    """Return the length of each phase by `<phase>_seconds`. A phase that has not begun has length 0.
+    """Return the length of each phase by `<phase>_seconds`.
 
-    The lengths add up to the interruption so far.
+    A phase that has not begun has length 0. The lengths add up to the interruption so far.
     """
     moments = phase_moments(incident, now)
     return {

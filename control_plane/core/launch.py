@@ -245,9 +245,9 @@ def _report(seen: JobObserved, node_id: NodeId, run: RunId) -> MemberReport | No
 
 
 def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
-    """Return the placement groups of the newest stored plan, as GROUP_RANKs. Empty before the first plan.
+    """Return the placement groups of the newest stored plan, as GROUP_RANKs.
 
-    A replacement has the GROUP_RANK of its predecessor.
+    Empty before the first plan. A replacement has the GROUP_RANK of its predecessor.
     """
     if seen.plan is None:
         return ()
@@ -258,7 +258,10 @@ def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
 
 
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
-    """Return the first member as coordinator, or the next one if the previous coordinator's agent was lost."""
+    """Return the member that coordinates the new generation.
+
+    This is the first member, or the next one if the previous coordinator's agent was lost.
+    """
     lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
     before = seen.plan.coordinator if lost_agent and seen.plan is not None else None
     return next((node_id for node_id in nodes if node_id != before), nodes[0])

@@ -37,13 +37,19 @@ class Point:
     """The number of values."""
     finite_count: int
     minimum: float
-    """The minimum of the finite values. Minimum, mean and maximum are NaN without a finite value."""
+    """The minimum of the finite values.
+
+    Minimum, mean and maximum are NaN without a finite value.
+    """
     mean: float
     maximum: float
     last: float
     """The last value, finite or not."""
     least_on: str = ""
-    """The node with the minimum, for metrics measured on several nodes. Empty for values that a script logs."""
+    """The node with the minimum, for metrics measured on several nodes.
+
+    Empty for values that a script logs.
+    """
     most_on: str = ""
 
 
@@ -136,7 +142,9 @@ def kept_chunks(width: int) -> int:
 
 
 def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
-    """Return points joined so that each spans at most `width` steps, aligned to multiples of `width`.
+    """Return points joined so that each spans at most `width` steps.
+
+    The spans are aligned to multiples of `width`.
 
     Args:
         points: points sorted by step. Their widths divide `width`.
@@ -149,7 +157,10 @@ def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
 
 
 def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]:
-    """Return all points sorted by step. A fresh point replaces a held point with the same first step."""
+    """Return all points sorted by step.
+
+    A fresh point replaces a held point with the same first step.
+    """
     by_step = {point.step: point for point in held} | {point.step: point for point in fresh}
     return tuple(by_step[step] for step in sorted(by_step))
 

@@ -220,8 +220,8 @@ def is_stuck(
         progress_at: Unix seconds of the last new step, or the end of a later period without a control plane.
         now: Unix seconds.
         timeouts: the ladder.
-        promised_seconds: how long the script lets ranks make no progress. It does not count if a node leaves at a
-            fixed time.
+        promised_seconds: how long the script lets ranks make no progress. It does not count if a node leaves at a fixed
+            time.
 
     Returns:
         Whether the control plane should end the generation.

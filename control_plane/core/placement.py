@@ -28,7 +28,10 @@ class Placement:
     """The holders of each node's shards. A rank's holders are those of its node."""
 
     groups: tuple[tuple[NodeId, ...], ...]
-    """Nodes that hold each other's shards. The last group may be a ring of more than `copies` nodes."""
+    """Nodes that hold each other's shards.
+
+    The last group may be a ring of more than `copies` nodes.
+    """
     holders: Mapping[NodeId, tuple[NodeId, ...]]
     """Holders by owner. The owner is the first."""
 
@@ -107,10 +110,10 @@ def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def recovery_probability(node_count: int, copies: int, lost_count: int) -> float:
-    """Return the probability that every shard survives the simultaneous loss of `lost_count` nodes.
+    """Return the probability that every shard survives a loss of `lost_count` nodes.
 
-    All sets of nodes are equally likely. The result is exact for all arguments. GEMINI's Corollary 1 is only a bound
-    from 2m losses on.
+    The nodes are lost at once. All sets of nodes are equally likely. The result is exact for all arguments. GEMINI's
+    Corollary 1 is only a bound from 2m losses on.
 
     Args:
         node_count: N.
@@ -158,7 +161,10 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
 
 
 def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
-    """Return an order of GROUP_RANKs as groups of `copies`. The last group includes the remainder."""
+    """Return an order of GROUP_RANKs as groups of `copies`.
+
+    The last group includes the remainder.
+    """
     count = len(order) // copies
     groups = [tuple(order[i * copies : (i + 1) * copies]) for i in range(count)]
     groups[-1] += tuple(order[count * copies :])

@@ -38,7 +38,10 @@ from everstep.protocol.ids import RunId
 
 STAND_ASIDE_SECONDS = 900.0
 MOST_STAND_ASIDE_SECONDS = 7_200.0
-"""Longest time that an incomplete gang stands aside. The time starts at `STAND_ASIDE_SECONDS` and doubles."""
+"""Longest time that an incomplete gang stands aside.
+
+The time starts at `STAND_ASIDE_SECONDS` and doubles.
+"""
 PAUSE_AGAIN_SECONDS = 600.0
 """Time before a job whose pause failed is asked to pause again."""
 _LEAVING = frozenset({JobState.PAUSING, JobState.STOPPING})
@@ -55,7 +58,10 @@ class Schedule:
     waiting: tuple[FleetJob, ...]
     """The remaining queue, in order. Jobs that stand aside come last."""
     limited: Mapping[RunId, int]
-    """Waiting jobs that would exceed their project's quota, each with the nodes that the project holds."""
+    """Waiting jobs that would exceed their project's quota.
+
+    Each has the number of nodes that the project holds.
+    """
     capacity: int
     free_count: int
     """Nodes that no job may claim."""

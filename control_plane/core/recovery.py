@@ -85,7 +85,10 @@ def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path
 
 
 def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
-    """Return the newest generation whose ranks may have run, or 0. It is the parent of the next generation."""
+    """Return the newest generation whose ranks may have run, or 0.
+
+    It is the parent of the next generation.
+    """
     return max((record.generation for record in lineage if record.was_started), default=NO_GENERATION)
 
 
@@ -140,7 +143,10 @@ def choose(survey: Survey) -> Restore:
 
 
 def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource, ...]]:
-    """Return the sources of a rank's shard by step on the path: its own node first, then peers, then S3."""
+    """Return the sources of a rank's shard by step on the path.
+
+    The order is: the rank's own node, peers, S3.
+    """
     refused = {(item.is_object, item.origin_generation, item.step) for item in survey.refused if item.rank == rank}
     owner = survey.owners[rank]
     found: dict[Step, list[ShardSource]] = {}

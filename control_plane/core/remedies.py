@@ -65,7 +65,7 @@ _RESTART = (
 _RESTART_NEWER = (*range(96, 106), *range(126, 136), 139)
 _RESET = (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158)
 _RESET_OR_REBOOT = (48, 74, 151, 171, 172)
-"""Xids whose catalog workflow ends with `a GPU reset or node reboot is needed to clear this error`.
+"""Xids whose catalog workflow ends with a GPU reset or a node reboot.
 
 Xid 151 needs a restart of the virtual machine. Xids 171 and 172 are details of an Xid 48.
 """
@@ -77,8 +77,9 @@ XID: Mapping[int, Remedy] = {
     **dict.fromkeys((*_RESET, *_RESET_OR_REBOOT), Remedy.REBOOT),
     **dict.fromkeys(_NEW_HARDWARE, Remedy.REPLACE),
 }
-"""Remedies by Xid. Source: NVIDIA, Xid Catalog, column `Resolution Bucket (Immediate Action)`.
+"""Remedies by Xid.
 
+Source: NVIDIA, Xid Catalog, column `Resolution Bucket (Immediate Action)`.
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: IGNORE is NONE, RESTART_APP is RESTART, RESET_GPU
 and RESTART_VM are REBOOT, RESTART_BM and CHECK_MECHANICALS are REPLACE. Xid 154 only repeats the recommendation of
 another Xid.
@@ -118,7 +119,10 @@ class Finding:
 
 
 def xid_of(fault: NodeFault) -> int | None:
-    """Return the Xid number of a `gpu_xid` fault, from its field or its message. None if neither has one."""
+    """Return the Xid number of a `gpu_xid` fault, from its field or its message.
+
+    None if neither has one.
+    """
     if fault.xid is not None:
         return fault.xid
     found = _XID_IN_WORDS.search(fault.message)

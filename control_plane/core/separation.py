@@ -19,13 +19,22 @@ from typing import TypeVar
 
 Member = TypeVar("Member")
 Group = tuple[int, ...]
-"""GROUP_RANKs of the members. In a ring, each member's shard is held by the member and its successors."""
+"""GROUP_RANKs of the members.
+
+In a ring, each member's shard is held by the member and its successors.
+"""
 Option = dict[int, tuple[int, ...]]
 """Some groups after a possible exchange, by index."""
 Rank = tuple[int, int]
-"""Exposed shards after an exchange, then shards with holders other than in the original placement. The lowest wins."""
+"""Exposed shards after an exchange, then changed shards. The lowest wins.
+
+A shard has changed if its holders differ from the original placement.
+"""
 PARTNERS = 16
-"""Number of groups tried as partners of the ring. The best come first, so later ones would not save changes."""
+"""Number of groups tried as partners of the ring.
+
+The best come first, so later ones would not save changes.
+"""
 
 
 def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[Member, ...]:

@@ -28,7 +28,10 @@ from control_plane.core.observed.fleets import FleetHistory, FleetSpec
 PRIOR_FAILURES = 1
 PRIOR_NODE_SECONDS = 154 * 86_400.0
 ENOUGH_FAILURES = 5
-"""Number of failures from which the observed rate alone counts where it exceeds the rate with the prior."""
+"""Number of failures from which the observed rate alone can count.
+
+It counts where it exceeds the rate with the prior.
+"""
 PRIOR_REPLACEMENTS = 3
 PRIOR_REPLACEMENT_SECONDS = 420.0
 DOUBT = 0.05

@@ -166,9 +166,9 @@ class IncidentEvent(StrEnum):
 
 
 class IncidentPhase(StrEnum):
-    """The phase of a recovery as the API reports it. Each value corresponds to one `IncidentState`.
+    """The phase of a recovery as the API reports it.
 
-    CLOSED means that the recovery is over.
+    Each value corresponds to one `IncidentState`. CLOSED means that the recovery is over.
     """
 
     REPLACE = "replace"
@@ -308,7 +308,10 @@ def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, sto
 
 
 class TrainingJobStatus(StrEnum):
-    """The API field `TrainingJobStatus`, with SageMaker's values. `training_job_status` derives it."""
+    """The API field `TrainingJobStatus`, with SageMaker's values.
+
+    `training_job_status` derives it.
+    """
 
     IN_PROGRESS = "InProgress"
     COMPLETED = "Completed"
@@ -331,7 +334,10 @@ class ProtectionState(StrEnum):
 
 
 class SecondaryStatus(StrEnum):
-    """The API field `SecondaryStatus`, with SageMaker's values where they exist. `secondary_status` derives it."""
+    """The API field `SecondaryStatus`, with SageMaker's values where they exist.
+
+    `secondary_status` derives it.
+    """
 
     PENDING = "Pending"
     STARTING = "Starting"

@@ -31,7 +31,10 @@ class _Fixed(NamedTuple):
     reason: str
     """Why the limit does not follow `detection_seconds`."""
     outlasts: str = ""
-    """Name of the rung that must not exceed this limit. Empty if the limit depends on no rung."""
+    """Name of the rung that must not exceed this limit.
+
+    Empty if the limit depends on no rung.
+    """
 
 
 HELLO_SECONDS = 10.0

@@ -25,7 +25,10 @@ class FleetSpec:
     spare_probability: float | None = None
     """The wanted probability that a failure finds a free spare. It replaces `spare_count`."""
     is_deleting: bool = False
-    """A user requested the deletion. The fleet terminates all nodes, then the control plane deletes the fleet."""
+    """A user requested the deletion.
+
+    The fleet terminates all nodes, then the control plane deletes the fleet.
+    """
     is_blindness_lifted: bool = False
     """A person confirmed that the silent nodes are lost.
 
@@ -40,7 +43,10 @@ class FleetSpec:
 
 
 Vacancies: TypeAlias = tuple[tuple[float, int], ...]
-"""Empty places of a group, oldest first: pairs of the start in Unix seconds and the number of places."""
+"""Empty places of a group, oldest first.
+
+Each pair contains the start in Unix seconds and the number of places.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +123,9 @@ class Hold(StrEnum):
 
 
 class NodeRequest(StrEnum):
-    """A person's request for a node. If a job uses the node, the job first leaves it at an agreed stop.
+    """A person's request for a node.
+
+    If a job uses the node, the job first leaves it at an agreed stop.
 
     - DRAIN: the fleet holds the node.
     - REPLACE: the fleet terminates the instance and launches another one.
@@ -187,7 +195,10 @@ class FleetJob:
     not_before: float | None = None
     no_pause_before: float | None = None
     moves: tuple[Departure, ...] = ()
-    """Nodes that the job is to leave. While it trains, the fleet assigns it one more node for each."""
+    """Nodes that the job is to leave.
+
+    While it trains, the fleet assigns it one more node for each.
+    """
     avoided: tuple[NodeId, ...] = ()
     """Nodes that the job was moved away from. The fleet prefers other nodes for it."""
 

@@ -21,7 +21,10 @@ class FailureRecord:
     code: int
     at: float
     max_boundary: Step
-    """The highest boundary that any generation had reached by then. It shows later progress."""
+    """The highest boundary that any generation had reached by then.
+
+    It shows later progress.
+    """
     last_lines: str = ""
     words: str = ""
     """How the first rank ended and what to do.
@@ -79,4 +82,7 @@ class IncidentRecord:
     node_microseconds_before: int = 0
     """The job's `node_microseconds` at the failure."""
     idle_node_microseconds: int = 0
-    """Idle time of the job's nodes during the incident. The decision sets it before storing."""
+    """Idle time of the job's nodes during the incident.
+
+    The decision sets it before storing.
+    """

@@ -50,7 +50,10 @@ class JobSpec:
     max_cost_usd: float | None = None
     priority: int = 0
     fleets: tuple[FleetName, ...] = ()
-    """Fleets where the job may start, in the user's order, `fleet` among them. Empty: only `fleet`."""
+    """Fleets where the job may start, in the user's order, `fleet` among them.
+
+    Empty: only `fleet`.
+    """
 
     @property
     def world_size(self) -> int:
@@ -60,7 +63,10 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One change that was tried after repeated identical failures: another node, or an older state."""
+    """One change that was tried after repeated identical failures.
+
+    The change is another node or an older state.
+    """
 
     kind: Literal["node", "state"]
     failure: FailureRecord
@@ -135,7 +141,10 @@ class Departure:
     The job leaves the node during the recovery from the failure that completed this history.
     """
     ends_at: float | None = None
-    """When AWS may have taken the instance, in Unix seconds. None if no source names a time."""
+    """When AWS may have taken the instance, in Unix seconds.
+
+    None if no source names a time.
+    """
 
     @property
     def is_announced(self) -> bool:
@@ -217,7 +226,10 @@ class JobRecord:
     boundary: Step = NO_STEP
     """The highest boundary in the newest generation."""
     boundary_at: float | None = None
-    """When the first rank passed `boundary`, by its own time stamp. None if no rank reported it."""
+    """When the first rank passed `boundary`, by its own time stamp.
+
+    None if no rank reported it.
+    """
     stepped_at: float | None = None
     """When a rank completed the first new step of the newest generation, in Unix seconds.
 
@@ -230,9 +242,9 @@ class JobRecord:
     committed_at: float | None = None
     progress_at: float = 0.0
     asked: tuple[tuple[NodeId, float], ...] = ()
-    """Members that have not yet promised the issued generation, each with the time of the first request.
+    """Members that have not yet promised the issued generation.
 
-    Members that have promised are not in it.
+    Each entry has the time of the first request. Members that have promised are not in it.
     """
     failures: tuple[FailureRecord, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
@@ -248,7 +260,10 @@ class JobRecord:
     stop_reason: str = ""
     """Why the job stops, if no user requested the stop."""
     upload_seconds: float | None = None
-    """How long the slowest shard of the newest checkpoint took to S3. None before the first."""
+    """How long the slowest shard of the newest checkpoint took to S3.
+
+    None before the first.
+    """
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
     """The ledger: time by `accounting.Bucket`, up to `accounted_until`."""
     paused_microseconds_before_start: int = 0
@@ -294,7 +309,10 @@ class JobObserved:
     """The job's open drill."""
     is_admitted: bool = False
     gives_way_to: str = ""
-    """The job of higher priority that gets this job's nodes, in words. Empty if there is none."""
+    """The job of higher priority that gets this job's nodes, in words.
+
+    Empty if there is none.
+    """
     queue_words: str = "waits in the queue"
     """The job's place in the queue and the jobs ahead, while it waits."""
     newest_node_at: float | None = None

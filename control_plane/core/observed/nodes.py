@@ -47,9 +47,9 @@ class Remedy(StrEnum):
 
 
 class Cause(StrEnum):
-    """The cause of an incident, from the mildest to the most severe. A more severe cause replaces a milder one.
+    """The cause of an incident, from the mildest to the most severe.
 
-    The first four causes are no failures:
+    A more severe cause replaces a milder one. The first four causes are no failures:
 
     - NOTICE: the ranks leave a node because AWS announced to take its instance.
     - REQUESTED: a person wants the node for something else.
@@ -141,7 +141,10 @@ class NodeObserved:
     sources: frozenset[str] = frozenset()
     """SHA-256 of the source archives that the node holds."""
     member: MemberReport | None = None
-    """The newest report about a job, of any run. None if the node works for none or has not reported."""
+    """The newest report about a job, of any run.
+
+    None if the node works for none or has not reported.
+    """
     faults: tuple[NodeFault, ...] = ()
     """Faults of the node itself, from its agent's newest report."""
     history: tuple[Implication, ...] = ()
@@ -154,4 +157,7 @@ class NodeObserved:
     domain: str | None = None
     """The failure domain, if AWS reports it."""
     notices: tuple[Notice, ...] = ()
-    """Announcements of AWS for the instance, one per kind. `core.notices` decides which count."""
+    """Announcements of AWS for the instance, one per kind.
+
+    `core.notices` decides which count.
+    """

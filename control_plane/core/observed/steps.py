@@ -34,7 +34,10 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedSource:
-    """A source of a shard that failed verification or was unreachable. Later plans do not use it."""
+    """A source of a shard that failed verification or was unreachable.
+
+    Later plans do not use it.
+    """
 
     rank: Rank
     origin_generation: Generation
