@@ -1,8 +1,10 @@
-"""What the harnesses' reports have in common: the file of figures, how a page begins, what makes a run worth nothing, tables, and sections of
-docs/benchmarks.md between two markers. Pure but for `write_figures`.
+"""Common parts of the harnesses' reports. Pure except for `write_figures`.
 
-Invariant: every page says which command wrote it and where its figures are; a harness renews its own section, what
-stands around it is not touched.
+These are the file of figures, the head of a page, the check for a busy machine, tables, and sections of
+docs/benchmarks.md between two markers.
+
+Invariant: every page names the command that wrote it and the file of its figures. A harness replaces its own section
+only.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ BUSY = f"The machine was busy with other work when the run began (more than {BUS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
-    """What every run of a benchmark is known by; each adds what it measured."""
+    """Common facts of every benchmark run; each benchmark adds its figures."""
 
     machine: Machine
     is_quick: bool
@@ -32,11 +34,11 @@ class BenchmarkRun:
 
     @property
     def is_busy(self) -> bool:
-        """The machine had other work when it began: nothing that it measured was reached, and nothing missed."""
+        """Whether the machine was busy at the start, so that all figures are inconclusive."""
         return is_busy(self.machine.load_average[0], self.machine.cores)
 
     def with_found(self, **found: object) -> dict[str, object]:
-        """Return what the file of figures says of the run, and what was found in it."""
+        """Return the content of the file of figures: the run's facts and its results."""
         return {
             "machine": dataclasses.asdict(self.machine),
             "is_quick": self.is_quick,
@@ -46,18 +48,18 @@ class BenchmarkRun:
 
 
 class Judged(Protocol):
-    """A row, a dataclass, of what was to be reached."""
+    """Protocol of a row (a dataclass) with a limit."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def is_inconclusive(self) -> bool:
-        """What was measured says neither that it was reached nor that it was not."""
+        """Whether the figure permits no verdict."""
         ...
 
     @property
     def falls_short(self) -> bool:
-        """It was not reached."""
+        """Whether the figure misses its limit."""
         ...
 
 
@@ -65,45 +67,45 @@ JudgedRow = TypeVar("JudgedRow", bound=Judged)
 
 
 def unless_busy(run: BenchmarkRun, rows: Iterable[JudgedRow]) -> list[JudgedRow]:
-    """Return the rows of a run; where the machine was busy all of them are inconclusive."""
+    """Return a run's rows, all marked inconclusive if the machine was busy."""
     return [dataclasses.replace(row, is_inconclusive=True) if run.is_busy else row for row in rows]
 
 
 def verdict(row: Judged) -> str:
-    """Return a row's verdict, as tables say it."""
+    """Return a row's verdict as shown in tables."""
     if row.is_inconclusive:
         return "inconclusive"
     return "**falls short**" if row.falls_short else "pass"
 
 
 def judged(rows: Iterable[Judged]) -> list[dict[str, object]]:
-    """Return rows for the file of figures, each with its verdict."""
+    """Return rows for the file of figures, with their verdicts."""
     return [dataclasses.asdict(row) | {"falls_short": row.falls_short} for row in rows]
 
 
 def write_figures(path: Path, content: object) -> None:
-    """Write a file of figures, and the folder that it lies in.
+    """Write a file of figures; create its folder.
 
     Args:
-        path: the JSON file.
-        content: of plain values.
+        path: path of the JSON file.
+        content: plain values.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def opening(run: BenchmarkRun, title: str, command: str, figures: str, *, preface: str = "") -> list[str]:
-    """Return the lines that a page or a section begins with; the list of what it was measured on and how comes next.
+    """Return the first lines of a page or section, up to the list of machine and method.
 
     Args:
-        run: what is told of.
-        title: with its number signs.
-        command: that writes the page, such as `make bench-first`.
+        run: the run.
+        title: heading with its number signs.
+        command: the command that writes the page, such as `make bench-first`.
         figures: name of the JSON file.
-        preface: what stands before the rest in the same paragraph, with its last space.
+        preface: text before the rest of the paragraph, with a space at its end.
 
     Returns:
-        Lines, the last one empty.
+        Lines; the last one is empty.
     """
     return [
         title,
@@ -114,12 +116,12 @@ def opening(run: BenchmarkRun, title: str, command: str, figures: str, *, prefac
 
 
 def with_section(document: str, command: str, section: str) -> str:
-    """Return a document with one section renewed, or appended where it had none.
+    """Return a document with one section replaced, or appended if it is missing.
 
     Args:
-        document: Markdown; empty for a new one.
-        command: that writes the section, such as `make bench-first`.
-        section: its new content.
+        document: Markdown; empty for a new document.
+        command: the command that writes the section, such as `make bench-first`.
+        section: new content.
 
     Returns:
         The document.
@@ -138,16 +140,16 @@ def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def caveats(machine: Machine, *, is_quick: bool, quick: str = QUICK, busy: str = f"{BUSY}: run it again.") -> list[str]:
-    """Return the lines that say why a run measured nothing, each behind an empty one.
+    """Return lines that say why a run does not count, each after an empty line.
 
     Args:
-        machine: as it was when the run began.
-        is_quick: it was a quick one.
-        quick: what is said of that.
-        busy: what is said where the machine had other work.
+        machine: the machine at the start of the run.
+        is_quick: whether the run was a quick one.
+        quick: text for a quick run.
+        busy: text for a busy machine.
 
     Returns:
-        Lines; none of a run that counts.
+        Lines; none for a run that counts.
     """
     lines = ["", f"**{quick}**"] if is_quick else []
     if is_busy(machine.load_average[0], machine.cores):

@@ -1,10 +1,10 @@
 """Errors of the benchmarks.
 
-BenchmarkFailed     a job did not do what was to be measured; the message says which one, and where the logs are
+BenchmarkFailed     a job did not do what the benchmark measures; the message names the job and the logs' path
 """
 
 from __future__ import annotations
 
 
 class BenchmarkFailed(Exception):
-    """There is nothing to report."""
+    """The benchmark failed; there is nothing to report."""

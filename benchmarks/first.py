@@ -1,9 +1,9 @@
-"""The first measurements, all on one local cluster: `make bench-first`.
+"""First benchmarks on one local cluster: `make bench-first`.
 
     python -m benchmarks.first [--quick] [--only blocking|slowdown|budget|recovery …]
 
-`--quick` takes few and small samples: it tries the harness, and says so in its report. A part that is left out is left
-out of the report.
+`--quick` takes few and small samples to test the harness; its report says so. Parts that are not run are missing in the
+report.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTS = ("blocking", "slowdown", "budget", "recovery")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes and counts of a run."""
 
     states_mib: tuple[int, ...] = (64, 256)
     snapshots: int = 30
@@ -48,7 +48,7 @@ class Sizes:
 
     @property
     def node_memory_bytes(self) -> int:
-        """What the largest shape takes on a node: two slots for each of two shards, and some room."""
+        """Memory of the largest shape on a node: two slots for each of two shards, and a reserve."""
         return 4 * max(self.states_mib) * 1024**2 * 5 // 4 + 64 * 1024**2
 
 
@@ -67,7 +67,7 @@ QUICK = Sizes(
 
 
 def main() -> int:
-    """Measure, write the report, and return the process's exit code."""
+    """Run the benchmark, write the report, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.first", description="Seconds blocked per snapshot, slowdown, seconds per recovery."
     )
@@ -84,7 +84,7 @@ def main() -> int:
     sizes = QUICK if arguments.quick else Sizes()
     begun = begin(is_patient=not arguments.quick)
     machine, say = begun.machine, begun.say
-    home = HOME / "first"  # other benchmarks keep theirs beside it
+    home = HOME / "first"  # other benchmarks keep their files in the same folder
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
 
@@ -110,7 +110,7 @@ def main() -> int:
 
 
 def measure(bench: Bench, sizes: Sizes, parts: tuple[str, ...]) -> report.Results:
-    """Run the parts that were asked for."""
+    """Run the requested parts."""
     shapes = (
         [Shape(state_mib=size, nodes=nodes) for size in sizes.states_mib for nodes in (1, 2)]
         if "blocking" in parts

@@ -1,4 +1,4 @@
-"""On what the figures were measured: enough to judge them, nothing that names the machine."""
+"""Description of the machine of a run: enough to judge the figures, without its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("torch", "deepspeed", "xxhash", "moto")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A machine as it was when a run began."""
+    """The machine at the start of a run."""
 
     processor: str
     cores: int
@@ -22,11 +22,11 @@ class Machine:
     python: str
     versions: dict[str, str]
     load_average: tuple[float, float, float]
-    """Over 1, 5 and 15 minutes, before anything was started."""
+    """Load average over 1, 5 and 15 minutes before the run."""
 
     @classmethod
     def observe(cls) -> Machine:
-        """Look at this machine, now."""
+        """Return this machine's present state."""
         return cls(
             processor=_processor(),
             cores=len(os.sched_getaffinity(0)),
@@ -38,7 +38,7 @@ class Machine:
         )
 
     def words(self, *packages: str) -> str:
-        """Return what it is, and which versions of some packages it has, as a page says it."""
+        """Return the machine and some package versions as text for a page."""
         versions = (f"{name} {self.versions[name]}" for name in packages)
         return ", ".join(
             [
@@ -53,14 +53,14 @@ class Machine:
 
     @property
     def load(self) -> str:
-        """How busy it was, as a page says it."""
+        """Return the load as text for a page."""
         return ", ".join(f"{value:.2f}" for value in self.load_average)
 
 
 def _version(name: str) -> str:
     try:
         return version(name)
-    except PackageNotFoundError:  # not every benchmark needs every package
+    except PackageNotFoundError:  # some benchmarks run without some packages
         return "not installed"
 
 

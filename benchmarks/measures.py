@@ -1,4 +1,4 @@
-"""What repeated timings say: median and spread, and whether the machine stood still enough for them to say anything.
+"""Statistics of repeated timings: median, spread, and whether the machine was stable enough for a verdict.
 
 Pure.
 """
@@ -13,17 +13,17 @@ from enum import StrEnum
 from random import Random
 
 FLOOR_TOLERANCE_RATIO = 0.2
-"""A floor that moves by more between the beginning and the end of a run makes the run inconclusive."""
+"""Relative change of a floor between start and end above which a run is inconclusive."""
 BOOTSTRAP_ROUNDS = 1000
 CONFIDENCE = 0.95
 BUSY_LOAD_RATIO = 0.5
-"""Load average per core above which a machine has other things to do."""
+"""Load average per core above which a machine counts as busy."""
 LEAST_COMMITS_RATIO = 0.95
-"""Commits ÷ steps without which nothing passes that claims every step."""
+"""Commits ÷ steps below which no figure passes that claims every step."""
 
 
 class Verdict(StrEnum):
-    """PASS: reached. SHORT: not reached. INCONCLUSIVE: the run cannot say. NONE: there is nothing to reach."""
+    """PASS: within the limit. SHORT: missed. INCONCLUSIVE: no verdict possible. NONE: there is no limit."""
 
     PASS = "pass"
     SHORT = "falls short"
@@ -33,13 +33,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Repeated timings of one thing, seconds unless said otherwise."""
+    """Summary of repeated timings, in seconds unless stated otherwise."""
 
     count: int
     minimum: float
     median: float
     p99: float
-    """By nearest rank: with fewer than 100 timings, the worst one."""
+    """99th percentile by nearest rank; with fewer than 100 timings, the worst."""
     maximum: float
 
     @classmethod
@@ -47,31 +47,31 @@ class Summary:
         """Return the summary of at least one value.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there are no values.
         """
         return cls(len(values), min(values), statistics.median(values), percentile(values, 0.99), max(values))
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What cannot be beaten, measured before and after what it is held against, in the same processes."""
+    """A bound that cannot be beaten, measured before and after the figure in the same processes."""
 
     before: Summary
     after: Summary
 
     @property
     def median(self) -> float:
-        """The middle of the two medians."""
+        """Mean of the two medians."""
         return (self.before.median + self.after.median) / 2
 
     @property
     def moved_ratio(self) -> float:
-        """By how much the later median differs from the earlier one, as a part of the lower of the two."""
+        """Difference of the two medians relative to the lower one."""
         return moved_ratio(self.before.median, self.after.median)
 
     @property
     def stood_still(self) -> bool:
-        """The machine was the same before and after."""
+        """Whether the floor stayed within the tolerance."""
         return self.moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
@@ -93,15 +93,15 @@ def percentile(values: Sequence[float], share: float) -> float:
 def bootstrap_interval(
     statistic: Callable[[Sequence[Sequence[float]]], float], *samples: Sequence[float], seed: int = 0
 ) -> tuple[float, float]:
-    """Return between which bounds a statistic lies (percentile bootstrap): each sample is drawn again from itself, many times.
+    """Return a confidence interval of a statistic by the percentile bootstrap.
 
     Args:
-        statistic: of all samples together, in the order given.
-        samples: at least one value each; drawn independently of each other.
-        seed: the same samples give the same bounds.
+        statistic: computed from all samples together, in the given order.
+        samples: at least one value each; resampled independently of each other.
+        seed: the same seed and samples give the same interval.
 
     Returns:
-        (low, high), which hold `CONFIDENCE` of the drawn statistics.
+        (low, high), which contain `CONFIDENCE` of the resampled statistics.
 
     Raises:
         ValueError: a sample is empty.
@@ -117,28 +117,30 @@ def bootstrap_interval(
 
 
 def moved_ratio(one: float, other: float) -> float:
-    """Return the distance of two positive figures as a part of the lower one."""
+    """Return the difference of two positive figures relative to the lower one."""
     low, high = sorted((one, other))
     return high / low - 1 if low > 0 else math.inf
 
 
 def is_busy(load_average: float, cores: int) -> bool:
-    """Say whether a machine with this load average (1 minute) had other things to do."""
+    """Return whether a machine with this load average (1 minute) counts as busy."""
     return load_average / cores > BUSY_LOAD_RATIO
 
 
 def paired_ratios(order: str, values: Sequence[float]) -> list[float]:
-    """Return how much larger A is than B, pair by pair, in a sequence such as ABBA: drift of the machine falls on both sides of a pair.
+    """Return the relative excess of A over B for each pair in a sequence such as ABBA.
+
+    Drift of the machine affects both sides of a pair.
 
     Args:
-        order: A and B, in the order in which they were measured; each neighbouring two are one of each.
-        values: of each, positive.
+        order: A and B in the order of measurement; each two neighbours are one A and one B.
+        values: the positive figures in that order.
 
     Returns:
         A ÷ B − 1 for each pair.
 
     Raises:
-        ValueError: a pair holds two of the same.
+        ValueError: a pair has two of the same.
     """
     ratios = []
     for position in range(0, len(order) - 1, 2):

@@ -1,8 +1,8 @@
-"""How long a failure holds training: ranks killed and instances terminated under the char-GPT on DeepSpeed ZeRO-3, 4 nodes and a spare.
+"""Duration of interruptions: killed ranks and terminated instances under the char-GPT on DeepSpeed ZeRO-3.
 
-Each recovery is told three times, by clocks that know nothing of each other: the incident's own four phases; the API,
-asked every few milliseconds by somebody outside; and the ranks, which write down every boundary. The interruption is
-from the kill to the first step beyond the highest one that was reached before it: steps made twice are part of it.
+The job has 4 nodes and a spare. Three independent clocks measure each recovery: the incident's four phases; the API,
+polled every few milliseconds from outside; and the ranks' traces of their boundaries. The interruption lasts from the
+kill to the first step beyond the highest earlier step, so repeated steps are part of it.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from benchmarks.traces import Passed, first_beyond, highest_step, read_trace, st
 
 NODES, SPARES, COPIES = 4, 1, 2
 MANY_STEPS = 1_000_000
-"""Never reached: the job is stopped when all has been measured."""
+"""Never reached: the job is stopped after the measurements."""
 CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO = 1.0, 0.2
-"""Two clocks of one recovery that differ by more than both do not tell of the same interruption.
+"""Two clocks disagree about an interruption if they differ by more than both limits.
 
-The API hears of steps once a second.
+The API receives steps once per second.
 """
 PHASES = ("detect", "replace", "restore", "rework")
 VICTIMS = (2, 1, 0, 3)
-"""Ranks in the order in which they are hit; rank 0's node is hit, too, although more depends on it."""
+"""Ranks in the order of their kills; rank 0's node is included although more depends on it."""
 
 Kind = Literal["rank_exit", "instance_terminated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """One failure and what it took."""
+    """One failure with its cost."""
 
     cause: Kind
     restore_source: str
     phases: dict[str, float]
-    """Seconds, from the incident."""
+    """Seconds of the incident's phases."""
     lost_steps: int
-    """From the incident: between the base and the highest boundary that was reported."""
+    """Steps between the base and the highest reported boundary, from the incident."""
     rank_lost_steps: int
-    """Between the base and the highest boundary that any rank had passed, reported or not."""
+    """Steps between the base and the highest boundary that any rank passed, reported or not."""
     api_seconds: float
-    """From the kill until the API showed the next new step."""
+    """Seconds from the kill until the API showed the next new step."""
     rank_seconds: float
-    """From the kill until the last rank had passed it."""
+    """Seconds from the kill until the last rank passed that step."""
 
     @property
     def incident_seconds(self) -> float:
-        """The incident's phases together."""
+        """Sum of the incident's phases."""
         return sum(self.phases.values())
 
     @property
     def clocks_agree(self) -> bool:
-        """The incident tells of as long an interruption as was seen from outside."""
+        """Whether the incident's duration agrees with the one measured from outside."""
         apart = abs(self.incident_seconds - self.api_seconds)
         return apart <= max(CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO * self.api_seconds)
 
@@ -67,7 +67,7 @@ class RecoveryRun:
 
     recoveries: tuple[Recovery, ...]
     step: Floor
-    """Undisturbed: before the first failure, and after the last."""
+    """Undisturbed step time before the first failure and after the last."""
 
     def of_cause(self, cause: Kind) -> list[Recovery]:
         """Return the recoveries from one kind of failure."""
@@ -78,7 +78,7 @@ def measure(bench: Bench, *, kills: int, steps_between: int) -> RecoveryRun:
     """Kill `kills` ranks, then terminate as many instances, each after `steps_between` undisturbed steps.
 
     Raises:
-        BenchmarkFailed: the job ended, or a failure led to another incident than the one that was caused.
+        BenchmarkFailed: the job ended, or a failure opened an incident of another kind.
     """
     trace = bench.directory / "traces" / "recovery"
     trace.mkdir(parents=True)
@@ -133,12 +133,13 @@ def recover(
     rank: int,
     steps_between: int,
 ) -> Recovery:
-    """Let the job settle, hurt it, and watch it from outside until it makes new steps.
+    """Let the job settle, cause a failure, and poll from outside until it makes new steps.
 
     Raises:
-        BenchmarkFailed: it ended, or recovered from something else.
+        BenchmarkFailed: the job ended, or recovered from another failure.
     """
-    bench.wait_until_warm(NODES + SPARES)  # a spare has as a rule waited for hours, and must not be hit while it boots
+    # a real spare has usually waited for hours, so do not use one that still boots
+    bench.wait_until_warm(NODES + SPARES)
     settled = job.describe()
     seen = job.wait("undisturbed steps", lambda seen: seen["CommittedStep"] >= settled["Boundary"] + steps_between)
     generation, number = seen["Generation"], seen["IncidentCount"]
@@ -177,14 +178,14 @@ def recover(
 
 
 def undisturbed(ranks: Sequence[Sequence[Passed]], since: int = 0) -> Summary:
-    """Return rank 0's step time in its newest generation, beyond the boundary `since`; its first ten steps are warm-up."""
+    """Return rank 0's step time in its newest generation after boundary `since`, without ten warm-up steps."""
     newest = ranks[0][-1].generation
     steps = step_seconds([each for each in ranks[0] if each.generation == newest and each.step > since])
     return Summary.of(steps[0 if since else 10 :])
 
 
 def _closed(bench: Bench, job: BenchJob, number: int) -> Json:
-    """Return the job's incident of this number once it is history."""
+    """Wait for the job's incident of this number to be closed, and return it."""
     found: list[Json] = []
 
     def is_closed(_: Json) -> bool:

@@ -1,7 +1,7 @@
-"""The report of one run: all figures as JSON, the tables as a document, and one picture beside it.
+"""Report of the first benchmarks: all figures as JSON, a document with tables, and one picture.
 
-Invariant: a document says on what machine, how busy, from how many samples and by which command; a row whose floor
-moved says "inconclusive".
+Invariant: the document names the machine, its load, the number of samples and the command. A row whose floor changed is
+marked as inconclusive.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ KINDS: tuple[tuple[Kind, str], ...] = (("rank_exit", "rank killed"), ("instance_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What was measured; what was left out is empty."""
+    """Results of the measurements; parts that were not run are empty."""
 
     blocking: Sequence[BlockingRow] = ()
     slowdown: Slowdown | None = None
     budget: Slowdown | None = None
-    """Of a job that says what snapshots may cost."""
+    """Slowdown of a job with a budget for snapshots."""
     recovery: RecoveryRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """One run of the benchmarks."""
+    """Figures of one run."""
 
     results: Results
 
@@ -55,9 +55,9 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: what was measured.
-        figures: the JSON file.
-        document: the Markdown file; the picture goes beside it, under the same name with another ending.
+        run: the figures.
+        figures: path of the JSON file.
+        document: path of the Markdown file; the picture gets the same name with another suffix.
     """
     write_figures(figures, dataclasses.asdict(run))
     picture = document.with_suffix(".svg")
@@ -68,11 +68,11 @@ def write(run: Run, figures: Path, document: Path) -> None:
 
 
 def render(run: Run, picture: str) -> str:
-    """Return the document.
+    """Return the Markdown document.
 
     Args:
-        run: what was measured.
-        picture: name of the picture, in the same folder.
+        run: the figures.
+        picture: file name of the picture, in the same folder.
     """
     sections = [_head(run)]
     if run.results.blocking:
@@ -88,7 +88,7 @@ def render(run: Run, picture: str) -> str:
 
 
 def draw(recovery: RecoveryRun) -> str:
-    """Return the picture of all recoveries."""
+    """Return the SVG document of all recoveries."""
     bars = [
         (f"{title} {number}", {phase: each.phases[phase] for phase in PHASES})
         for cause, title in KINDS
@@ -208,7 +208,7 @@ def _slowdown(slowdown: Slowdown) -> str:
 
 
 def _budget(budget: Slowdown) -> str:
-    """Return what a job pays that allows for so much."""
+    """Return the section on a job with a budget for snapshots."""
     allowed = budget.max_slowdown or 0.0
     ratios = Summary.of(budget.ratios)
     pairs = f"median of {ratios.count} pairs; {ratios.minimum:+.1%} to {ratios.maximum:+.1%}"

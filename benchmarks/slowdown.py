@@ -1,9 +1,11 @@
-"""What Everstep costs a real model: the char-GPT's step under an agent (A) and as the same script alone (B), launch by launch in the order ABBA.
+"""Everstep's cost for a real model: the char-GPT's step under an agent (A) and alone (B), launches in order ABBA.
 
-The machine's drift falls on both sides of a pair; each pair gives one ratio. Alone means without agent, replicas,
-rounds and reports; the cluster's own processes stand idle beside it, as they do in A. Measured twice: with every step
-kept, whatever it costs, and with a budget (`Protection.MaxSlowdown`), where the first steps, in which Everstep learns
-what snapshots cost, are not counted and means are compared: one iteration in many pays for all.
+Drift of the machine affects both sides of a pair; each pair gives one ratio. Alone means without agent, replicas,
+rounds and reports. The cluster's own processes are idle in both cases.
+
+There are two measurements. In the first, every step is kept at any cost. In the second, the job has a budget
+(`Protection.MaxSlowdown`). The first steps, in which Everstep learns a snapshot's cost, are then not counted, and means
+are compared, because a few iterations carry the whole cost.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from benchmarks.traces import read_trace, step_seconds
 
 RANKS = 2
 WARM_UP_STEPS = 110
-"""In which the network is profiled and pacing is tried, for as long as that may take (`worker.core.pacing_trial`)."""
+"""Steps for profiling the network and trying pacing, as long as that may take (`worker.core.pacing_trial`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,27 +34,27 @@ class Slowdown:
     """One sequence of launches."""
 
     order: str
-    """A under an agent, B alone."""
+    """A: under an agent; B: alone."""
     step_seconds: tuple[Summary, ...]
-    """Of each launch, its first `settle_steps` not counted."""
+    """Step times of each launch, without its first `settle_steps`."""
     ratios: tuple[float, ...]
-    """A ÷ B − 1 of the median step, of the mean one with a budget, pair by pair."""
+    """A ÷ B − 1 per pair, of the median step; with a budget, of the mean step."""
     blocked: Summary
-    """Seconds per snapshot of all launches under an agent, warm-up and audits included."""
+    """Seconds per snapshot of all launches under an agent, with warm-up and audits."""
     snapshots_ratio: float
-    """Snapshots ÷ steps that are counted of those launches: 1 where every step was kept."""
+    """Snapshots ÷ counted steps of these launches; 1 if every step was kept."""
     settle_steps: int = WARM_UP_STEPS
     max_slowdown: float | None = None
-    """The budget; None: every step is kept."""
+    """The budget; None if every step is kept."""
 
     @property
     def plain_moved_ratio(self) -> float:
-        """By how much the slowest launch alone was slower than the fastest: the noise that a ratio must stand out from."""
+        """Relative difference of the slowest and the fastest launch alone: the noise of the ratios."""
         return self._moved("B")
 
     @property
     def noise_ratio(self) -> float:
-        """The same of all launches of a kind, those alone or those under an agent, whichever moved more."""
+        """The larger of these differences, among launches alone and launches under an agent."""
         return max(self._moved("A"), self._moved("B"))
 
     def _moved(self, kind: str) -> float:
@@ -61,12 +63,12 @@ class Slowdown:
 
     @property
     def plain_count(self) -> int:
-        """Launches alone."""
+        """Number of launches alone."""
         return self.order.count("B")
 
     @property
     def is_conclusive(self) -> bool:
-        """The script alone was launched more than once, and took the same time at every launch."""
+        """Whether several launches alone took the same time."""
         return self.plain_count > 1 and self.plain_moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
@@ -76,14 +78,14 @@ def measure(
     """Launch the model `len(order)` times.
 
     Args:
-        bench: where.
+        bench: the cluster.
         order: such as ABBA.
-        steps: of each launch, those that are not counted included.
-        settle_steps: the first ones, which are not counted.
+        steps: steps of each launch, including those that are not counted.
+        settle_steps: first steps that are not counted.
         max_slowdown: the job's budget; None: every step is kept.
 
     Raises:
-        BenchmarkFailed: a launch ended otherwise.
+        BenchmarkFailed: a launch failed.
     """
     name, center = ("slowdown", statistics.median) if max_slowdown is None else ("budget", statistics.fmean)
     summaries, centers, blocked, snapshots = [], [], [], 0
@@ -115,7 +117,7 @@ def measure(
 
 
 def _under_agent(bench: Bench, name: str, steps: int, trace: Path, max_slowdown: float | None) -> list[float]:
-    """Return the seconds that each snapshot of each rank held its training thread."""
+    """Return the blocked seconds of each snapshot of each rank."""
     job = bench.submit(
         name,
         bench.traced_source(),

@@ -1,8 +1,8 @@
-"""How long a snapshot holds the training thread: a state of a chosen size on real nodes, beside what no snapshot could go below.
+"""Blocking time of a snapshot: a state of a chosen size on real nodes, beside the minimum of any snapshot.
 
-Seconds blocked are the session's own: the copy at the boundary, and what the guard waited for the copy in the
-background before the optimizer's step. The first three snapshots of a launch are audited, copied whole at the boundary
-and compared byte by byte; they are shown apart. Later ones are not.
+The blocked seconds are the session's own figures: the copy at the boundary, and the guard's wait for the background
+copy before the optimizer's step. The first three snapshots of a launch are audited: copied whole at the boundary and
+compared byte by byte. They are shown separately.
 """
 
 from __future__ import annotations
@@ -15,66 +15,69 @@ from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Floor, Summary
 
 AUDITED_COUNT = 3
-"""`everstep.training.guard.AUDITED_AT_START`; not imported, for it would bring torch into the process that measures (a test compares them)."""
+"""Same value as `everstep.training.guard.AUDITED_AT_START`; a test compares them.
+
+An import would bring torch into the measuring process.
+"""
 COMPUTES = ("wait", "matmul")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How a state lies on nodes, one rank each."""
+    """Distribution of a state over nodes with one rank each."""
 
     state_mib: int
     nodes: int
 
     @property
     def copies(self) -> int:
-        """Of each shard; a node alone has its own only."""
+        """Copies of each shard; a single node has only its own."""
         return min(2, self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockingRow:
-    """One kind of computation at one shape."""
+    """One kind of computation with one shape."""
 
     shape: Shape
     compute: str
     state_bytes: int
-    """Per rank, the tensors alone."""
+    """Bytes of the tensors per rank."""
     span_seconds: float
-    """Of the stand-in for forward and backward."""
+    """Duration of the replacement for forward and backward."""
     memcpy: Floor
     plain_step: Floor
     step: Summary
-    """With snapshots."""
+    """Step time with snapshots."""
     first_blocked: float | None
-    """The very first snapshot of the launch, slowest rank; None where this row is not the first."""
+    """The first snapshot of the launch on the slowest rank; None if this row is not the first."""
     audited_blocked: Summary | None
-    """The other audited ones."""
+    """The other audited snapshots."""
     blocked: Summary
-    """All later ones, of all ranks."""
+    """All later snapshots of all ranks."""
     mean_blocked: float
-    """Of the later ones."""
+    """Mean of the later snapshots."""
     mean_held: float
-    """All that the session held the script by the script's own clock, boundaries without a snapshot included, per later snapshot."""
+    """Blocked time per later snapshot by the script's own clock, including boundaries without a snapshot."""
     steps_per_snapshot: float
 
     @property
     def is_conclusive(self) -> bool:
-        """Both floors stood still."""
+        """Whether both floors were stable."""
         return self.memcpy.stood_still and self.plain_step.stood_still
 
 
 def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: int) -> list[BlockingRow]:
-    """Run one job per shape and return a row for each kind of computation.
+    """Run one job per shape; return a row for each kind of computation.
 
     Args:
-        bench: where.
-        shapes: which.
-        snapshots: at least so many per row and rank, audited ones not counted.
-        floor_steps: steps and copies to each floor, before and after.
+        bench: the cluster.
+        shapes: the shapes.
+        snapshots: minimal snapshots per row and rank, without audited ones.
+        floor_steps: steps and copies per floor, before and after.
 
     Raises:
-        BenchmarkFailed: a job ended otherwise, or took too few snapshots.
+        BenchmarkFailed: a job failed, or took too few snapshots.
     """
     rows: list[BlockingRow] = []
     for shape in shapes:
@@ -108,7 +111,7 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
 
 
 def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
-    """Return one row from what every rank of a job left; ranks are taken together, floors and steps as well as snapshots."""
+    """Return one row from the output of all ranks, whose samples are pooled."""
     is_first = compute == COMPUTES[0]
     skipped = AUDITED_COUNT if is_first else 0
     later = [seconds for rank in ranks for seconds in rank["blocked"][compute][skipped:]]

@@ -1,6 +1,6 @@
-"""What ranks wrote down themselves: which boundary they passed when (see `scripts/traced.py`).
+"""Traces that ranks write: the time of each passed boundary (see `scripts/traced.py`).
 
-Reading is I/O, all else is pure.
+Only `read_trace` does I/O.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A rank passed a boundary."""
+    """A boundary that a rank has passed."""
 
     generation: int
     step: int
     at: float
-    """Seconds of the machine's monotonic clock."""
+    """Monotonic seconds of the machine."""
     snapshots: int = 0
-    """That the rank's launch had taken by then, where the script writes that down."""
+    """Snapshots of the rank's launch so far, if the script records them."""
 
 
 def read_trace(directory: Path, ranks: int) -> list[list[Passed]]:
-    """Return what each rank has written so far; a line that is being written is left out."""
+    """Return each rank's trace so far; an incomplete last line is skipped."""
     return [parse((directory / f"rank{rank}").read_text()) for rank in range(ranks)]
 
 
 def parse(text: str) -> list[Passed]:
-    """Return the boundaries of one rank's lines, in order."""
+    """Return the boundaries of one rank's trace, in order."""
     return [
         Passed(int(generation), int(step), float(at), *map(int, snapshots))
         for generation, step, at, *snapshots in whole_rows(text)
@@ -37,17 +37,17 @@ def parse(text: str) -> list[Passed]:
 
 
 def whole_rows(text: str) -> list[list[str]]:
-    """Return the words of each line that a rank has written; one that is being written is left out."""
+    """Return the words of each complete line of a trace."""
     return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def step_seconds(passed: Sequence[Passed]) -> list[float]:
-    """Return how long each step took, from boundary to boundary of one generation."""
+    """Return the duration of each step, between boundaries of one generation."""
     return [later.at - earlier.at for earlier, later in pairwise(passed) if later.generation == earlier.generation]
 
 
 def highest_step(ranks: Iterable[Sequence[Passed]], generation: int) -> int:
-    """Return the highest boundary that any rank passed in this generation or before; 0 if none."""
+    """Return the highest boundary that any rank passed up to this generation; 0 if none."""
     return max((each.step for passed in ranks for each in passed if each.generation <= generation), default=0)
 
 

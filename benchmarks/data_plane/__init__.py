@@ -1,14 +1,16 @@
-"""`make bench-data-plane`: Everstep beside the systems that one could use instead, in one run, on one state, beside the floors of this machine.
+"""Benchmark of the data plane: `make bench-data-plane`.
 
-    __main__.py      the run: which launches in which order
+One run compares Everstep with alternative systems on the same state, beside the floors of this machine.
+
+    __main__.py      the run: order of the launches
     systems.py       the peers and their virtual environments
-    launches.py      two rank processes of a peer, or of the floors
+    launches.py      two rank processes of a peer or of the floors
     everstep.py      Everstep's side: a job on two real nodes, killed and restored
-    char_gpt.py      what every-step copies cost a real model
-    rank/            what runs in the rank processes
-    rows.py          samples become figures and verdicts (pure)
-    report.py        JSON, tables and the picture (pure but for `write`)
+    char_gpt.py      the cost of every-step copies for a real model
+    rank/            programs of the rank processes
+    rows.py          samples become figures with verdicts (pure)
+    report.py        JSON, tables and the picture (pure except for `write`)
 
-Invariant: what was measured is reported; a row that its floor or its reference does not bear out is called
-inconclusive, never repeated.
+Invariant: all measurements are reported. A row that its floor or reference does not support is marked as inconclusive,
+and never repeated.
 """

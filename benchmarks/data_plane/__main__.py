@@ -1,13 +1,15 @@
-"""`make bench-data-plane`: all launches in one run, there and back again, then the report.
+"""Command of the data plane benchmark: `make bench-data-plane`. It runs all launches, then writes the report.
 
     python -m benchmarks.data_plane [--quick] [--sizes 256 1024] [--peers NAME …] [--without-model]
 
-    size by size:  floors A floors B floors C floors … Z floors │ A floors B floors C floors │ Z floors … C floors B floors A floors
+    per size: floors A floors B floors C … Z floors │ A floors B floors C floors │ Z floors … C floors B floors A floors
 
-Every system is launched on the way out and on the way back, Everstep and those it is held against once more in the
-middle: drift of the machine falls on all of them. Floors are measured before and after each launch, and before each of
-Everstep's restores. Exit code: 0 all rows pass or are inconclusive, 1 nothing to report, 2 a row falls short, 3 none
-does, but the machine was busy when the run began, so that no row says anything (wrong bytes fall short all the same).
+Every system is launched on the way out and on the way back. Everstep and its main peers are launched once more in the
+middle, so that drift of the machine affects all. Floors are measured before and after each launch, and before each of
+Everstep's restores.
+
+Exit code 0: all rows pass or are inconclusive. 1: nothing to report. 2: a row misses its limit. 3: no row misses, but
+the machine was busy at the start, so that only wrong bytes count.
 """
 
 from __future__ import annotations
@@ -50,19 +52,21 @@ from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 HOME = ROOT / ".everstep" / "bench"
 SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
-"""Long spans: beside the optimizer's step long enough for a snapshot to be replicated."""
+"""Long spans: with the optimizer's step, long enough to replicate a snapshot."""
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
-"""Short spans: twice the copy."""
+"""Short spans: twice the duration of the copy."""
 LAUNCH_SECONDS = 150.0
 LARGE_STATE_MIB = 512
 HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
-"""Of a large state only the peers that Everstep is held against, and who restores the quickest from the own node."""
+"""Peers that are measured with a large state: those that Everstep is compared with, and the fastest at local restores.
+
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What is measured of one size of state."""
+    """Measurements of one size of state."""
 
     state_mib: int
     peers: tuple[System, ...]
@@ -71,7 +75,7 @@ class Size:
 
 
 def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool) -> list[Size]:
-    """Return what is measured of each size."""
+    """Return the measurements of each size."""
 
     def repeats(state_mib: int, *, spaced: int, tight: int, local_restores: int, others: int) -> Repeats:
         gib = state_mib / 1024
@@ -86,10 +90,9 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
         )
 
     def everstep(state_mib: int) -> Repeats:
-        # Two ranks in three launches: 100 snapshots for a p99, and as many as take the same time of a small state, of
-        # which a worst one is anything.
-        # Two of three tight steps have no snapshot: of a small state 250 of those, for the same reason.
-        # Ranks restore from their own node beside every restore from a peer, too.
+        # Two ranks in three launches give 100 snapshots for a p99. A small state gets as many as fit into the same
+        # time, because its worst value varies. Two of three tight steps have no snapshot, so a small state gets 250 of
+        # them. Ranks also restore from their own node at every restore from a peer.
         spaced, tight = (18, 8) if state_mib >= LARGE_STATE_MIB else (48, 64)
         full = repeats(state_mib, spaced=spaced, tight=tight, local_restores=2, others=4)
         return repeats(state_mib, spaced=8, tight=10, local_restores=2, others=2) if is_quick else full
@@ -106,17 +109,17 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
 
 
 def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
-    """Return in which order systems are launched: out and back, and in the middle once more those of which three launches are wanted.
+    """Return the order of launches: out and back, with further launches in the middle.
 
     Args:
-        names: of all.
-        thrice: of those.
+        names: all systems.
+        thrice: systems with a third launch.
     """
     return [*names, *(name for name in names if name in thrice), *reversed(names)]
 
 
 def main() -> int:
-    """Measure, write the report, and return the process's exit code."""
+    """Run the benchmark, write the report, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.data_plane", description="Everstep's data plane beside its peers and the floors."
     )
@@ -164,7 +167,7 @@ def main() -> int:
 
 
 def exit_code(figures: Sequence[Figure], *, was_busy: bool) -> int:
-    """Return how the run ends (see the module)."""
+    """Return the exit code (see the module's docstring)."""
     if any(figure.verdict is Verdict.SHORT for figure in figures):
         return 2
     return 3 if was_busy else 0
@@ -173,7 +176,7 @@ def exit_code(figures: Sequence[Figure], *, was_busy: bool) -> int:
 def measure(
     home: Path, sizes: list[Size], *, has_model: bool, say: Callable[[str], None]
 ) -> tuple[list[Figure], report.Floors]:
-    """Run every launch and return all figures, and the floors of every size."""
+    """Run every launch; return all figures, and the floors of every size."""
     figures: list[Figure] = []
     floors: report.Floors = {}
     for size in sizes:
@@ -196,7 +199,7 @@ def measure(
 
 @contextlib.contextmanager
 def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[Bench]:
-    """Start a cluster of two nodes with room for two copies of such a state."""
+    """Start a cluster of two nodes with memory for two copies of such a state."""
     slots_bytes = 4 * state_mib * 1024**2 * 5 // 4 + 64 * 1024**2
     say(f"starting {NODES} nodes for {state_mib} MiB of state per rank")
     with LocalCluster(home / "cluster") as cluster:
@@ -227,7 +230,7 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Lau
 
             try:
                 launches[name].append(_launch(bench, home, systems.get(name), size, beside))
-            except BenchmarkFailed as error:  # the others are measured all the same
+            except BenchmarkFailed as error:  # the other systems are still measured
                 failed[name] = str(error)
                 bench.say(f"  {error}")
             before = pair.measure()
@@ -262,7 +265,7 @@ def _launch(
         return run_peer(
             peer, HOME / "venvs", home, state_mib=size.state_mib, repeats=size.peer, timeout_seconds=LAUNCH_SECONDS
         )
-    except BenchmarkFailed as error:  # DLRover's saver does not always come up
+    except BenchmarkFailed as error:  # DLRover's saver does not always start
         bench.say(f"  once more: {error}")
         return run_peer(
             peer,
@@ -275,11 +278,11 @@ def _launch(
 
 
 def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[str, LaunchFloor]:
-    """Return the floors of a system, launch by launch; of a single one, the earlier and the later ones.
+    """Return a system's floors by launch; for a single launch, its earlier and later ones.
 
     Args:
-        launches: of each, what was measured, in order.
-        state_bytes: that every floor moved.
+        launches: measurements of each launch, in order.
+        state_bytes: bytes that every floor moved.
     """
     if len(launches) == 1:
         (alone,) = launches

@@ -1,10 +1,10 @@
-"""From the peer's memory into the model of a rank that waits for it: fetch and restore begin at once, and the rank copies behind the fetch.
+"""Restore from the peer's memory into the model of a waiting rank, which copies while its node still fetches.
 
-    rank: model built, `init` ──▶ waits ──▶ copies what is verified ──▶ `restore` returns
-    owner's node:                 fetch begins ──▶ verified, chunk by chunk ──▶ says so
+    rank: model built, `init` ──▶ waits ──▶ copies verified chunks ──▶ `restore` returns
+    owner's node:                 fetch begins ──▶ verified, chunk by chunk ──▶ notifies the rank
 
-Invariant: the time runs from the fetch's beginning, the rank waiting, to the rank's return from `restore`, on a clock
-that all processes share.
+Invariant: the time runs from the start of the fetch, while the rank waits, to the return of the rank's `restore`, on a
+clock that all processes share.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ NODE, RANK = "benchmarks.data_plane.rank.node", "benchmarks.data_plane.rank.wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """The rank's state brought once."""
+    """One restore of the rank's state."""
 
     fetch_seconds: float
-    """Until all of it was in the own node's memory, verified."""
+    """Until all bytes were verified in the own node's memory."""
     model_seconds: float
-    """Until the rank's `restore` had returned."""
+    """Until the rank's `restore` returned."""
     verified: bool
 
 
 def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
-    """Have a state kept on two nodes, and bring it back so many times to a node that has lost it.
+    """Keep a state on two nodes, and restore it `count` times to a node that has lost it.
 
     Args:
-        home: folder for logs; made here.
-        state_mib: of the rank.
-        count: of restores.
+        home: folder for logs; created here.
+        state_mib: state of the rank in MiB.
+        count: number of restores.
 
     Returns:
-        What was seen.
+        The measurements.
 
     Raises:
-        BenchmarkFailed: a process ended; the message says where its log is.
+        BenchmarkFailed: a process ended; the message has its log's path.
     """
     home.mkdir(parents=True)
     with tmpfs_folder() as memory:
@@ -63,7 +63,7 @@ def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
                 owner.ask(["start"])
                 return _drive(owner, holder, rank, count)
         finally:
-            for folder in folders.values():  # a node mounts a tmpfs of its own where it may
+            for folder in folders.values():  # a node mounts its own tmpfs where it has the right
                 ctypes.CDLL(None).umount2(os.fsencode(folder), MNT_DETACH)
 
 
@@ -88,7 +88,7 @@ def _drive(owner: _Talk, holder: _Talk, rank: _Talk, count: int) -> list[Arrival
 
 
 class _Talk:
-    """One process that answers lines."""
+    """A process that answers lines."""
 
     def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
         self._process = process

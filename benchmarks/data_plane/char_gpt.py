@@ -1,4 +1,7 @@
-"""What keeping every step costs a real model: the char-GPT with DDP and ZeRO-3, kept by nobody, by Everstep and by lm-resiliency, in turn."""
+"""Cost of keeping every step of a real model: the char-GPT with DDP and ZeRO-3.
+
+Blocks without protection, under Everstep and under lm-resiliency take turns.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ NOBODY, OWN, LM_RESILIENCY = "none", "everstep", "lm_resiliency"
 NAMES = {EVERSTEP: OWN, "lm-resiliency": LM_RESILIENCY}
 LAUNCHES, CYCLES = 6, 24
 SKIPPED_STEPS, COUNTED_STEPS = 1, 4
-"""Of a block: in the first one the system before is still at work."""
+"""Skipped and counted steps of a block; in the first steps the previous system still works."""
 WARM_UP_STEPS = 120
-"""In which the network is profiled and pacing is tried, for as long as that may take (`worker.core.pacing_trial`)."""
+"""Steps for profiling the network and trying pacing, as long as that may take (`worker.core.pacing_trial`)."""
 GIB = 1024**3
 
 Cycle = Mapping[str, Json]
-"""A block of every system, one behind the other, as rank 0 saw it; its processor time is that of all ranks and agents."""
+"""One block of every system in sequence, as seen by rank 0; CPU time includes all ranks and agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +42,15 @@ class Launch:
 
     cycles: list[Cycle]
     kept_ratio: Mapping[str, float]
-    """Of each system: steps that it has kept on both nodes, by those that it was to keep."""
+    """Steps kept on both nodes ÷ steps that the system should keep, by system."""
     verified: Mapping[str, bool | None]
-    """By a compare of bytes on both holders at the end; None: there is nothing to compare."""
+    """Result of a final compare of bytes on both holders; None if there is nothing to compare."""
     state_bytes: int
-    """Of all ranks together."""
+    """State of all ranks together."""
 
     @classmethod
     def of(cls, ranks: Sequence[Json]) -> Launch:
-        """Return what both ranks have left."""
+        """Return a launch from both ranks' output."""
         first, size = ranks[0]["blocks"], len({block["system"] for block in ranks[0]["blocks"]})
         blocks = [
             {**block, "cpu_seconds": sum(rank["blocks"][number]["cpu_seconds"] for rank in ranks)}
@@ -77,19 +80,19 @@ class Launch:
 
 
 def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> list[Launch]:
-    """Launch a model a few times, kept by one system after another.
+    """Launch a model a few times; the systems take turns within each launch.
 
     Args:
-        bench: where the jobs run.
-        environments: of the peers.
+        bench: the cluster.
+        environments: the peers' virtual environments.
         kind: ddp or zero3.
-        with_peer: lm-resiliency, too.
+        with_peer: whether to include lm-resiliency.
 
     Returns:
         The launches.
 
     Raises:
-        BenchmarkFailed: a launch ended otherwise.
+        BenchmarkFailed: a launch failed.
     """
     systems = (NOBODY, OWN, *((LM_RESILIENCY,) if with_peer else ()))
     found = []
@@ -127,7 +130,7 @@ def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> 
 
 
 def order_of(systems: Sequence[str]) -> list[str]:
-    """Return whose turn it is, block by block: each cycle in another order, so that nobody always comes behind the same one."""
+    """Return the order of blocks; it varies by cycle, so that no system always follows the same one."""
     orders = list(permutations(systems))
     return [system for number in range(CYCLES) for system in orders[number % len(orders)]]
 
@@ -143,12 +146,12 @@ def _median(launch: Launch, system: str) -> float:
 
 
 def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) -> list[Figure]:
-    """Return what a step takes that nobody keeps, and slowdown and processor time of every system that keeps steps, Everstep's with a verdict.
+    """Return the unprotected step time, and slowdown and CPU time of every system; Everstep's have verdicts.
 
     Args:
         kind: ddp or zero3.
-        launches: what `measure` returned.
-        versions: by system's name as it is shown.
+        launches: result of `measure`.
+        versions: versions by displayed name.
     """
     medians = [_median(launch, NOBODY) for launch in launches]
     moved = moved_ratio(min(medians), max(medians)) if len(medians) > 1 else None
@@ -190,7 +193,7 @@ def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) 
 
 
 def slowdown(cycle: Cycle, system: str) -> float:
-    """Return by which part of it a step became longer."""
+    """Return the relative increase of the step time."""
     return float(cycle[system]["seconds"] / cycle[NOBODY]["seconds"] - 1)
 
 

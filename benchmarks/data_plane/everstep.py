@@ -1,11 +1,11 @@
-"""Everstep's side: one job on two nodes of the local cloud, watched by its own script, killed and restored by the harness.
+"""Everstep's side: one job on two nodes of the local cloud, killed and restored by the harness.
 
-    first launch ─▶ kill rank 0: both restore from their own node, several times
-                 ─▶ spoil rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
-    and, once the job has ended, a rank that waits for its state (`arrivals`)
+    first launch ─▶ kill rank 0: both ranks restore from their own node, several times
+                 ─▶ corrupt rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
+    and, after the job's end, a rank that waits for its state (`arrivals`)
 
-Invariant: nothing of the product is replaced or told that it is being measured; times are the script's, the page's and
-the agents' logs'.
+Invariant: the product runs unchanged and does not detect the measurement. Times come from the script, the page and the
+agents' logs.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from infra.local_cloud.processes import descendants, is_agent
 
 NODES, COPIES = 2, 2
 ATTEMPTS = 30
-"""The most that a job may have: every kill here is the same failure at the same step."""
+"""The job's maximal attempts: every kill is the same failure at the same step."""
 RESTORED = re.compile(r"rank (\d+): step \d+ restored from (\w+) in ([\d.]+) s")
 SCRIPT = Path(__file__).parent / "rank" / "everstep_job.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """One rank brought back once."""
+    """One restore of one rank."""
 
     rank: int
     source: str
     agent_seconds: float
-    """Until the agent had it in a slot of its own node, verified."""
+    """Until the agent had verified the state in a slot of its own node."""
     rank_seconds: float
-    """From the rank's call until its model had it."""
+    """From the rank's call until its model had the state."""
     verified: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EverstepLaunch:
-    """One job."""
+    """Measurements of one job."""
 
     ranks: list[Json]
-    """What the script wrote in its first launch, by rank."""
+    """Output of the script's first launch, by rank."""
     restored: list[Restored]
     arrived: list[Arrival]
-    """A rank that waited for its state, apart from the job."""
+    """Restores of a waiting rank, apart from the job."""
     memory_ratio: float
-    """Host memory that the job took beyond its processes' baselines, per byte of state."""
+    """Host memory of the job beyond its processes' baselines, per byte of state."""
     agent_bytes: float
-    """Private memory of an agent while nothing ran: part of the baseline."""
+    """Private memory of an idle agent; part of the baseline."""
 
 
 def run_everstep(
@@ -72,17 +72,17 @@ def run_everstep(
     """Run one job.
 
     Args:
-        bench: with a cluster of two nodes.
-        name: of the job.
-        state_mib: per rank.
-        repeats: how often.
-        beside: called while the job stands, before each restore: what the machine can do just then.
+        bench: a cluster of two nodes.
+        name: name of the job.
+        state_mib: state per rank in MiB.
+        repeats: numbers of repetitions.
+        beside: called before each restore, while the job waits, to measure the machine.
 
     Returns:
-        What was seen.
+        The measurements.
 
     Raises:
-        BenchmarkFailed: the job ended, or a restore came from elsewhere than it should.
+        BenchmarkFailed: the job ended, or a restore used another source than intended.
     """
     directory = bench.directory / name
     source = directory / "source"
@@ -129,7 +129,7 @@ def run_everstep(
 def _restore(
     bench: Bench, job: BenchJob, directory: Path, nodes: list[str], *, generation: int, from_peer: bool
 ) -> list[Restored]:
-    """Kill rank 0, and read how everybody came back."""
+    """Kill rank 0, and read how all ranks were restored."""
     logs = [bench.cluster.nodes_directory / node / "console.log" for node in nodes]
     marks = [log.stat().st_size for log in logs]
     if from_peer:
@@ -160,7 +160,7 @@ def _restore(
 
 
 def _spoil(slot: Path) -> None:
-    """Overwrite a whole payload: nothing of it verifies any more."""
+    """Overwrite a whole payload, so that no part of it verifies."""
     with slot.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         zeros = bytes(1 << 20)
         for start in range(HEADER_BYTES, len(memory), len(zeros)):
@@ -168,7 +168,7 @@ def _spoil(slot: Path) -> None:
 
 
 def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
-    """Wait for what both ranks write in this launch; the API is seldom asked meanwhile."""
+    """Wait for both ranks' output of this launch, with few API requests."""
     paths = [directory / f"rank{rank}.gen{generation}.json" for rank in range(RANKS)]
     deadline, asked_at = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
     while not all(path.exists() for path in paths):
@@ -188,7 +188,7 @@ def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
 
 
 def _stop(bench: Bench, job: BenchJob) -> None:
-    """Take a job that went wrong off the nodes: others are measured after it."""
+    """Remove a failed job from the nodes, which are needed for other measurements."""
     if job.describe()["TrainingJobStatus"] not in ENDED:
         bench.client.stop_training_job(TrainingJobName=job.name)
     job.wait("its end", lambda seen: seen["TrainingJobStatus"] in ENDED)

@@ -1,4 +1,4 @@
-"""Two rank processes of a peer, or of the floors: started together, heard, and ended together."""
+"""Launches of two rank processes of a peer or of the floors: started, read and ended together."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def run_peer(
     """Launch a peer once.
 
     Args:
-        system: which.
-        environments: where its interpreter is.
+        system: the peer.
+        environments: folder of the virtual environments.
         home: folder for logs, results and dumps of this launch.
-        state_mib: per rank.
-        repeats: how often.
-        timeout_seconds: of the whole launch.
+        state_mib: state per rank in MiB.
+        repeats: numbers of repetitions.
+        timeout_seconds: limit for the whole launch.
 
     Returns:
         Each rank's samples (`loop.Samples`).
 
     Raises:
-        BenchmarkFailed: a rank did not end well; the message says where its log is.
+        BenchmarkFailed: a rank failed; the message has its log's path.
     """
     home.mkdir(parents=True)
     with tmpfs_folder() as memory, closing(ReservedPort()) as meeting, closing(ReservedPort()) as group:
@@ -79,12 +79,12 @@ def run_ranks(
     Args:
         program: script and arguments.
         home: folder of the logs.
-        environment: more variables.
-        python: of another environment than Everstep's.
-        timeout_seconds: for all of it.
+        environment: further variables.
+        python: interpreter, if not Everstep's own.
+        timeout_seconds: limit for the whole run.
 
     Raises:
-        BenchmarkFailed: a rank did not end well.
+        BenchmarkFailed: a rank failed.
     """
     shared = {
         **environment,
@@ -110,12 +110,12 @@ def _run_to_the_end(
     name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float
 ) -> None:
     python = next(Path(word) for word in commands[0] if Path(word).name.startswith("python"))
-    path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed looks for ninja there
+    path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed searches ninja in PATH
     with processes(commands, home, {**environment, **path}) as started:
         deadline = time.monotonic() + timeout_seconds
         while None in (codes := [process.poll() for process in started]) and not any(
             codes
-        ):  # of two that meet, none waits for a dead one
+        ):  # end both ranks, so that none waits for a dead one
             if time.monotonic() > deadline:
                 raise BenchmarkFailed(f"{name} has not ended after {timeout_seconds:.0f} s; see {home}/rank*.log")
             pause(POLL_SECONDS)
@@ -124,7 +124,7 @@ def _run_to_the_end(
 
 
 class FloorPair:
-    """Two processes that measure the floors whenever they are asked. A context manager that ends them."""
+    """Two processes that measure the floors on request; a context manager that ends them."""
 
     def __init__(self, home: Path, mebibytes: int) -> None:
         self._home = home
@@ -145,7 +145,7 @@ class FloorPair:
         self._stack.close()
 
     def measure(self, rounds: int = FLOOR_ROUNDS) -> dict[str, list[float]]:
-        """Return seconds of both processes by floor."""
+        """Return the seconds of both processes by floor."""
         found: dict[str, list[float]] = {}
         for _ in range(rounds):
             for process in self._processes:
@@ -170,7 +170,10 @@ class FloorPair:
 
 @contextmanager
 def tmpfs_folder() -> Iterator[Path]:
-    """Give a folder on tmpfs, and remove it with what else the launch has left there: a disk would write back while the next thing is measured."""
+    """Yield a folder on tmpfs, and remove it and other leftovers of the launch afterwards.
+
+    Files on a disk would be written back during the next measurement.
+    """
     before = set(MEMORY.iterdir())
     folder = MEMORY / f"everstep-bench-{os.getpid()}"
     folder.mkdir(mode=0o700)
@@ -178,7 +181,7 @@ def tmpfs_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        for left in set(MEMORY.iterdir()) - before:  # what DLRover leaves, and torch after a kill
+        for left in set(MEMORY.iterdir()) - before:  # leftovers of DLRover, and of torch after a kill
             if left.name.startswith(("bench", "checkpoint_shm", "torch_")) and left.is_file():
                 left.unlink(missing_ok=True)
         for left in Path("/tmp/ckpt_sock").glob(f"bench{os.getpid()}-*"):
@@ -189,7 +192,7 @@ def tmpfs_folder() -> Iterator[Path]:
 def processes(
     commands: list[list[str]], home: Path, environment: Mapping[str, str], *, is_talking: bool = False
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start processes in sessions of their own, and end all that is left of them."""
+    """Start processes in sessions of their own, and kill all that are left at the end."""
     started: list[subprocess.Popen[bytes]] = []
     pipe = subprocess.PIPE if is_talking else subprocess.DEVNULL
     try:

@@ -1,4 +1,4 @@
-"""The picture of one run: a panel per metric, a bar per system, the floor as a line across. SVG, pure."""
+"""Picture of one run as SVG: a panel per metric, a bar per system, the floor as a line. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ OWN_COLOUR, PEER_COLOUR, FLOOR_COLOUR = "#1f6f54", "#9aa5ad", "#c0392b"
 
 
 def draw(figures: Sequence[Figure], floors: Mapping[int, Mapping[str, LaunchFloor]]) -> str:
-    """Return the picture of the largest state at which something was measured.
+    """Return the SVG document for the largest measured state.
 
     Args:
-        figures: of the whole run.
+        figures: figures of the whole run.
         floors: ms per GiB, by MiB of state.
     """
     sizes = sorted(floors)

@@ -1,8 +1,6 @@
-"""The report of one run: figures as JSON, a section of docs/benchmarks.md, and a picture beside it.
+"""Report of one run: figures as JSON, a section of docs/benchmarks.md, and a picture. Pure except for `write`.
 
-Pure but for `write`.
-
-Invariant: every row says how many samples, between which bounds, and what its floor did.
+Invariant: every row has its number of samples, its bounds, and its floor's change.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Verdict
 from control_plane.contract.markdown import wrap
 
 Seconds = Mapping[str, Sequence[float]]
-"""Of both processes, by floor."""
+"""Seconds of both processes by floor."""
 Floors = dict[int, dict[str, LaunchFloor]]
-"""Around Everstep's launches, by MiB of state."""
+"""Floors around Everstep's launches, by MiB of state."""
 COMMAND = "make bench-data-plane"
 TITLES = {goal.metric + goal.suffix: goal.title for goal in GOALS} | {
     "launches": "all launches",
@@ -59,19 +57,19 @@ FLOOR_TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """One run."""
+    """Figures of one run."""
 
     figures: Sequence[Figure]
     floors: Floors
 
 
 def write(run: Run, figures: Path, document: Path) -> None:
-    """Write the figures, and renew the section of the document and its picture.
+    """Write the figures, and replace the document's section and its picture.
 
     Args:
-        run: what was measured.
-        figures: the JSON file.
-        document: Markdown; a section that is missing is appended.
+        run: the figures.
+        figures: path of the JSON file.
+        document: path of the Markdown file; a missing section is appended.
     """
     write_figures(figures, [dataclasses.asdict(figure) for figure in run.figures])
     picture = document.with_name(f"{document.stem}-data-plane.svg")
@@ -81,11 +79,11 @@ def write(run: Run, figures: Path, document: Path) -> None:
 
 
 def render(run: Run, picture: str) -> str:
-    """Return the section.
+    """Return the Markdown section.
 
     Args:
-        run: what was measured.
-        picture: name of the picture, in the same folder.
+        run: the figures.
+        picture: file name of the picture, in the same folder.
     """
     parts = [
         _head(run),

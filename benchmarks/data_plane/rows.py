@@ -1,8 +1,7 @@
-"""Samples become figures, and figures verdicts: what was to be reached, and whether the run can say that it was. Pure.
+"""Conversion of samples to figures with verdicts. Pure.
 
-Invariant: a verdict follows from the run alone. "inconclusive" is said of a figure whose floor moved, of a comparison
-with a peer that did not behave as it is known to or was not measured, and of everything while the machine is busy;
-nothing is repeated because of it.
+Invariant: a verdict depends on the run only; nothing is repeated because of it. It is inconclusive for a figure whose
+floor changed, for a comparison with a peer that is missing or behaved unusually, and always on a busy machine.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from benchmarks.measures import (
 
 EVERSTEP = "Everstep"
 PEER_TOLERANCE_RATIO = 0.25
-"""By how much a peer's figure may lie outside what is known of it, scaled by the floors."""
+"""Allowed deviation of a peer's figure from its known range, after scaling by the floors."""
 KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
 """ms per GiB, on the machine where `KNOWN` was measured (torch 2.13.0, two ranks on 2 cores, one loopback)."""
 KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
@@ -33,7 +32,7 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
         860,
         970,
         ("memcpy", "one_way", "one_way"),
-    ),  # its copy; then one thread of gloo moves both directions
+    ),  # its own copy; then one gloo thread moves both directions
     ("lm-resiliency", "restore_local"): (137, 273, ("memcpy",)),
     ("lm-resiliency", "restore_peer"): (590, 1403, ("one_way",)),
     ("DLRover flash checkpoint", "blocked"): (133, 163, ("memcpy",)),
@@ -45,20 +44,26 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("torch.save", "blocked"): (2167, 2167, ("memcpy",)),
     ("DCP async, thread", "restore_local"): (876, 876, ("memcpy",)),
     ("DCP async, process", "restore_local"): (876, 876, ("memcpy",)),
-    ("torch.save", "restore_local"): (534, 534, ("memcpy",)),  # mapped, as its adapter reads
+    ("torch.save", "restore_local"): (534, 534, ("memcpy",)),  # the adapter reads the file by mapping it
     ("lm-resiliency", "memory"): (4.0, 4.0, ()),
     ("DLRover flash checkpoint", "memory"): (1.0, 1.0, ()),
     ("DCP async, thread", "memory"): (
         3.0,
         3.0,
         (),
-    ),  # the staged copy that is known, and the two files that its adapter keeps on tmpfs
+    ),  # the known staged copy, and the adapter's two files on tmpfs
     ("DCP async, process", "memory"): (3.0, 3.0, ()),
 }
-"""Lowest and highest median that are known of a peer, in the metric's unit, and the floors with whose sum they scale; none: they do not."""
+"""Known lowest and highest median of each peer in the metric's unit, and the floors with whose sum they scale.
+
+Without floors, they do not scale.
+"""
 BUSY = "the machine was busy when the run began"
 EVERY_STEP = "snapshots ÷ steps 1.00"
-"""Of a peer: the loop calls it at every step, and the next call waits for what it still does; none says what it has committed."""
+"""Label of a peer's blocking figures.
+
+The loop calls a peer at every step, and the next call waits for unfinished work. No peer reports its commits.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +80,10 @@ class Figure:
     low: float
     high: float
     verified: bool | None
-    """By an independent compare of bytes; None where there is nothing to compare."""
+    """Result of an independent compare of bytes; None if there is nothing to compare."""
     limit: float | None = None
     against: str = ""
-    """What the limit is made of."""
+    """Origin of the limit."""
     floor_moved_ratio: float | None = None
     verdict: Verdict = Verdict.NONE
     reason: str = ""
@@ -86,22 +91,22 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFloor:
-    """What cannot be beaten, measured around and in every launch of a system; ms per GiB."""
+    """A bound that cannot be beaten, measured around every launch of a system; ms per GiB."""
 
     launches: tuple[Summary, ...]
-    """At least one, in order."""
+    """At least one launch, in order."""
 
     @property
     def median(self) -> float:
-        """The middle of the launches' medians."""
+        """Mean of the launches' medians."""
         return statistics.fmean(launch.median for launch in self.launches)
 
 
 def moved_together(parts: Sequence[LaunchFloor]) -> float:
-    """Return by how much the sum of floors moved between the lowest and the highest launch.
+    """Return the relative change of the sum of floors between the lowest and the highest launch.
 
     Args:
-        parts: of as many launches each.
+        parts: floors with the same number of launches.
     """
     sums = [
         sum(launch.median for launch in launches) for launches in zip(*(part.launches for part in parts), strict=True)
@@ -111,14 +116,14 @@ def moved_together(parts: Sequence[LaunchFloor]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Of:
-    """One system at one size, as it was measured."""
+    """Measurements of one system at one size."""
 
     system: str
     version: str
     state_mib: int
     measured: Measured
     floors: Mapping[str, LaunchFloor]
-    """From around the system's own launches."""
+    """Floors around the system's own launches."""
 
     def figure(
         self,
@@ -128,7 +133,7 @@ class Of:
         suffix: str = "",
         unit: str = "ms/GiB",
     ) -> Figure:
-        """Return a figure without a verdict; the metric must have been measured."""
+        """Return a measured metric as a figure without a verdict."""
         values = self.measured.values[metric]
         low, high = bootstrap_interval(lambda samples: statistic(samples[0]), values)
         return Figure(
@@ -146,29 +151,29 @@ class Of:
 
 
 def p99(values: Sequence[float]) -> float:
-    """By nearest rank; of fewer than 100 values the worst."""
+    """Return the 99th percentile by nearest rank; with fewer than 100 values, the worst."""
     return percentile(values, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What Everstep must reach in one metric."""
+    """Everstep's limit in one metric."""
 
     metric: str
     title: str
     factor: float
     _: KW_ONLY
     floors: tuple[str, ...] = ()
-    """Their sum times the factor is the limit; none: the factor is the limit."""
+    """Floors whose sum, times the factor, is the limit; without floors the factor is the limit."""
     watched: tuple[str, ...] = ()
-    """Floors that the figure depends on although the limit does not."""
+    """Floors that affect the figure but not the limit."""
     statistic: Callable[[Sequence[float]], float] = statistics.median
     suffix: str = ""
     unit: str = "ms/GiB"
     is_least: bool = False
-    """The figure must not be below the limit."""
+    """Whether the limit is a lower limit."""
     peer: tuple[str, str] | None = None
-    """The limit is a peer's figure of this metric instead."""
+    """A peer whose figure of this metric is the limit instead."""
 
 
 GOALS = (
@@ -233,8 +238,8 @@ def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
     """Return Everstep's figures with their verdicts.
 
     Args:
-        everstep: at one size.
-        peers: the systems of the same size that were measured, by name.
+        everstep: measurements at one size.
+        peers: the measured systems of the same size, by name.
     """
     figures = [_judge(goal, everstep, peers) for goal in GOALS]
     commits = everstep.measured.values.get("commits")
@@ -244,7 +249,7 @@ def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
 
 
 def _with_commits(figure: Figure, commits: float) -> Figure:
-    """Say how many steps were kept while something was blocked: a snapshot that is seldom taken blocks seldom, and is no pass."""
+    """Add how many steps were kept during a blocking measurement: rare snapshots block rarely, which is no pass."""
     told = f"commits ÷ steps {commits:.2f}"
     if figure.metric.startswith("blocked") and figure.verdict is Verdict.PASS and commits < LEAST_COMMITS_RATIO:
         return replace(figure, verdict=Verdict.SHORT, reason=f"{told}, {LEAST_COMMITS_RATIO} to reach")
@@ -252,7 +257,7 @@ def _with_commits(figure: Figure, commits: float) -> Figure:
 
 
 def shown(everstep: Of) -> list[Figure]:
-    """Return Everstep's figures for which there is nothing to reach."""
+    """Return Everstep's figures without a limit."""
     units = {"first_commit": "ratio", "first_raw": "ratio", "tight_commits": "ratio", "agent": "MiB"}
     metrics = (
         "blocked_audited",
@@ -277,10 +282,12 @@ def shown(everstep: Of) -> list[Figure]:
 
 
 def of_a_busy_machine(figures: Sequence[Figure]) -> list[Figure]:
-    """Return figures of a run that says nothing: every verdict is inconclusive, but for wrong bytes, which are wrong on any machine.
+    """Return the figures of a run on a busy machine.
+
+    Every verdict is inconclusive, except for wrong bytes, which are wrong on any machine.
 
     Args:
-        figures: of the whole run.
+        figures: figures of the whole run.
     """
     return [
         replace(each, verdict=Verdict.INCONCLUSIVE, reason=f"{BUSY}; {each.reason}" if each.reason else BUSY)
@@ -311,7 +318,10 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 
 
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
-    """Return by how much the floor of a goal moved, that is the sum which its limit is made of, or any floor that is watched; None: there is none."""
+    """Return the relative change of a goal's floor; None without floors.
+
+    The floor is the sum behind the limit, or the watched floor that changed most.
+    """
     ratios = [moved_together([floors[name]]) for name in goal.watched]
     if goal.floors:
         ratios.append(moved_together([floors[name] for name in goal.floors]))
@@ -319,7 +329,7 @@ def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
 
 
 def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | None, str, str]:
-    """Return the limit, what it is made of, and why it may not be held against anything."""
+    """Return the limit, its origin, and why it may be unusable."""
     if goal.peer is None:
         if not goal.floors:
             return goal.factor, "", ""
@@ -338,7 +348,7 @@ def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | N
 
 
 def broken(system: str, version: str, metric: str, state_mib: int, reason: str) -> Figure:
-    """Return the row of what could not be measured: Everstep falls short of it, of a peer nothing can be said."""
+    """Return the row of a failed measurement: a missed limit for Everstep, inconclusive for a peer."""
     return Figure(
         system=system,
         version=version,
@@ -356,7 +366,7 @@ def broken(system: str, version: str, metric: str, state_mib: int, reason: str) 
 
 
 def peer_figure(peer: Of, metric: str) -> Figure:
-    """Return a peer's figure; inconclusive, and why, where it is not what is known of it."""
+    """Return a peer's figure; inconclusive with a reason if it is outside the known range."""
     figure = peer.figure(
         metric, unit="bytes/byte" if metric == "memory" else "ratio" if metric == "first_raw" else "ms/GiB"
     )

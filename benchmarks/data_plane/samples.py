@@ -1,15 +1,22 @@
-"""What launches saw, brought to one form: milliseconds per GiB of state per rank, by metric. Pure.
+"""Conversion of all launches' samples to one form: milliseconds per GiB of state per rank, by metric. Pure.
 
-blocked          a snapshot's hold on the training thread, long spans         blocked_tight     the same, spans of twice the copy
-unblocked        what a step without a snapshot was held                      commits           steps committed ÷ steps, long spans
-first_commit     time to the commit of the first snapshot ÷ the same of later ones that are not audited
-first_blocked    first snapshot ÷ the other audited ones, blocked             first_commit_audited  the same of the time to the commit
-first_raw         first snapshot ÷ those that are not audited, blocked
-commit           until both nodes hold both ranks' snapshot
-restore_local    from the rank's call, own node's memory                      restore_local_all what the agent verified before included
-fetch            from the peer's memory into the own node's, verified         restore_peer      into the model of a rank that waits for it
-restore_peer_fetch  of that, until all of it was verified on the own node        restore_added     fetch, and restore of a rank that comes behind it
-memory           bytes of host memory per byte of state                       agent             MiB of an agent while nothing runs, no part of it
+blocked               blocked time of the training thread per snapshot, long spans
+blocked_tight         the same, spans of twice the copy
+unblocked             blocked time of a step without a snapshot
+commits               committed steps ÷ steps, long spans
+first_commit          time to the first snapshot's commit ÷ that of later snapshots without an audit
+first_commit_audited  time to the first snapshot's commit ÷ that of the other audited ones
+first_blocked         first snapshot's blocked time ÷ that of the other audited ones
+first_raw             first snapshot's blocked time ÷ that of snapshots without an audit
+commit                until both nodes hold both ranks' snapshot
+restore_local         from the rank's call, own node's memory
+restore_local_all     the same, including the agent's earlier verification
+fetch                 from the peer's memory into the own node's, verified
+restore_peer          into the model of a waiting rank
+restore_peer_fetch    the part of restore_peer until all bytes were verified on the own node
+restore_added         fetch, then restore of a rank that starts afterwards
+memory                bytes of host memory per byte of state
+agent                 MiB of an idle agent, not part of memory
 """
 
 from __future__ import annotations
@@ -23,7 +30,10 @@ from benchmarks.data_plane.everstep import EverstepLaunch
 
 GIB = 1024**3
 AUDITED_COUNT = 3
-"""`everstep.training.guard.AUDITED_AT_START`; not imported, for it would bring torch into the process that measures (a test compares them)."""
+"""Same value as `everstep.training.guard.AUDITED_AT_START`; a test compares them.
+
+An import would bring torch into the measuring process.
+"""
 
 
 @dataclass(slots=True)
@@ -34,12 +44,12 @@ class Measured:
     verified: dict[str, bool] = field(default_factory=dict)
 
     def add(self, metric: str, values: Sequence[float]) -> None:
-        """Pool the values of one more launch."""
+        """Add the values of one more launch."""
         if values:
             self.values.setdefault(metric, []).extend(values)
 
     def verify(self, metric: str, is_equal: bool) -> None:
-        """Note what one more compare of bytes found."""
+        """Add the result of one more compare of bytes."""
         self.verified[metric] = self.verified.get(metric, True) and is_equal
 
 
@@ -58,7 +68,7 @@ def of_everstep(launches: Sequence[EverstepLaunch]) -> Measured:
         for each in launch.restored:
             found.add(
                 "restore_local", [per_gib(each.rank_seconds, size)]
-            )  # whatever the agent did before, this is from the own node's memory
+            )  # the rank restores from its own node's memory, whatever the agent did before
             found.verify("restore_local", each.verified)
             whole = per_gib(each.agent_seconds + each.rank_seconds, size)
             if each.source == "peer":
@@ -106,17 +116,17 @@ def _add_rank(found: Measured, rank: Mapping[str, Any]) -> None:
         audited_commits = [each for each in commits[1:AUDITED_COUNT] if each is not None]
         for metric, others in (("first_commit", later), ("first_commit_audited", audited_commits)):
             found.add(metric, [commits[0] / statistics.median(others)] if others else [])
-    for metric in ("commit", "blocked"):  # a snapshot that is cheap and wrong is worth nothing
+    for metric in ("commit", "blocked"):  # a wrong snapshot has no value, however cheap
         found.verify(metric, rank["holder_verified"])
 
 
 def commit_seconds(steps: Mapping[str, Any]) -> list[float]:
-    """Return how long each commit took, from its boundary's call."""
+    """Return the time from each boundary's call to its commit."""
     return [at - began for began, at in zip(steps["began_at"], steps["committed_at"], strict=True) if at is not None]
 
 
 def snapshots_commit_seconds(steps: Mapping[str, Any]) -> list[float | None]:
-    """Return how long the commit of each snapshot took, from its boundary's call; None: it was not committed."""
+    """Return the time from the boundary's call to the commit of each snapshot; None if not committed."""
     rows = zip(steps["has_snapshot"], steps["began_at"], steps["committed_at"], strict=True)
     return [None if at is None else at - began for has_snapshot, began, at in rows if has_snapshot]
 
@@ -125,8 +135,8 @@ def of_peer(launches: Sequence[Sequence[Mapping[str, Any]]], offers: Sequence[st
     """Return a peer's samples.
 
     Args:
-        launches: of each, both ranks' `loop.Samples` as a mapping.
-        offers: the system's metrics, as `System.metrics` has them.
+        launches: both ranks' `loop.Samples` of each launch, as a mapping.
+        offers: the system's metrics, as in `System.metrics`.
     """
     found = Measured()
     names: dict[str, Callable[[Mapping[str, Any]], list[float]]] = {

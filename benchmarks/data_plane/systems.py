@@ -1,4 +1,4 @@
-"""The systems that are measured, and the virtual environments that the peers live in: never a dependency of Everstep's own."""
+"""The peers under test and their virtual environments; Everstep itself never depends on these packages."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class System:
     adapter: str
     """Module and class below `rank.systems`."""
     package: str
-    """Whose version is reported."""
+    """Package whose version is reported."""
     requirements: tuple[str, ...] = ()
-    """What pip installs beside torch; empty: it runs in Everstep's own environment."""
+    """Packages that pip installs besides torch; empty: the peer runs in Everstep's own environment."""
     metrics: tuple[str, ...] = ("blocked", "tight_blocked", "restore_local", "memory")
-    """What it offers."""
+    """Metrics that the peer supports."""
 
     def python(self, environments: Path) -> Path:
-        """Return its interpreter."""
+        """Return the peer's interpreter."""
         return environments / self.package / "bin" / "python" if self.requirements else Path(sys.executable)
 
     def version(self, environments: Path) -> str:
-        """Return the version that is installed."""
+        """Return the installed version."""
         if not self.requirements:
             return version(self.package)
         code = f"from importlib.metadata import version; print(version({self.package!r}))"
@@ -79,15 +79,15 @@ PEERS = (
 
 
 def install(systems: tuple[System, ...], environments: Path, say: Callable[[str], None]) -> None:
-    """Make the virtual environments that are missing.
+    """Create the missing virtual environments.
 
     Args:
-        systems: of which peers.
-        environments: folder of all of them.
-        say: told what is being installed.
+        systems: the peers.
+        environments: folder of all environments.
+        say: receives progress messages.
 
     Raises:
-        BenchmarkFailed: pip did not manage; says its last lines.
+        BenchmarkFailed: pip failed; the message has its last lines.
     """
     for package, requirements in {
         system.package: system.requirements for system in systems if system.requirements

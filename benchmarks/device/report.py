@@ -1,9 +1,8 @@
-"""The report: what each part measured and when as JSON, a document with a table a part.
+"""Report of the GPU benchmark: figures of each part with their time as JSON, and a document with a table per part.
 
-Pure but for `write` and `earlier`.
+Pure except for `write` and `earlier`.
 
-Invariant: nothing is reported that was not measured on a device, and nothing beside figures of another device or
-another version of torch.
+Invariant: all reported figures were measured on one device with one version of torch.
 """
 
 from __future__ import annotations
@@ -35,61 +34,61 @@ VERIFIED = {None: "", True: "yes", False: "**no**"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one part."""
+    """Outcome of one part."""
 
     found: Mapping[str, Any] | None
-    """What it left; None: nothing."""
+    """The part's figures; None if it left none."""
     failure: str = ""
     at: str = ""
-    """When it began, UTC."""
+    """Start of the part, UTC."""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """All parts that are reported: of this run, and of earlier ones on the same device."""
+    """All reported parts: of this run, and of earlier runs on the same device."""
 
     machine: Machine
     device: Mapping[str, Any]
-    """As the probe told it."""
+    """The probe's identification of the device."""
     outcomes: Mapping[str, Outcome]
     is_quick: bool
 
     @property
     def rows(self) -> list[Row]:
-        """Every part's."""
+        """Rows of all parts."""
         return [row for part in PARTS if part in self.outcomes for row in rows_of(part, self.outcomes[part])]
 
     @property
     def falls_short(self) -> bool:
-        """Some row does."""
+        """Whether any row misses its limit."""
         return any(row.verdict is Verdict.SHORT for row in self.rows)
 
 
 def rows_of(part: str, outcome: Outcome) -> list[Row]:
-    """Return a part's rows; one that says why where it left nothing, or nothing that can be read."""
+    """Return a part's rows; a part without readable figures gets one row with the reason."""
     if outcome.found is None:
         return [broken(part, outcome.failure)]
     try:
         return of_part(part, outcome.found)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # a part that ended early may lack anything
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # a part that ended early may lack any figure
         return [broken(part, f"what it left cannot be read ({type(error).__name__}: {error})")]
 
 
 def earlier(figures: Path, device: Mapping[str, Any], *, is_quick: bool) -> dict[str, Outcome]:
-    """Return the parts that an earlier run has left, of this very device and torch; none if it was of another, or of other sizes.
+    """Return the parts of an earlier run with the same device, torch version and sizes; else none.
 
     Args:
-        figures: the JSON file.
-        device: as the probe tells it now.
-        is_quick: of this run.
+        figures: path of the JSON file.
+        device: the probe's identification of the device now.
+        is_quick: whether this run is a quick one.
     """
     try:
         content = json.loads(figures.read_text())
         if content["device"] != dict(device) or content["is_quick"] is not is_quick:
             return {}
         return {part: Outcome(**outcome) for part, outcome in content["parts"].items() if part in PARTS}
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is of another version of this
+    except (OSError, ValueError, KeyError, TypeError):  # no file, or a file of another version of this benchmark
         return {}
 
 
@@ -97,9 +96,9 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: what was measured.
-        figures: the JSON file.
-        document: the Markdown file.
+        run: the figures.
+        figures: path of the JSON file.
+        document: path of the Markdown file.
 
     Raises:
         BenchmarkFailed: a part did not run on a device.
@@ -123,7 +122,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
 
 
 def render(run: Run) -> str:
-    """Return the document."""
+    """Return the Markdown document."""
     rows = run.rows
     parts = [
         _part(part, run.outcomes[part], [row for row in rows if row.part == part])
@@ -255,7 +254,7 @@ def _verdict(row: Row) -> str:
 
 
 def number(value: float) -> str:
-    """Return a figure with three digits or so."""
+    """Return a figure with about three digits."""
     size = abs(value)
     if size >= 100 or value == int(value):
         return f"{value:.0f}"

@@ -1,7 +1,7 @@
-"""What the parts measured becomes rows, and rows verdicts. Pure.
+"""Conversion of the parts' figures to rows with verdicts. Pure.
 
-Invariant: a verdict follows from the run alone. A row whose floor moved is inconclusive, whatever it says; wrong bytes
-fall short on any machine; a part that failed is a row that falls short.
+Invariant: a verdict depends on this run only. A row whose floor changed is inconclusive. Wrong bytes miss the limit on
+any machine. A part that failed is a row that misses its limit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from benchmarks.measures import (
 )
 
 LEAST_STATE_BYTES = 8 * GIB
-"""What a capture must have moved to be judged."""
+"""Bytes that a capture must move for a verdict."""
 LEAST_RATE_RATIO = 0.9
-"""Of the rate of pinned memory: registered pages are copied as fast."""
+"""Lower limit of the rate from registered pages, relative to the rate of pinned memory."""
 MOST_SLOWDOWN_RATIO = 0.01
 LEAST_PAIRS = 4
-"""Of blocks, below which an interval says nothing."""
+"""Pairs of blocks below which an interval is inconclusive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +46,22 @@ class Row:
     n: int = 1
     limit: float | None = None
     is_least: bool = False
-    """The value must not be below the limit."""
+    """Whether the limit is a lower limit."""
     against: str = ""
-    """What the limit is made of, or what stands beside the figure."""
+    """Origin of the limit, or the figure to compare with."""
     floor_moved_ratio: float | None = None
     verified: bool | None = None
-    """By a compare of bytes; None where there is nothing to compare."""
+    """Result of a compare of bytes; None if there is nothing to compare."""
     verdict: Verdict = Verdict.NONE
     reason: str = ""
 
 
 def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of a part; what it lacks is told by a row that falls short.
+    """Return the rows of a part; a missing figure becomes a row that misses its limit.
 
     Args:
         part: capture, restore, gpt or graph.
-        found: what it left.
+        found: the part's figures.
     """
     makers: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {
         CAPTURE: of_capture,
@@ -74,26 +74,26 @@ def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
 
 
 def broken(part: str, reason: str) -> Row:
-    """Return the row of a part that failed, or went no further."""
+    """Return the row of a part that failed or stopped early."""
     return Row(
         part=part, title="the part ran to its end", value=0.0, unit="", n=0, verdict=Verdict.SHORT, reason=reason
     )
 
 
 def floor_of(found: Mapping[str, Any]) -> Floor:
-    """Return the rate of pinned memory, GiB/s, of the first half of the measurements and of the second."""
+    """Return the rate of pinned memory in GiB/s, for the first and the second half of the measurements."""
     rates = [rate(found["bytes"], seconds) for seconds in found["seconds"]]
     half = max(1, len(rates) // 2)
     return Floor(Summary.of(rates[:half]), Summary.of(rates[half:] or rates[:half]))
 
 
 def rate(size: int, seconds: float) -> float:
-    """Return GiB/s."""
+    """Return a rate in GiB/s."""
     return size / GIB / seconds
 
 
 def of_capture(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of what `copying.capture` left, as far as it came."""
+    """Return the rows of `copying.capture`, as far as it was measured."""
     size, rows = found["payload_bytes"], []
     if "registered" in found:
         rows += _registered(found["registered"], size, floor_of(found["floor"]))
@@ -137,12 +137,12 @@ def _registered(captures: Mapping[str, Any], size: int, floor: Floor) -> list[Ro
 
 
 def against_floor(row: Row, floor: Floor, size: int) -> Row:
-    """Return a rate with its verdict against the floor's.
+    """Return a rate with its verdict against the floor's rate.
 
     Args:
-        row: with its limit.
-        floor: that the limit is made of.
-        size: bytes that were moved.
+        row: the row with its limit.
+        floor: seconds of the floor.
+        size: bytes that each measurement moved.
     """
     moved = floor.moved_ratio
     told = replace(row, floor_moved_ratio=moved, against=f"{LEAST_RATE_RATIO:g} × pinned memory's {floor.median:.1f}")
@@ -161,7 +161,7 @@ def against_floor(row: Row, floor: Floor, size: int) -> Row:
 
 
 def of_restore(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of what `copying.restore` left."""
+    """Return the rows of `copying.restore`."""
     floor, size = floor_of(found["floor"]), found["payload_bytes"]
     figure = _rates(RESTORE, "restore into the device, from a slot that is not registered", found, size)
     share = f"{figure.value / floor.median:.2f} of pinned memory's {floor.median:.1f}"
@@ -174,7 +174,7 @@ def of_restore(found: Mapping[str, Any]) -> list[Row]:
 
 
 def of_gpt(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of what `rank/train.py` left."""
+    """Return the rows of `rank/train.py`."""
     commits = found["commits"] / max(1, found["kept_steps"])
     blocked = [1000 * seconds for seconds in found["blocked_seconds"]]
     rows = [
@@ -213,12 +213,12 @@ def of_gpt(found: Mapping[str, Any]) -> list[Row]:
 
 
 def slowdown(order: str, blocks: Sequence[Sequence[float]], commits: float) -> Row:
-    """Return by how much longer a step takes of which a snapshot is kept.
+    """Return the row with the slowdown of steps with snapshots.
 
     Args:
-        order: of the blocks, A with snapshots and B without.
-        blocks: seconds of each one's steps.
-        commits: ÷ steps, of the blocks with snapshots.
+        order: order of the blocks: A with snapshots, B without.
+        blocks: seconds of each block's steps.
+        commits: commits ÷ steps of the blocks with snapshots.
     """
     means = [statistics.fmean(block) for block in blocks]
     ratios = paired_ratios(order, means)
@@ -258,10 +258,10 @@ def slowdown(order: str, blocks: Sequence[Sequence[float]], commits: float) -> R
 
 
 def whole(found: Mapping[str, Any]) -> Row:
-    """Return the row of the steps of which every kept byte was compared.
+    """Return the row of the steps whose kept bytes were all compared.
 
     Args:
-        found: `Verified`, as a mapping.
+        found: `Verified` as a mapping.
     """
     committed, torn, unseen = (len(found[name]) for name in ("committed", "torn", "unseen"))
     row = replace(
@@ -283,7 +283,7 @@ def whole(found: Mapping[str, Any]) -> Row:
 
 
 def of_graph(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of what `graph.survives` left."""
+    """Return the rows of `graph.survives`."""
     title = "a graph captured while a copy was under way, and what it computes"
     faults = []
     if found["copy_error"]:

@@ -1,10 +1,10 @@
-"""What faults of the data plane cost training: `make bench-faults`.
+"""Benchmark of training under faults of the data plane: `make bench-faults`.
 
-    __main__.py  the command: a cluster in network namespaces, every case, the report
-    cases.py     the faults, each struck from outside at running processes and taken back
-    runs.py      one case: a job, steps before, during and after its fault, and what the API says meanwhile
-    figures.py   what ranks wrote down becomes figures, and figures verdicts (pure)
-    report.py    .everstep/bench/faults.json and docs/benchmarks-faults.md, with picture.py's picture beside it
+    __main__.py  the command: a cluster in network namespaces, all cases, the report
+    cases.py     the faults; each is injected from outside into running processes, then removed
+    runs.py      one case: a job, steps before, during and after its fault, and the API's reports meanwhile
+    figures.py   the ranks' traces become figures with verdicts (pure)
+    report.py    .everstep/bench/faults.json and docs/benchmarks-faults.md, with the picture of picture.py
 
-Invariant: nothing of the product is replaced or told that it is being measured; times are the script's own.
+Invariant: the product runs unchanged and does not detect the measurement; times come from the script itself.
 """

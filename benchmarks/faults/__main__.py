@@ -1,8 +1,8 @@
-"""What faults of the data plane cost training: `make bench-faults`.
+"""Command of the fault benchmark: `make bench-faults`.
 
     sudo python -m benchmarks.faults [--quick] [--only CASE …]
 
-Ends with 1 when training did not go on at full speed somewhere, with 2 when this machine cannot have such a network.
+Exit code 1: a case slowed training down. Exit code 2: this machine cannot have such a network.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOME = ROOT / ".everstep" / "bench" / "faults"
 
 
 def main() -> int:
-    """Measure, write the report, and return the process's exit code."""
+    """Run the benchmark, write the report, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.faults", description="What faults of the data plane cost training."
     )
@@ -56,7 +56,7 @@ def main() -> int:
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
     node_memory_bytes = (
         (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB
-    )  # two slots for each of two shards, and some room
+    )  # two slots for each of two shards, and a reserve
     observed: list[Observed] = []
 
     cluster = LocalCluster(HOME / "cluster")
@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def in_a_line(figure: Figure) -> str:
-    """Return what is said of a case as soon as it is over."""
+    """Return a one-line summary of a finished case."""
     medians = ", ".join(f"{1000 * summary.median:.1f}" for summary in (figure.before, figure.during, figure.after))
     return f"{figure.name}: {figure.verdict}, {figure.told}; steps of {medians} ms; {figure.word}"
 

@@ -1,6 +1,6 @@
-"""The faults: each is struck from outside at processes and lines of a running local cluster, and taken back when its context ends.
+"""The faults. A context manager injects each into processes or connections of a running local cluster, then removes it.
 
-Invariant: a fault that did not happen is an error, never a figure.
+Invariant: a fault that did not take effect raises an error and never yields a figure.
 """
 
 from __future__ import annotations
@@ -28,38 +28,40 @@ from infra.local_cloud.processes import Process, descendants, is_agent
 MIB = 1024**2
 LINK_PART = 0.01
 CARD_BYTES_PER_SECOND = 1.25e9
-"""10 Gbit/s: lines in one machine's memory carry several times as much, and a hundredth of that is not slow."""
+"""10 Gbit/s. Connections inside one machine are several times as fast, and a hundredth of their rate would not be slow.
+
+"""
 RESET_EVERY_SECONDS = 0.1
 LEFT_MIB = 16
-"""What filled memory has room for: pages of ranks, no slot."""
+"""MiB that filled memory leaves: enough for ranks' pages, too little for a slot."""
 SURE_SECONDS = 0.2
-"""A transfer that is under way for so long after its sender was stopped does not end."""
+"""Seconds after which a transfer whose sender is stopped counts as stuck."""
 STRIKE_SECONDS = 30.0
-"""How long a moment to strike is waited for."""
+"""Seconds to wait for the right moment to inject a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a fault strikes."""
+    """The cluster and job into which a fault is injected."""
 
     bench: Bench
     nodes: tuple[str, ...]
-    """By rank; before there is a job, all of the cluster."""
+    """Nodes by rank; before a job runs, all nodes of the cluster."""
     link_bytes_per_second: float
-    """What one connection between two nodes carries while nothing else does."""
+    """Rate of a single connection between two nodes without other traffic."""
     node_memory_bytes: int
     state_mib: int
-    """Of a rank, usually."""
+    """State of one rank in MiB, usually."""
     coordinator: str = ""
-    """Of the job; empty before there is one."""
+    """The job's coordinator node; empty before a job runs."""
 
     def of(self, seen: Json) -> Place:
-        """Return where a job runs that the API describes like this."""
+        """Return the place of a job from its API description."""
         return replace(self, nodes=tuple(seen["NodeIds"]), coordinator=seen["CoordinatorNodeId"])
 
     @property
     def member(self) -> str:
-        """The node that does not coordinate."""
+        """The node that is not the coordinator."""
         return next(node for node in self.nodes if node != self.coordinator)
 
     def agent(self, node: str) -> Process:
@@ -68,33 +70,33 @@ class Place:
         return agent
 
     def peer_port(self, node: str) -> int:
-        """Return where a node's agent listens for others, by its own file."""
+        """Return a node's port for peers, from its state directory."""
         (kept,) = (self.bench.cluster.nodes_directory / node).rglob("peer_port")
         return int(kept.read_text())
 
 
 @dataclass(slots=True, kw_only=True)
 class Struck:
-    """A fault that has begun."""
+    """An injected fault."""
 
     at: float
-    """When, seconds of the monotonic clock."""
+    """Start of the fault, monotonic seconds."""
     did: str = ""
-    """What was done, in figures; complete when it has been taken back."""
+    """Figures about the fault; complete after its removal."""
 
 
 Strike = Callable[[Place], AbstractContextManager[Struck]]
-"""Strikes on entering, takes it back on leaving."""
+"""Context manager that injects a fault on entry and removes it on exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One fault and what goes with it."""
+    """One fault with its description."""
 
     name: str
     strike: Strike
     is_from_the_start: bool = False
-    """Struck before the job has slots: its steps are held against those after it has healed."""
+    """Whether the fault begins before the job has slots; its steps are then compared with those after it."""
 
 
 # -- processes
@@ -102,7 +104,7 @@ class Case:
 
 @contextmanager
 def peer_stopped(place: Place) -> Iterator[Struck]:
-    """Stop the agent that holds the other node's shard: it reads nothing any more, and its lines stay open."""
+    """Stop the agent that holds the other node's shard: its connections stay open, but it reads nothing."""
     agent = place.agent(place.member)
     with _stopped(agent) as at:
         yield Struck(at=at, did=f"SIGSTOP of the holder's agent, {place.member}")
@@ -110,13 +112,13 @@ def peer_stopped(place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def stopped_in_a_snapshot(place: Place) -> Iterator[Struck]:
-    """Stop the coordinator's agent while its own rank's shard is on its way to the other node."""
+    """Stop the coordinator's agent while it sends its own rank's shard to the other node."""
     owner, holder = place.coordinator, place.member
     rank, agent = place.nodes.index(owner), place.agent(owner)
     deadline = time.monotonic() + STRIKE_SECONDS
     while time.monotonic() < deadline:
         if not _is_arriving(holder, rank):
-            continue  # a few milliseconds in each step are the moment
+            continue  # the right moment lasts a few milliseconds in each step
         with _stopped(agent) as at:
             pause(SURE_SECONDS)
             if _is_arriving(holder, rank):
@@ -143,14 +145,14 @@ def _stopped(agent: Process) -> Iterator[float]:
 
 
 def _is_arriving(node: str, rank: int) -> bool:
-    """Say whether a part of a rank's shard is on a node that holds it for another."""
+    """Return whether part of a rank's shard is on a node that holds it for another."""
     for path in memory_directory(node).glob(f"*/rank-{rank}.slot-*"):
         try:
             with path.open("rb") as file:
                 if unpack_header(file.read(HEADER_BYTES)).state is SlotState.WRITING:
                     return True
         except (CorruptSlot, UnknownVersion, FileNotFoundError):
-            continue  # being made, or written just now
+            continue  # the slot is being created or written
     return False
 
 
@@ -159,7 +161,7 @@ def _is_arriving(node: str, rank: int) -> bool:
 
 @contextmanager
 def slow_link(place: Place) -> Iterator[Struck]:
-    """Let a node's line carry a hundredth of what it carried before the job began, and no more than a hundredth of a usual network card."""
+    """Limit a node's link to a hundredth of its earlier rate, at most a hundredth of a usual network card's."""
     megabits = min(place.link_bytes_per_second, CARD_BYTES_PER_SECOND) * 8 / 1e6 * LINK_PART
     whole = place.link_bytes_per_second / 1e6
     struck = Struck(
@@ -174,7 +176,10 @@ def slow_link(place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def resets(place: Place) -> Iterator[Struck]:
-    """Reset every connection between the two agents again and again: `ss -K` has the kernel do it, and the other end hears of it by a RST."""
+    """Reset all connections between the two agents repeatedly.
+
+    `ss -K` makes the kernel close them; the other end receives a RST.
+    """
     ports = [place.peer_port(node) for node in place.nodes]
     chosen = " or ".join(f"sport = :{port} or dport = :{port}" for port in ports)
     node, over, count = place.member, threading.Event(), 0
@@ -209,14 +214,14 @@ def resets(place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def memory_full(place: Place) -> Iterator[Struck]:
-    """Take what all nodes have for slots before a job comes: neither owners nor holders get any."""
+    """Fill all nodes' slot memory before the job starts, so that neither owners nor holders get slots."""
     with _filled(place, place.nodes, LEFT_MIB) as struck:
         yield struck
 
 
 @contextmanager
 def receiver_full(place: Place) -> Iterator[Struck]:
-    """Leave one node room for its own rank's slots, and none for those that it is to hold for the other."""
+    """Leave one node memory for its own rank's slots, but none for those that it holds for the other node."""
     with _filled(place, place.nodes[:1], LEFT_MIB + 2 * (place.state_mib + LEFT_MIB // 2)) as struck:
         yield struck
 
@@ -228,7 +233,7 @@ def _filled(place: Place, nodes: Sequence[str], left_mib: int) -> Iterator[Struc
     deadline = time.monotonic() + STRIKE_SECONDS
     while any(
         path for node in nodes for path in memory_directory(node).glob("*/rank-*.slot-*")
-    ):  # of the job before: freed later, they would leave room
+    ):  # files of the earlier job; freed later, they would leave room
         if time.monotonic() > deadline:
             raise BenchmarkFailed(f"{' or '.join(nodes)} still has slots of a job that has ended")
         pause(0.05)

@@ -1,8 +1,8 @@
-"""What ranks wrote down becomes figures, and a figure a verdict: did training go on at full speed? Pure.
+"""Figures and verdicts from the ranks' traces: did training continue at full speed? Pure.
 
-    before ──▶ strike ── during ──▶ end ── healing ──▶ Protected ── after ──▶
+    before ──▶ fault starts ── during ──▶ fault ends ── healing ──▶ Protected ── after ──▶
 
-Invariant: a verdict follows from the run alone; nothing is repeated because of it.
+Invariant: a verdict depends on the run only; nothing is repeated because of it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, Verdict, bootstr
 from benchmarks.traces import whole_rows
 
 FULL_SPEED_RATIO = 1.02
-"""A median step during a fault ÷ one without that is full speed still."""
+"""Upper limit of median step during a fault ÷ before it that still counts as full speed."""
 WHOLE = "Protected"
-"""The API's word for protection that lacks nothing."""
+"""The API's word for complete protection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A boundary as its rank wrote it down."""
+    """A boundary in a rank's trace."""
 
     step: int
     at: float
-    """Seconds of the machine's monotonic clock."""
+    """Monotonic seconds of the machine."""
     held_seconds: float
-    """For how long the session held the script in the step that ends here."""
+    """Seconds for which the session blocked the script in the step that ends here."""
     committed: int
-    """The newest committed step, by the rank's page; -1: none."""
+    """The newest committed step by the rank's page; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a case, seconds of the same clock."""
+    """A part of a case, in monotonic seconds."""
 
     begin: float
     end: float
@@ -44,7 +44,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One case as it was seen."""
+    """Observations of one case."""
 
     name: str
     ranks: tuple[tuple[Boundary, ...], ...]
@@ -52,21 +52,21 @@ class Observed:
     during: Span
     after: Span
     healed_at: float
-    """When the API said Protected again."""
+    """When the API reported Protected again."""
     told_at: float | None
-    """When the API said first that protection was not whole; None: it stayed so."""
+    """When the API first reported incomplete protection; None if it never did."""
     word: str
-    """What it said last while the fault lasted."""
+    """The API's last protection state during the fault."""
     reasons: tuple[str, ...]
-    """And why, each once, in order."""
+    """The API's reasons meanwhile, each once, in order."""
     did: str
-    """What the fault was, in figures."""
+    """Figures about the fault."""
     span_seconds: float
-    """Of the wait that stands for forward and backward."""
+    """Duration of the wait that stands for forward and backward."""
     copy_seconds: float
-    """Of a copy of the whole state."""
+    """Duration of a copy of the whole state."""
     state_mib: int
-    """Of a rank."""
+    """State of one rank in MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,57 +78,59 @@ class Figure:
     before: Summary
     during: Summary
     after: Summary
-    """Of step times, seconds."""
+    """Summary of step times in seconds."""
     ratio: float
-    """Median step during ÷ before."""
+    """Median step during the fault ÷ before it."""
     low: float
     high: float
     longest_seconds: float
-    """The longest step from the strike until all was healed."""
+    """The longest step from the start of the fault until the end of healing."""
     lost_seconds: float
-    """By how much all steps from the strike until all was healed took longer together than as many median ones before it."""
+    """Extra time of all steps from the fault's start to the end of healing, compared with as many earlier median steps.
+
+    """
     held_p99_seconds: float
-    """Of what the session held the script in a step during the fault, all ranks."""
+    """99th percentile of the time for which the session blocked a step during the fault, all ranks."""
     commits_before: float
     """Commits ÷ steps."""
     commits_during: float
     commits_after: float
     told_seconds: float | None
-    """From the strike to the word of the API; None: it stayed Protected."""
+    """Seconds from the fault's start to the API's report; None if the job stayed Protected."""
     word: str
     reasons: tuple[str, ...]
     healed_seconds: float
-    """From the fault's end to Protected."""
+    """Seconds from the fault's end to Protected."""
     verdict: Verdict
     told: str
-    """The verdict's sentence."""
+    """Explanation of the verdict."""
 
 
 def parse(text: str) -> tuple[Boundary, ...]:
-    """Return the boundaries of one rank's lines, in order; a line that is being written is left out."""
+    """Return the boundaries in one rank's trace, in order; an incomplete last line is skipped."""
     return tuple(
         Boundary(int(step), float(at), float(held), int(committed)) for step, at, held, committed in whole_rows(text)
     )
 
 
 def steps_in(passed: Sequence[Boundary], span: Span) -> list[tuple[Boundary, Boundary]]:
-    """Return the steps of which any part lies in a span, as the boundaries at their ends: the one that a strike falls into is of its time."""
+    """Return the boundaries at the ends of all steps that overlap a span, also partly."""
     return [(earlier, later) for earlier, later in pairwise(passed) if later.at > span.begin and earlier.at < span.end]
 
 
 def step_seconds(passed: Sequence[Boundary], span: Span) -> list[float]:
-    """Return how long each step of a span took."""
+    """Return the duration of each step of a span."""
     return [later.at - earlier.at for earlier, later in steps_in(passed, span)]
 
 
 def commits_ratio(passed: Sequence[Boundary], span: Span) -> float:
-    """Return the commits that a rank heard of in a span, per step: each is heard of by the boundary after it if it came in time."""
+    """Return commits per step that a rank saw in a span; a commit in time is visible at the next boundary."""
     steps = steps_in(passed, span)
     return sum(later.committed > earlier.committed for earlier, later in steps) / len(steps)
 
 
 def evaluate(observed: Observed) -> Figure:
-    """Return the figures of one case. Steps are the first rank's: a collective in each makes them everybody's."""
+    """Return the figures of one case. Steps are the first rank's; their collectives keep all ranks in step."""
     passed = observed.ranks[0]
     before, during, after = (step_seconds(passed, span) for span in (observed.before, observed.during, observed.after))
     usual = statistics.median(before)
@@ -164,13 +166,13 @@ def evaluate(observed: Observed) -> Figure:
 
 
 def judge(low: float, high: float, before: float, after: float) -> tuple[Verdict, str]:
-    """Return whether training went on at full speed, and why that is said.
+    """Return whether training continued at full speed, and the reason for the verdict.
 
     Args:
-        low: of the interval of the ratio of median steps, during ÷ before.
-        high: likewise.
-        before: median step, seconds.
-        after: likewise.
+        low: lower bound of the ratio of median steps, during ÷ before.
+        high: upper bound of that ratio.
+        before: median step before the fault in seconds.
+        after: median step after healing in seconds.
     """
     moved = moved_ratio(before, after)
     if moved > FLOOR_TOLERANCE_RATIO:

@@ -1,4 +1,4 @@
-"""The line between two nodes of a local cluster: where it can be entered, and what it carries."""
+"""The connection between two nodes of a local cluster: its network namespaces and its rate."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PROBE_MIB = 512
 
 
 def namespace(cluster: LocalCluster, node: str) -> Path:
-    """Return where a node's network namespace can be entered."""
+    """Return the path of a node's network namespace."""
     return namespace_path(network_name(cluster.state_dir), node)
 
 
 def bytes_per_second(cluster: LocalCluster, source: str, target: str) -> float:
-    """Return what one connection between two nodes carries, while nothing else does: asked of the kernel, nothing of the product runs."""
+    """Return the rate of a single connection between two nodes without other traffic, measured without the product."""
     with listening_socket(_address(cluster, target), namespace(cluster, target)) as server:
         meeting = server.getsockname()
         sender = threading.Thread(target=inside, args=(namespace(cluster, source), lambda: _send(meeting)))

@@ -1,4 +1,4 @@
-"""The picture of one run: a strip per case, a point per step, the fault shaded. SVG, pure."""
+"""Picture of one run as SVG: a strip per case, a point per step, the fault shaded. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from benchmarks.faults.figures import Observed
 
 WIDTH, LEFT, RIGHT, STRIP, GAP, TOP = 900, 60, 20, 90, 34, 24
 MOST_RATIO = 2.0
-"""Of the median step: what a strip has room for; a longer step is drawn at its edge."""
+"""Upper edge of a strip as a multiple of the median step; longer steps are drawn at the edge."""
 FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
 def draw(observed: Sequence[Observed]) -> str:
-    """Return the picture.
+    """Return the SVG document.
 
     Args:
         observed: the cases, in order.

@@ -1,4 +1,4 @@
-"""The report of one run: figures as JSON, a document with a table, one picture. Pure but for `write`."""
+"""Report of a fault benchmark run: figures as JSON, a document with a table, one picture. Pure except for `write`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COMMAND = "make bench-faults"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """One run of the benchmark."""
+    """Figures of one run."""
 
     observed: Sequence[Observed]
-    """At least one."""
+    """Observations of at least one case."""
 
     @property
     def figures(self) -> list[Figure]:
-        """Every case's; of a busy machine none is judged."""
+        """Figures of every case; on a busy machine without verdicts."""
         found = [evaluate(each) for each in self.observed]
         return (
             [dataclasses.replace(each, verdict=Verdict.INCONCLUSIVE, told=f"{BUSY}; {each.told}") for each in found]
@@ -35,7 +35,7 @@ class Run(BenchmarkRun):
 
     @property
     def falls_short(self) -> bool:
-        """Training did not go on at full speed somewhere."""
+        """Whether a case slowed training down."""
         return any(figure.verdict is Verdict.SHORT for figure in self.figures)
 
 
@@ -43,9 +43,9 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: what was measured.
-        figures: the JSON file.
-        document: the Markdown file; the picture goes beside it, under the same name with another ending.
+        run: the figures.
+        figures: path of the JSON file.
+        document: path of the Markdown file; the picture gets the same name with another suffix.
     """
     write_figures(figures, run.with_found(cases=[dataclasses.asdict(figure) for figure in run.figures]))
     picture = document.with_suffix(".svg")
@@ -54,11 +54,11 @@ def write(run: Run, figures: Path, document: Path) -> None:
 
 
 def render(run: Run, picture: str) -> str:
-    """Return the document.
+    """Return the Markdown document.
 
     Args:
-        run: what was measured.
-        picture: its name, in the same folder.
+        run: the figures.
+        picture: file name of the picture, in the same folder.
     """
     return "\n\n".join([_head(run), _speed(run, picture), _protection(run), _limits()]) + "\n"
 

@@ -1,4 +1,4 @@
-"""One case: a job of two ranks, steps before, during and after its fault, and what the API says of its protection meanwhile."""
+"""Run of one case: a job of two ranks, steps before, during and after its fault, and the API's protection reports."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from benchmarks.faults.figures import WHOLE, Boundary, Observed, Span, parse
 
 RANKS, COPIES = 2, 2
 LOOK_SECONDS = 0.25
-"""How often the API is asked, in all parts of a case alike."""
+"""Seconds between two API requests, the same in all parts of a case."""
 TOLD_SECONDS = 60.0
-"""A word that has not come by then does not come."""
+"""Seconds after which an expected report of the API counts as missing."""
 SETTLE_STEPS = 40
-"""Behind these lie audited snapshots and the iterations that are profiled."""
+"""Steps until audited snapshots and profiled iterations are over."""
 AUDITED_STEPS = 8
-"""Behind these lie the audited snapshots of a job that gets its slots late."""
+"""Steps until the audited snapshots are over in a job that gets its slots late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes and counts of a run."""
 
     steps: int = 40
-    """Before, while and after a fault, at least."""
+    """Minimal steps before, during and after a fault."""
     state_mib: int = 64
     span_seconds: float = 0.15
-    """Of the wait that stands for forward and backward, at least."""
+    """Minimal wait that stands for forward and backward."""
 
 
 QUICK = Sizes(steps=12)
@@ -40,22 +40,22 @@ QUICK = Sizes(steps=12)
 
 @dataclass(slots=True)
 class Running:
-    """A job under way, and what has been heard of its protection."""
+    """A running job with the protection reports so far."""
 
     job: BenchJob
     trace: Path
     word: str = ""
-    """What the API said last."""
+    """The API's last protection state."""
     told: list[tuple[float, str, str]] = field(default_factory=list)
-    """When it said another word or reason than before, and which."""
+    """Each change of state or reason that the API reported, with its time."""
 
     def boundaries(self) -> tuple[tuple[Boundary, ...], ...]:
-        """Return what ranks have written down so far."""
+        """Return the boundaries in the ranks' traces so far."""
         paths = [self.trace / f"rank{rank}" for rank in range(RANKS)]
         return tuple(parse(path.read_text()) if path.exists() else () for path in paths)
 
     def look(self) -> str:
-        """Ask the API how well the job is protected."""
+        """Read the job's protection from the API."""
         seen = self.job.bench.client.describe_protection(TrainingJobName=self.job.name)
         word, reason = str(seen["ProtectionState"]), str(seen["Reason"])
         if not self.told or self.told[-1][1:] != (word, reason):
@@ -64,10 +64,10 @@ class Running:
         return word
 
     def wait(self, what: str, arrived: Callable[[], bool]) -> float:
-        """Look until it is so, and return when that was.
+        """Poll until the condition holds; return that moment.
 
         Raises:
-            BenchmarkFailed: it is not so in time, or the job ended.
+            BenchmarkFailed: the condition does not hold in time, or the job ended.
         """
         deadline = time.monotonic() + TOLD_SECONDS
 
@@ -83,7 +83,7 @@ class Running:
         return time.monotonic()
 
     def wait_steps(self, count: int) -> Span:
-        """Wait for so many more steps of all ranks, and return when they were made."""
+        """Wait until all ranks have made this many further steps; return that moment."""
         begin = time.monotonic()
         end = self.wait(
             f"{count} steps",
@@ -92,7 +92,7 @@ class Running:
         return Span(begin, end)
 
     def wait_whole(self) -> float:
-        """Wait until the API says Protected, and return when that was."""
+        """Wait until the API reports Protected; return that moment."""
         return self.wait("protection", lambda: self.word == WHOLE)
 
 
@@ -101,22 +101,22 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
 
     Args:
         place: the cluster.
-        case: which.
-        sizes: how much of it.
+        case: the fault.
+        sizes: sizes and counts.
 
     Returns:
-        What was seen.
+        The observations.
 
     Raises:
-        BenchmarkFailed: the fault did not happen, its word did not come or did not go, or the job was disturbed.
+        BenchmarkFailed: the fault did not take effect, the API did not report it or its end, or the job was disturbed.
     """
     if case.is_from_the_start:
         with case.strike(place) as struck:
             running = _submitted(place, case, sizes)
             running.wait_steps(SETTLE_STEPS)
-            heard = len(running.told) - 1  # what stands
+            heard = len(running.told) - 1  # reports from the state under the fault on
             during = running.wait_steps(sizes.steps)
-            told, told_at = running.told[heard:], None  # there was no step before it
+            told, told_at = running.told[heard:], None  # no step precedes this fault
         healed_at = running.wait_whole()
         running.wait_steps(AUDITED_STEPS)
         before, after = running.wait_steps(sizes.steps), running.wait_steps(sizes.steps)

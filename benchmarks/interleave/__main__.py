@@ -1,8 +1,10 @@
-"""GEMINI's Figure 16: what snapshots cost training when they share its network: `make bench-interleave`.
+"""Command of the benchmark of snapshots that share training's network, after GEMINI's Figure 16:
+
+`make bench-interleave`.
 
     sudo python -m benchmarks.interleave [--quick] [--only CASE …]
 
-Ends with 1 when a case falls short of what it has to reach.
+Exit code 1: a case missed its limit.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), blocks=12)
 CASES = (
     FIGURE_16,
     Case(name="2 nodes", nodes=2),
-    Case(  # at half the pace: the cores of a small machine carry eight nodes, and are not to be what is measured
+    Case(  # half the rate, so that eight nodes on a small machine are not limited by its cores
         name="8 nodes",
         nodes=8,
         idle_seconds=(0.09, 0.032, 0.044, 0.032, 0.07, 0.052),
@@ -50,7 +52,7 @@ CASES = (
 
 
 def main() -> int:
-    """Measure, write the report, and return the process's exit code."""
+    """Run the benchmark, write the report, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.interleave", description="What snapshots cost training on a shared network."
     )

@@ -1,11 +1,13 @@
-"""Everstep where not every step fits: how far apart steps are proposed is the product's own decision, `worker.member.traffic.Traffic` with its `Budget`.
+"""Everstep where not every step's snapshot fits: the product's own budget decides how far apart snapshots are.
 
-    node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: its snapshot begins at the boundary of that step
+The decision is made by `worker.member.traffic.Traffic` with its `Budget`.
 
-The budget is told what the run measures: when boundaries are passed, and whether something was being sent. Nothing is
-copied here, so nothing holds the rank. The profiled iterations, in which nothing is saved, are told, too: a job that
-saves every step has seen as many quiet ones only after 800 steps. What stands in for the round that all nodes agree in
-is a file that node 0 writes an iteration ahead.
+    node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: snapshot at the boundary of that step
+
+The budget receives the run's measurements: the times of boundaries, and whether a snapshot was being sent. Nothing is
+copied here, so snapshots never block the rank. The budget also receives the profiled iterations without snapshots: a
+job that saves every step would see as many only after 800 steps. A file that node 0 writes one iteration ahead stands
+for the round in which all nodes agree.
 """
 
 from __future__ import annotations
@@ -25,17 +27,19 @@ GENERATION = Generation(1)
 MOVING = RankHalf(generation=GENERATION, phase=Phase.TRAIN)
 PAUSED = RankHalf(generation=GENERATION, phase=Phase.WAIT)
 PROPOSED = struct.Struct("=qqb")
-"""The step proposed before the newest one, and the newest: a node may read it just before or just after node 0 has moved on. And `Pacing`."""
+"""The last two proposed steps, and `Pacing`. A node may read the file just before or just after node 0 has proceeded.
+
+"""
 
 
 class Budgeted:
-    """One node's part.
+    """One node's part of the scheme.
 
     Args:
         node: number of the node; 0 proposes.
-        copies: of the case.
-        proposed: file that all nodes share; made here.
-        node_pacer: counts every transfer of the node, and learns from those that go at once how fast the link is.
+        copies: copies in this case.
+        proposed: file that all nodes share; created here.
+        node_pacer: counts every transfer of the node, and learns the link's rate from unpaced ones.
     """
 
     def __init__(self, node: int, copies: int, proposed: Path, node_pacer: NodePacer) -> None:
@@ -53,7 +57,7 @@ class Budgeted:
         self._distance = 1
         self._pacing = Pacing.AT_ONCE
         self._step = 0
-        """Iterations under Everstep so far: those between are another scheme's, and no step of this job."""
+        """Iterations under Everstep so far; iterations under other schemes are no steps of this job."""
         self._begun = 0
         with proposed.open("a+b") as file:
             file.truncate(PROPOSED.size)
@@ -67,33 +71,33 @@ class Budgeted:
 
     @property
     def pacer(self) -> Pacer | None:
-        """What a transfer that begins now is paced by; None: it goes at once, as in the product."""
+        """Pacer for a transfer that starts now; None if it is sent at once, as in the product."""
         return None if isinstance(self.node_pacer.current, Unpaced) else self.node_pacer
 
     @property
     def interval(self) -> int:
-        """Steps from one snapshot to the next, as the budget has it now."""
+        """Steps from one snapshot to the next, by the present budget."""
         return self._traffic.budget.interval
 
     def spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
-        """Take the profile."""
+        """Set the profile."""
         self._traffic.spans(
             self._rank, IdleSpans(generation=GENERATION, iteration_seconds=iteration_seconds, spans=spans)
         )
 
     def quiet_boundary(self, at: float) -> None:
-        """Take note of a boundary of training that is not saved."""
+        """Record a boundary without a snapshot."""
         self._tell(at, is_sending=False)
 
     def boundary(self, at: float, *, is_sending: bool) -> bool:
-        """Take note of a boundary.
+        """Record a boundary.
 
         Args:
             at: monotonic seconds.
-            is_sending: the last snapshot is still on its way.
+            is_sending: whether the last snapshot is still being sent.
 
         Returns:
-            A snapshot begins here.
+            Whether a snapshot begins here.
         """
         self._step += 1
         self._tell(at, is_sending=is_sending)
@@ -111,7 +115,7 @@ class Budgeted:
         return begins
 
     def pause(self) -> None:
-        """Training under Everstep is interrupted: no iteration ends with the next boundary."""
+        """Record that training under Everstep is interrupted, so that the next boundary ends no iteration."""
         message = Boundary(generation=GENERATION, boundary=Step(self._step))
         self._traffic.boundary(self._rank, message, PAUSED, is_sending=False)
 

@@ -1,4 +1,4 @@
-"""What the iterations say: slowdowns against the same round without checkpoint, with bootstrap intervals. Pure."""
+"""Slowdowns against the same round without checkpoints, with bootstrap intervals. Pure."""
 
 from __future__ import annotations
 
@@ -17,45 +17,48 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One scheme in one case."""
+    """Figures of one scheme in one case."""
 
     scheme: Scheme
     iterations: int
     seconds: float
-    """Mean iteration."""
+    """Mean duration of an iteration."""
     slowdown: float
-    """Mean over the pairs, as a part of the iteration without checkpoint."""
+    """Mean slowdown of the pairs, relative to the iteration without checkpoints."""
     low: float
     high: float
-    """Of the slowdown, 95 %."""
+    """Upper bound of the slowdown's 95 % interval."""
     kept: int
-    """Snapshots of measured iterations that all holders acknowledged: before the next boundary, or at all in a case that has too little idle time."""
+    """Snapshots of measured iterations that all holders acknowledged before the next boundary.
+
+    In a case with too little idle time, later acknowledgements count too.
+    """
     snapshot_seconds: float | None
-    """Mean, from the boundary until the last holder has answered."""
+    """Mean seconds from the boundary until the last holder has acknowledged."""
 
     @property
     def kept_ratio(self) -> float:
-        """Kept ÷ steps."""
+        """Kept snapshots ÷ steps."""
         return self.kept / self.iterations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One case as measured."""
+    """Figures of one case."""
 
     case: Case
     rows: tuple[Row, ...]
     busy_ratio: float
-    """Part of an iteration without checkpoint in which the network was in use."""
+    """Share of an iteration without checkpoints in which the network is in use."""
     idle_seconds: float
-    """Of an iteration, as the profiler found it."""
+    """Idle network time of an iteration, as found by the profiler."""
     spans: int
     link_bytes_per_second: float
-    """As probed, payload."""
+    """Probed payload rate."""
 
     @property
     def load_ratio(self) -> float:
-        """Snapshot traffic of a node as a part of the idle time."""
+        """Duration of a node's snapshot traffic relative to the idle time."""
         return (
             self.case.state_bytes * (self.case.copies - 1) / self.link_bytes_per_second / self.idle_seconds
             if self.idle_seconds
@@ -68,12 +71,12 @@ class Figure:
 
 
 def evaluate(case: Case, ranks: Sequence[Sequence[Mapping[str, Any]]], nodes: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the figure of one case.
+    """Return the figures of one case.
 
     Args:
-        case: what ran.
-        ranks: what each rank recorded.
-        nodes: what each agent recorded.
+        case: the case.
+        ranks: each rank's record.
+        nodes: each agent's record.
     """
     profile = next(record for record in ranks[0] if "spans" in record)
     measured = [record for record in ranks[0] if record.get("is_measured")]
@@ -131,16 +134,16 @@ def _row(
 
 
 def slowdown(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return by how much the first of all pairs together took longer than the second."""
+    """Return how much longer the first of all pairs together took than the second."""
     return sum(one for one, _ in pairs) / sum(other for _, other in pairs) - 1
 
 
 def interval(pairs: Sequence[tuple[float, float]], seed: int = 1) -> tuple[float, float]:
-    """Return the bootstrap interval of the slowdown: whole pairs are drawn, so that what both share falls out.
+    """Return the bootstrap interval of the slowdown; whole pairs are drawn, so that their common drift cancels.
 
     Args:
-        pairs: (with, without), seconds, of the same position in the same round.
-        seed: of the draws.
+        pairs: (with, without) seconds of the same position in the same round.
+        seed: seed of the draws.
     """
     rng = random.Random(seed)
     drawn = sorted(slowdown(rng.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))

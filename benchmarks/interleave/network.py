@@ -1,6 +1,6 @@
-"""A small network of this machine's own: one namespace per node, a bridge between them, every link shaped in both directions.
+"""A small virtual network: one namespace per node, a bridge between them, every link shaped in both directions.
 
-Invariant: everything made here bears the run's name and is gone when the context ends, however it ends.
+Invariant: everything has the run's name and is removed when the context ends, in any case.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from benchmarks.errors import BenchmarkFailed
 
 SUBNET = "10.77.0"
 SEGMENT_BYTES = "16384"
-"""What TCP hands to a link at once: below the shaper's burst, else it takes every packet apart, and the processor is what is measured."""
-CONGESTION = "cubic"
-"""What rules TCP, the kernel's own choice where nobody makes another, and that of EC2's images.
+"""Bytes that TCP passes to a link at once.
 
-A machine may have made one: under BBR, which leaves
-the link every ten seconds, one iteration in twenty took 20 to 90 ms longer, with checkpoints or without."""
+Below the shaper's burst: otherwise the shaper splits each segment, and the benchmark would measure the CPU.
+"""
+CONGESTION = "cubic"
+"""TCP congestion control: the kernel's default, and that of EC2's images.
+
+A machine may use another. BBR leaves the link idle every ten seconds; with it, one iteration in twenty took 20 to 90 ms
+longer, with or without checkpoints.
+"""
 
 
 def obstacle() -> str | None:
-    """Return why this machine cannot have such a network, in one sentence; None when it can."""
+    """Return why this machine cannot have such a network, in one sentence; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root: run it with sudo"
     for program in ("ip", "tc"):
@@ -45,7 +49,7 @@ class Network:
         self._name = f"ev{os.getpid()}"
 
     def namespace(self, node: int) -> str:
-        """Return the name that `ip netns exec` takes."""
+        """Return the namespace's name for `ip netns exec`."""
         return f"{self._name}n{node}"
 
     @staticmethod
@@ -92,11 +96,11 @@ class Network:
             )
             _ip("-n", inside, "link", "set", "lo", "up")
             shape = ("root", "tbf", "rate", self._rate, "burst", "32kb", "latency", "30ms")
-            _run("tc", "-n", inside, "qdisc", "add", "dev", "eth0", *shape)  # what the node sends
-            _run("tc", "qdisc", "add", "dev", port, *shape)  # what it receives
+            _run("tc", "-n", inside, "qdisc", "add", "dev", "eth0", *shape)  # sent packets of the node
+            _run("tc", "qdisc", "add", "dev", port, *shape)  # received packets of the node
 
     def remove(self) -> None:
-        """Take all of it away; what is not there is not missed."""
+        """Remove the network; missing parts are ignored."""
         for node in range(self._nodes):
             subprocess.run(["ip", "link", "del", f"{self._name}v{node}"], capture_output=True, check=False)
             subprocess.run(["ip", "netns", "del", self.namespace(node)], capture_output=True, check=False)

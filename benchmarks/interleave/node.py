@@ -1,12 +1,12 @@
-"""A node of the benchmark: its agent in this process, its rank in a child, both in the node's network namespace.
+"""A node of the benchmark: its agent in this process and its rank in a child, both in the node's network namespace.
 
     python -m benchmarks.interleave.node CASE.json NODE DIRECTORY
 
-Snapshot bytes leave as they do in the product: by `worker.replication.streams.send_chunks`, admitted by its pacers, one
-stream to each holder; where not every step fits, the product's budget says which are sent (`budgeted`). The rest is
-left out: handshake, slots, capture, digests, resumption and rounds. The receiver is the benchmark's own; it
-acknowledges a transfer when it has all of it. What stands in for a receiver's buffer that is copied out before the next
-chunk is sent is a timed wait at the link's rate, as fast as GEMINI measured it.
+Snapshot bytes are sent as in the product: by `worker.replication.streams.send_chunks` with its pacers, one stream per
+holder. Where not every step's snapshot fits, the product's budget selects them (`budgeted`). Handshake, slots, capture,
+digests, resumption and rounds are left out. The receiver is the benchmark's own and acknowledges a complete transfer. A
+timed wait at the link's rate stands for the copy out of a receive buffer before the next chunk, as fast as GEMINI
+measured it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is sent, as `send_chunks` asks for it."""
+    """Source of the bytes, in the form that `send_chunks` needs."""
 
     memory: memoryview
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return a part of it."""
+        """Return part of the payload."""
         return self.memory[start:end]
 
 
@@ -85,7 +85,7 @@ class Node:
         listener = socket.create_server((Network.address(self.index), PORT))
 
         def accept() -> None:
-            with contextlib.suppress(OSError):  # closed at the end
+            with contextlib.suppress(OSError):  # the socket was closed at the end
                 while True:
                     line, _ = listener.accept()
                     threading.Thread(target=self.receive, args=(line,), daemon=True).start()
@@ -94,7 +94,10 @@ class Node:
         return listener
 
     def receive(self, line: socket.socket) -> None:
-        """Take chunks in place and acknowledge each; those of a transfer that asks for it after they were copied out, by the clock."""
+        """Receive chunks in place and acknowledge each.
+
+        If a transfer requests it, the acknowledgement waits for the time of a copy out of the buffer.
+        """
         place = memoryview(bytearray(max(CHUNK_BYTES, self.case.state_bytes)))
         rate = self.case.link_bytes_per_second
         with line:
@@ -125,8 +128,8 @@ class Node:
             threading.Thread(target=self.hear, args=(line, loop), daemon=True).start()
 
     def hear(self, line: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        """Take acknowledgements, in a thread."""
-        with contextlib.suppress(OSError, RuntimeError):  # cut at the end
+        """Receive acknowledgements, in a thread."""
+        with contextlib.suppress(OSError, RuntimeError):  # the connection was cut at the end
             while data := line.recv(ACKNOWLEDGEMENT.size, socket.MSG_WAITALL):
                 (transfer,) = ACKNOWLEDGEMENT.unpack(data)
                 loop.call_soon_threadsafe(self.acknowledged[transfer].set_result, None)
@@ -134,7 +137,10 @@ class Node:
     async def transfer(
         self, copy: int, data: State, pacer: Pacer | None, *, is_copied: bool = False, counting: NodePacer | None = None
     ) -> None:
-        """Send one chunk of the product's, in pieces as the pacer admits them, and wait for the holder's word; `counting` learns from it."""
+        """Send one chunk in pieces as the pacer admits them, and wait for the holder's acknowledgement.
+
+        `counting` learns the link's rate from it.
+        """
         self.transfers += 1
         number = 2 * self.transfers + is_copied
         self.acknowledged[number] = asyncio.get_running_loop().create_future()
@@ -157,7 +163,10 @@ class Node:
         del self.acknowledged[number]
 
     async def probe(self) -> None:
-        """Measure the link, all nodes at once, as they will use it: the best of a few, for a processor that is late is no property of a link."""
+        """Measure the link from all nodes at once, as in use.
+
+        Return the best of a few trials, to exclude delays of the CPU.
+        """
         now = asyncio.get_running_loop().time
         rates = []
         for _ in range(PROBES):
@@ -187,14 +196,14 @@ class Node:
                 await self.send_copy(copy, scheme)
 
     async def send_copy(self, copy: int, scheme: Scheme) -> None:
-        """Send all of it to one holder."""
+        """Send all bytes to one holder."""
         if scheme is not Scheme.EVERSTEP or self.budgeted is None:
             await self.transfer(copy, State(self.state), self.pacers[scheme])
         else:
             await self.transfer(copy, State(self.state), self.budgeted.pacer, counting=self.budgeted.node_pacer)
 
     async def send_planned(self, scheme: Scheme, at: float) -> None:
-        """Send what Algorithm 2 plans, each chunk copied out before the next; what is late begins late."""
+        """Send the chunks that Algorithm 2 plans, each after the previous copy out; delayed chunks start late."""
         now = asyncio.get_running_loop().time
         for chunk in self.plan(scheme):
             await asyncio.sleep(at + chunk.begin_seconds - now())
@@ -203,7 +212,7 @@ class Node:
 
     def plan(self, scheme: Scheme) -> tuple[ScheduledChunk, ...]:
         assert self.profile is not None
-        # A chunk occupies its span while it is sent and, with a single buffer, while it is copied out.
+        # A chunk occupies its span while it is sent and, with a single buffer, during its copy out.
         share = 1 if scheme is Scheme.SINGLE else 2
         return partition(
             self.profile.spans,
@@ -260,7 +269,7 @@ class Node:
         self.sending = asyncio.create_task(work())
 
     def begins(self, scheme: Scheme, at: float, *, is_sending: bool) -> bool:
-        """Say whether a snapshot begins at this boundary; one that takes longer than a step makes the next one come later."""
+        """Return whether a snapshot begins at this boundary; one that takes longer than a step delays the next."""
         if self.budgeted is not None and scheme is Scheme.EVERSTEP:
             return self.budgeted.boundary(at, is_sending=is_sending)
         if self.budgeted is not None and self.profile is None:

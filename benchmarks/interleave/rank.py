@@ -2,8 +2,8 @@
 
     python -m benchmarks.interleave.rank CASE.json NODE FD OUT.json
 
-The other end of FD is the node's agent. Every rank runs the same program; the barrier at the end of an iteration stands
-for the optimizer step.
+The node's agent has the other end of FD. Every rank runs the same program; the barrier at the end of an iteration
+stands for the optimizer step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The report of one run: figures as JSON, one document with tables, one picture."""
+"""Report of an interleave benchmark run: figures as JSON, one document with tables, one picture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """One run of the benchmark."""
+    """Figures of one run."""
 
     figures: Sequence[Figure]
 
@@ -40,9 +40,9 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: what was measured; its first figure is the one with all schemes.
-        figures: the JSON file.
-        document: the Markdown file; the picture goes beside it, under the same name with another ending.
+        run: the figures; the first one has all schemes.
+        figures: path of the JSON file.
+        document: path of the Markdown file; the picture gets the same name with another suffix.
     """
     write_figures(figures, run.with_found(cases=[_judged(run, figure) for figure in run.figures]))
     picture = document.with_suffix(".svg")
@@ -55,7 +55,7 @@ def _judged(run: Run, figure: Figure) -> dict[str, object]:
 
 
 def judgement(run: Run, figure: Figure) -> Judgement:
-    """Return the verdict on one case of a run; of a busy machine none is reached, and none missed."""
+    """Return the verdict on one case of a run; on a busy machine it is inconclusive."""
     found = judge(figure)
     return (
         dataclasses.replace(found, verdict=Verdict.INCONCLUSIVE, reason=f"{BUSY}; {found.reason}")
@@ -65,11 +65,11 @@ def judgement(run: Run, figure: Figure) -> Judgement:
 
 
 def render(run: Run, picture: str) -> str:
-    """Return the document.
+    """Return the Markdown document.
 
     Args:
-        run: what was measured.
-        picture: its name, in the same folder.
+        run: the figures.
+        picture: file name of the picture, in the same folder.
     """
     first = run.figures[0]
     sections = [_head(run), _setting(first), _schemes(run, picture)]
@@ -151,7 +151,7 @@ def _schemes(run: Run, picture: str) -> str:
         for row in figure.rows
     ]
     comparison = (
-        ""  # of a part of the cases that was asked for
+        ""  # a run with only part of the cases
         if Scheme.UNIFORM not in figure.case.schemes
         else " Scheduling beats uniform pacing: their intervals do not meet."
         if beats_uniform(figure)
@@ -233,7 +233,7 @@ def _limits() -> str:
 
 
 def draw(figure: Figure) -> str:
-    """Return the picture: a bar per scheme, its interval as a line."""
+    """Return the SVG document: a bar per scheme, its interval as a line."""
     base = figure.row(Scheme.NONE).seconds
     longest = max(max(row.seconds, base * (1 + row.high)) for row in figure.rows)
     scale = (WIDTH - LEFT - RIGHT) / longest

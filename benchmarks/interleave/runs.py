@@ -1,4 +1,4 @@
-"""Runs one case: its network, its nodes, and nothing left of them afterwards."""
+"""Run of one case: its network and its nodes, and their complete removal afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_SECONDS = 60.0
 
 
 def patience_seconds(case: Case) -> float:
-    """Return how long a case may take at most: three times what its iterations take undisturbed."""
+    """Return the time limit of a case: three times the undisturbed duration of its iterations."""
     iteration = sum(case.idle_seconds) + len(case.idle_seconds) * case.collective_seconds
     return START_SECONDS + 3 * iteration * (40 + sum(block.iterations for block in program(case)))
 
@@ -30,14 +30,14 @@ def run_case(case: Case, directory: Path) -> Figure:
     """Run one case from beginning to end.
 
     Args:
-        case: what to run.
-        directory: for its files; made here.
+        case: the case.
+        directory: folder for its files; created here.
 
     Returns:
-        What was measured.
+        The figures.
 
     Raises:
-        BenchmarkFailed: a node ended otherwise, or took too long; the message says where its log is.
+        BenchmarkFailed: a node failed or took too long; the message has its log's path.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "case.json"
@@ -84,7 +84,7 @@ def run_case(case: Case, directory: Path) -> Figure:
 
 
 def _end(nodes: list[subprocess.Popen[bytes]]) -> None:
-    """End every node with its rank: each is the first of a session of its own."""
+    """Kill every node with its rank; each node leads a session of its own."""
     for node in nodes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(node.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Whether a case reached what it has to reach. Pure."""
+"""Verdicts on the cases' limits. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from benchmarks.interleave.figures import Figure
 from benchmarks.interleave.schemes import MAX_SLOWDOWN, Scheme
 
 SLOWDOWN_LIMIT = 0.015
-"""Of Everstep's upper bound, where the snapshot fits into the idle time."""
+"""Limit of the upper bound of Everstep's slowdown, where the snapshot fits into the idle time."""
 BLOCKING_COST = 0.10
-"""A snapshot that costs less when it blocks is too small to show anything."""
+"""Cost of a blocking snapshot below which the case is too small to show a difference."""
 KEPT_RATIO = 0.95
 LEAST_KEPT = 3
-"""Snapshots without which a small slowdown says nothing: who saves nothing slows nothing down."""
+"""Share of kept snapshots below which a small slowdown shows nothing: a scheme that saves nothing costs nothing."""
 
 
 class Verdict(StrEnum):
-    """PASS, FALLS_SHORT, or INCONCLUSIVE: the noise is wider than what is to be told apart, or the case does not show it."""
+    """PASS, FALLS_SHORT, or INCONCLUSIVE: too much noise, or a case that cannot show a difference."""
 
     PASS = "pass"
     FALLS_SHORT = "falls short"
@@ -27,7 +27,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict and its sentence."""
+    """A verdict with its explanation."""
 
     verdict: Verdict
     reason: str
@@ -64,5 +64,5 @@ def _within(low: float, bound: float, limit: float, sentence: str) -> Judgement:
 
 
 def beats_uniform(figure: Figure) -> bool:
-    """Say whether scheduling is worth having: its interval lies below uniform pacing's."""
+    """Return whether scheduling helps: its interval is below that of uniform pacing."""
     return figure.row(Scheme.EVERSTEP).high < figure.row(Scheme.UNIFORM).low

@@ -1,1 +1,1 @@
-"""How long a failure holds training: the same model, the same kill, under Everstep, torchrun and torchft (`make bench-recovery`)."""
+"""Benchmark of interruptions of training by failures, under Everstep, torchrun and torchft (`make bench-recovery`)."""

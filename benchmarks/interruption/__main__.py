@@ -1,8 +1,8 @@
-"""How long a failure holds training, beside torchrun and torchft: `make bench-recovery`.
+"""Command of the interruption benchmark, beside torchrun and torchft: `make bench-recovery`.
 
     python -m benchmarks.interruption [--quick] [--only everstep torchrun torchft …]
 
-Ends with 2 when something falls short of what it has to reach.
+Exit code 2: a figure missed its limit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PARTS = ("everstep", "torchrun", "torchft")
 DETECTION_SECONDS = 3.0
 BLACKOUT_SECONDS = 3.0
 BLOCKS = 2
-"""Each system is launched so often, in the order A B … Z Z … B A."""
+"""Launches of each system, in the order A B … Z Z … B A."""
 
 
 class Race:
@@ -57,7 +57,7 @@ class Race:
         self._launches = 0
 
     def run(self) -> None:
-        """Measure everything, block by block."""
+        """Run all measurements, block by block."""
         ddp, zero3 = Job.DDP, Job.ZERO3
         turns: list[tuple[str, Callable[[], None]]] = [
             ("everstep", lambda: self._everstep(ddp, Fault.RANK, Fault.INSTANCE)),
@@ -112,7 +112,7 @@ class Race:
 
 
 def main() -> int:
-    """Measure, write the report, and return the process's exit code."""
+    """Run the benchmark, write the report, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.interruption", description="How long a failure holds training."
     )

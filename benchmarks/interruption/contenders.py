@@ -1,4 +1,4 @@
-"""The systems, each with one job that can be hurt again and again."""
+"""The compared systems, each with one job that can be disturbed repeatedly."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PATIENCE_SECONDS = 60.0
 SAVE_EVERY = 10
 """Steps between two checkpoints under torchrun.
 
-Faults come right after one: what it would lose otherwise is not held against it.
+Faults come right after a checkpoint, so that torchrun's lost steps do not count against it.
 """
 HEARTBEAT_MILLISECONDS = 1000
-"""Of torchft's lighthouse: how long a replica may be silent."""
+"""Heartbeat timeout of torchft's lighthouse: how long a replica may be silent."""
 
 
 class Contender(Protocol):
@@ -40,49 +40,49 @@ class Contender(Protocol):
     name: str
     job: Job
     is_relaunched: bool
-    """All processes begin anew after a fault."""
+    """Whether all processes restart after a fault."""
     waited_for: Sequence[int]
-    """Ranks that have to go on."""
+    """Ranks that must continue after a fault."""
 
     def trace(self) -> list[list[Passed]]:
-        """What the ranks have written down."""
+        """Folder of the ranks' traces."""
 
     def settle(self) -> None:
-        """Return when nothing is left of the last fault, and the next one may come."""
+        """Wait until the last fault has no more effects, so that the next one may come."""
 
     def pids(self) -> list[int]:
-        """The ranks' processes, by rank."""
+        """Return the ranks' processes by rank."""
 
     def hurt(self, fault: Fault) -> None:
-        """Make the fault; rank 1 is hit, or its node."""
+        """Cause the fault; it hits rank 1 or its node."""
 
     def phases(self) -> dict[str, float]:
-        """What the system's own record says of the last fault, once it is closed; empty without one."""
+        """Return the phases of the last fault from the system's own record; empty without a record."""
 
     def revive(self) -> None:
-        """Start the job anew by hand: it has not come back by itself.
+        """Restart the job by hand, because it has not recovered by itself.
 
         Raises:
-            BenchmarkFailed: that would hide a fault of ours.
+            BenchmarkFailed: for Everstep, where a restart would hide a defect.
         """
 
 
 def traced(folder: Path) -> list[list[Passed]]:
-    """Return what the ranks wrote down so far; nothing of one that has not begun."""
+    """Return the ranks' traces so far; empty for a rank that has not started."""
     files = [folder / f"rank{rank}" for rank in range(RANKS)]
     return [parse(file.read_text()) if file.exists() else [] for file in files]
 
 
 def rank_pids(folder: Path) -> list[int]:
-    """Return the processes of the ranks, the newest launch's."""
+    """Return the ranks' processes of the newest launch."""
     return [int((folder / f"rank{rank}.pid").read_text()) for rank in range(RANKS)]
 
 
 def wait(what: str, arrived: Callable[[], bool], *, check: Callable[[], None] = lambda: None) -> None:
-    """Look again and again until it is so.
+    """Poll until the condition holds.
 
     Raises:
-        BenchmarkFailed: not within `PATIENCE_SECONDS`.
+        BenchmarkFailed: the condition does not hold within `PATIENCE_SECONDS`.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not arrived():
@@ -93,7 +93,7 @@ def wait(what: str, arrived: Callable[[], bool], *, check: Callable[[], None] = 
 
 
 class UnderEverstep:
-    """A job on a local cluster: two nodes and a spare, every step on both nodes."""
+    """A job on a local cluster with two nodes and a spare; every step is kept on both nodes."""
 
     name = "Everstep"
     is_relaunched = True
@@ -118,7 +118,7 @@ class UnderEverstep:
 
     @property
     def handle(self) -> BenchJob:
-        """The job, for those who ask the service about it."""
+        """The job, for requests to the API."""
         return self._job
 
     def trace(self) -> list[list[Passed]]:
@@ -161,7 +161,7 @@ class UnderEverstep:
 
 
 class UnderTorchrun:
-    """Two torchrun agents, as on two nodes, which find each other through torch's own rendezvous."""
+    """Two torchrun agents, as on two nodes, connected by torch's own rendezvous."""
 
     is_relaunched = True
     waited_for = tuple(range(RANKS))
@@ -183,7 +183,7 @@ class UnderTorchrun:
         self._launchers = [self._launch(), self._launch()]
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        """Start one node's agent, in a session of its own: what ends with the node."""
+        """Start one node's agent in a session of its own, which is killed to end the node."""
         rendezvous = [
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{self._port.number}",
@@ -199,7 +199,8 @@ class UnderTorchrun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "BENCH_TRACE": str(self._folder), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-                | {"PATH": f"{self._python.parent}{os.pathsep}{os.environ['PATH']}"},  # DeepSpeed looks for ninja there
+                # DeepSpeed searches ninja in PATH
+                | {"PATH": f"{self._python.parent}{os.pathsep}{os.environ['PATH']}"},
                 start_new_session=True,
             )
 
@@ -225,7 +226,7 @@ class UnderTorchrun:
         if fault is Fault.RANK:
             os.kill(next(pid for pid in self.pids() if _parent(pid) == second.pid), signal.SIGKILL)
             return
-        self.revive()  # left alone the rendezvous counts the dead agent in, waits for it for 60 s and gives up
+        self.revive()  # otherwise the rendezvous still counts the dead agent, waits 60 s for it and gives up
 
     def revive(self) -> None:
         self.stop()
@@ -239,7 +240,7 @@ class UnderTorchrun:
             raise BenchmarkFailed(f"{self.name} ended by itself; see {self._folder}/torchrun.log")
 
     def stop(self) -> None:
-        """End everything of it."""
+        """End all its processes."""
         for launcher in reversed(self._launchers):
             _end(launcher)
         if self._launchers:
@@ -247,7 +248,7 @@ class UnderTorchrun:
 
 
 class UnderTorchft:
-    """Two replica groups and a lighthouse; a killed group is started again at once, the other one goes on meanwhile."""
+    """Two replica groups and a lighthouse; a killed group restarts at once, while the other continues."""
 
     name = "torchft"
     job = Job.DDP
@@ -321,7 +322,7 @@ class UnderTorchft:
         return {}
 
     def stop(self) -> None:
-        """End everything of it."""
+        """End all its processes."""
         for process in (*self._replicas, *([self._lighthouse] if self._lighthouse else [])):
             _end(process)
         if self._lighthouse:
@@ -329,7 +330,7 @@ class UnderTorchft:
 
 
 def source(directory: Path) -> Path:
-    """Return a folder with the scripts and the model they train, for all systems alike."""
+    """Return a folder with the scripts and their model, the same for all systems."""
     folder = directory / "interruption-source"
     if not folder.exists():
         shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
@@ -339,7 +340,7 @@ def source(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def running(contender: UnderTorchrun | UnderTorchft) -> Iterator[None]:
-    """Start it, and end all of it whatever happens."""
+    """Start a system for the block, and end all its processes in any case."""
     try:
         contender.start()
         yield
@@ -348,7 +349,7 @@ def running(contender: UnderTorchrun | UnderTorchft) -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all below it, as an instance that is gone takes everything with it."""
+    """Kill a process with all its descendants, as the loss of an instance does."""
     below = descendants(process.pid)
     process.kill()
     for each in below:

@@ -1,4 +1,4 @@
-"""Make one fault after another, and take down what each cost."""
+"""Injection of faults one after another, with a record of each one's cost."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ from infra.local_cloud.processes import descendants
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """A node that fell silent while EC2 said that it runs."""
+    """A node that became silent while EC2 reported it as running."""
 
     verdict_seconds: float
-    """From its last moment until the service had opened an incident about it."""
+    """Seconds from the node's last activity until the service opened an incident for it."""
     detection_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blackout:
-    """The control plane was killed and started again while a job trained."""
+    """A restart of the control plane while a job trained."""
 
     seconds: float
-    """Without a control plane."""
+    """Seconds without a control plane."""
     lost_steps: int
     restarted_ranks: int
     steps: int
-    """Finished meanwhile."""
+    """Steps that finished meanwhile."""
 
 
 def interrupt(contender: Contender, fault: Fault) -> Interruption:
-    """Make one fault and wait until training goes on; a peer that does not within `PATIENCE_SECONDS` is started anew by hand.
+    """Cause one fault and wait until training continues.
+
+    A peer that does not recover within `PATIENCE_SECONDS` is restarted by hand.
 
     Raises:
-        BenchmarkFailed: Everstep does not.
+        BenchmarkFailed: Everstep does not recover.
     """
     contender.settle()
     pids = contender.pids()
@@ -78,7 +80,7 @@ def interrupt(contender: Contender, fault: Fault) -> Interruption:
 
 
 def silence(bench: Bench, contender: UnderEverstep, detection_seconds: float) -> Silence:
-    """Freeze everything on a node, and wait for the verdict; then end the instance, so that the fleet is whole again."""
+    """Freeze all processes of a node, wait for the incident, then terminate the instance to restore the fleet."""
     contender.settle()
     seen = contender.handle.describe()
     node, incidents = seen["NodeIds"][1], seen["IncidentCount"]
@@ -92,7 +94,7 @@ def silence(bench: Bench, contender: UnderEverstep, detection_seconds: float) ->
 
 
 def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Blackout:
-    """Kill the control plane in mid-training and start it again after a while."""
+    """Kill the control plane during training, and restart it after a while."""
     contender.settle()
     before, pids = contender.handle.describe(), contender.pids()
     reached = max(each.step for passed in contender.trace() for each in passed)
@@ -111,7 +113,7 @@ def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Black
 
 @contextmanager
 def _frozen(bench: Bench, node: str) -> Iterator[None]:
-    """Stop every process of an instance for as long as the context lasts, or until they are gone."""
+    """Stop every process of an instance during the block, or until the processes are gone."""
     init = bench.cluster.instances().get(node)
     if init is None:
         raise BenchmarkFailed(f"{node} does not run")
@@ -126,7 +128,7 @@ def _frozen(bench: Bench, node: str) -> Iterator[None]:
 
 
 def repeated(what: Callable[[], Interruption], count: int, say: Callable[[str], None]) -> list[Interruption]:
-    """Do it so many times, telling each outcome."""
+    """Repeat a measurement, and print each result."""
     found = []
     for number in range(count):
         each = what()

@@ -1,4 +1,4 @@
-"""What one failure cost, from what the ranks wrote down. Pure."""
+"""The cost of one failure, computed from the ranks' traces. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from benchmarks.traces import Passed
 
 
 class Fault(StrEnum):
-    """What is done to the job.
+    """A kind of fault.
 
-    RANK: a rank is killed. INSTANCE: a node goes with everything on it; another one is free at once.
+    RANK: a rank is killed. INSTANCE: a node ends with all its processes, and another node is free at once.
     """
 
     RANK = "rank killed"
@@ -20,7 +20,7 @@ class Fault(StrEnum):
 
 
 class Job(StrEnum):
-    """What trains."""
+    """The model and framework that train."""
 
     DDP = "DDP"
     ZERO3 = "DeepSpeed ZeRO-3"
@@ -28,45 +28,45 @@ class Job(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """One failure and what it cost."""
+    """One failure with its cost."""
 
     system: str
     job: Job
     fault: Fault
     seconds: float
-    """From the fault until every rank that has to go on had finished a step that none had finished before."""
+    """From the fault until every rank that must continue has finished a new step."""
     lost_steps: int
-    """Finished before the fault and made again."""
+    """Steps that finished before the fault and had to be repeated."""
     came_back: bool = True
-    """False: it was given up after so many seconds, and started anew by hand."""
+    """False: the system did not recover in time and was restarted by hand."""
     stopped_seconds: float | None = None
-    """From the fault until no other rank of the old launch was left; None where they go on."""
+    """From the fault until no other rank of the old launch was left; None where other ranks continue."""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Of the incident, seconds; empty for systems that keep no record."""
+    """Seconds of the incident's phases; empty for systems without a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """When training went on."""
+    """The moment at which training continued."""
 
     at: float
-    """Seconds of the machine's monotonic clock."""
+    """Monotonic seconds of the machine."""
     lost_steps: int
 
 
 def resumed(
     ranks: Sequence[Sequence[Passed]], hurt_at: float, *, waited_for: Collection[int], is_relaunched: bool
 ) -> Resumed | None:
-    """Return when training went on after a fault, or None while it has not.
+    """Return when training continued after a fault, or None if it has not yet.
 
     Args:
-        ranks: what each wrote down; `Passed.generation` is the start of its process in milliseconds of the same clock.
-        hurt_at: when the fault was made, seconds.
-        waited_for: the ranks that have to finish a new step.
-        is_relaunched: all processes begin anew; else those that were not hurt go on.
+        ranks: each rank's trace; `Passed.generation` is the start of its process in milliseconds of the same clock.
+        hurt_at: moment of the fault in seconds.
+        waited_for: ranks that must finish a new step.
+        is_relaunched: whether all processes restart; else the undamaged ones continue.
 
     Returns:
-        The moment at which the last of them finished its first new step.
+        The moment at which the last of these ranks finished its first new step.
     """
 
     def is_old(passed: Passed) -> bool:

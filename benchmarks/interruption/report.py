@@ -1,6 +1,6 @@
-"""The report of one run: what was to be reached, every system's figures, where Everstep's time goes, one picture.
+"""Report of an interruption benchmark run: limits, each system's figures, Everstep's phases, one picture.
 
-Pure but for `write`.
+Pure except for `write`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-recovery"
 STEP_SECONDS = 0.1
-"""As of `rank/work.py`, which scripts import from their own folder."""
+"""Same value as in `rank/work.py`, which cannot be imported here."""
 PHASES = ("detect", "replace", "restore", "rework")
 STOPPED_SECONDS = 0.1
 LOST_STEPS = 2
 VERDICT_MARGIN_SECONDS = 1.0
 OURS = "Everstep"
 MOST_DRAWN_SECONDS = 9.0
-"""Of a bar in the picture: beside a minute nothing else could be seen."""
+"""Longest bar in the picture; a bar of a minute would hide all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """One run of the benchmark."""
+    """Figures of one run."""
 
     interruptions: Sequence[Interruption]
     silences: Sequence[Silence]
@@ -41,7 +41,7 @@ class Run(BenchmarkRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One thing that was to be reached."""
+    """One figure with its limit."""
 
     what: str
     measured: float
@@ -49,13 +49,13 @@ class Row:
     unit: str
     count: int
     against: str
-    """What the limit comes from."""
+    """Origin of the limit."""
     is_inconclusive: bool = False
-    """What was measured beside it says too little of the limit."""
+    """Whether the peer's figures are too weak to define the limit."""
 
     @property
     def falls_short(self) -> bool:
-        """It was not reached."""
+        """Whether the figure misses its limit."""
         return not self.is_inconclusive and self.measured > self.limit
 
 
@@ -65,17 +65,17 @@ def of(run: Run, system: str, job: Job, fault: Fault) -> list[Interruption]:
 
 
 def median_seconds(found: Sequence[Interruption]) -> float:
-    """Return the median interruption, seconds."""
+    """Return the median interruption in seconds."""
     return statistics.median(each.seconds for each in found)
 
 
 def rows(run: Run) -> list[Row]:
-    """Return what was to be reached, as far as it was measured."""
+    """Return the rows of all measured figures."""
     return unless_busy(run, [row for row in _goals(run).values() if row is not None])
 
 
 def unmeasured(run: Run) -> list[str]:
-    """Return what was to be reached and was not measured: of a whole run nothing."""
+    """Return the limits whose figures are missing; empty for a whole run."""
     return [what for what, row in _goals(run).items() if row is None]
 
 
@@ -152,9 +152,9 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: what was measured.
-        figures: the JSON file.
-        document: the Markdown file; the picture goes beside it, under the same name with another ending.
+        run: the figures.
+        figures: path of the JSON file.
+        document: path of the Markdown file; the picture gets the same name with another suffix.
     """
     write_figures(figures, dataclasses.asdict(run) | {"rows": judged(rows(run))})
     picture = document.with_suffix(".svg")
@@ -163,11 +163,11 @@ def write(run: Run, figures: Path, document: Path) -> None:
 
 
 def render(run: Run, picture: str) -> str:
-    """Return the document.
+    """Return the Markdown document.
 
     Args:
-        run: what was measured.
-        picture: its name, in the same folder.
+        run: the figures.
+        picture: file name of the picture, in the same folder.
     """
     return (
         "\n\n".join(
@@ -309,7 +309,7 @@ def _limits() -> str:
 
 
 def draw(run: Run) -> str:
-    """Return the picture: by job and fault a bar for each system, medians; Everstep's in phases."""
+    """Return the SVG document: medians by job and fault, a bar per system; Everstep's bar shows phases."""
     bars: list[tuple[str, dict[str, float]]] = []
     group = ""
     for job, fault, system in _kinds(run):

@@ -1,4 +1,4 @@
-"""When processes are gone: the kernel says so."""
+"""Exact end times of processes, from the kernel's pidfds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 @contextlib.contextmanager
 def watched(pids: Collection[int]) -> Iterator[list[int]]:
-    """Hold pidfds of processes that run now; those that have ended already are left out.
+    """Hold pidfds of running processes; ended ones are skipped.
 
     Yields:
         The pidfds.
@@ -31,7 +31,7 @@ def last_gone_at(descriptors: Collection[int], *, timeout_seconds: float) -> flo
     """Wait until all of these processes have ended.
 
     Returns:
-        The moment on the monotonic clock; None if one lives on for longer than `timeout_seconds`.
+        The moment on the monotonic clock; None if one lives longer than `timeout_seconds`.
     """
     poll, left = select.poll(), set(descriptors)
     for descriptor in left:

@@ -1,9 +1,8 @@
-"""Placement and rounds of many nodes: `make bench-scale`.
+"""Command of the scale benchmark: `make bench-scale`.
 
     python -m benchmarks.scale [--quick]
 
-Ends with 2 when something falls short of what it has to reach, with 3 when the machine was busy, so that nothing is
-said of that.
+Exit code 2: a figure missed its limit. Exit code 3: the machine was busy, so that no figure counts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ QUICK_NODES, QUICK_AGENTS = (16, 128), (2, 32)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write the report, and return the process's exit code."""
+    """Run the benchmark, write the report, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scale", description="Placement and rounds of many nodes."
     )

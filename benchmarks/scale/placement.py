@@ -1,4 +1,4 @@
-"""How long placement and exact recovery probabilities take, what they say, and what is known of these from elsewhere."""
+"""Duration and results of placement and exact recovery probabilities, compared with published values."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ COPIES = (2, 3)
 LOST_NODES = (2, 3, 4, 10, 5000)
 LOST_DOMAINS = (1, 2)
 DOMAIN_NODES = 16
-"""Nodes of one failure domain."""
+"""Nodes in one failure domain."""
 CALLS = 5
-"""Of each function, timed one by one."""
+"""Calls of each function, timed one by one."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFigure:
-    """Placement without failure domains, of so many nodes and copies."""
+    """Placement without failure domains for a number of nodes and copies."""
 
     nodes: int
     copies: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """That every shard survives, by the nodes that are lost at once; no more than there are."""
+    """Probability that every shard survives, by the number of nodes lost at once."""
     odds_seconds: Sequence[float]
-    """Of each of these, each call."""
+    """Duration of each call for each of these probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainFigure:
-    """Placement over failure domains, and that of the same nodes by a plan which does not know of them."""
+    """Placement over failure domains, beside a plan of the same nodes that ignores domains."""
 
     nodes: int
     copies: int
     domains: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """That every shard survives, by the domains that are lost at once."""
+    """Probability that every shard survives, by the number of domains lost at once."""
     blind_odds: dict[int, float]
     odds_seconds: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A probability that is known from elsewhere."""
+    """A probability with a published value."""
 
     what: str
     found: float
     expected: float
-    """To four places."""
+    """The published value to four places."""
     is_inconclusive: bool = False
 
     @property
     def falls_short(self) -> bool:
-        """It is another one."""
+        """Whether the computed value differs."""
         return round(self.found, 4) != self.expected
 
 
@@ -70,9 +70,9 @@ def plan_figure(count: int, copies: int, *, calls: int = CALLS) -> PlanFigure:
     """Measure placement without domains.
 
     Args:
-        count: of nodes.
-        copies: of each shard.
-        calls: of each function.
+        count: number of nodes.
+        copies: copies of each shard.
+        calls: calls of each function.
     """
     nodes = _nodes(count)
     _, plan_seconds = _timed(partial(placement.plan, nodes, copies), calls)
@@ -88,9 +88,9 @@ def domain_figure(count: int, copies: int, *, calls: int = CALLS) -> DomainFigur
     """Measure placement over domains of `DOMAIN_NODES` nodes.
 
     Args:
-        count: of nodes.
-        copies: of each shard.
-        calls: of each function.
+        count: number of nodes.
+        copies: copies of each shard.
+        calls: calls of each function.
     """
     nodes = _nodes(count)
     domains = {node: f"nn-{i // DOMAIN_NODES}" for i, node in enumerate(nodes)}
@@ -114,9 +114,10 @@ def domain_figure(count: int, copies: int, *, calls: int = CALLS) -> DomainFigur
 
 
 def known_figures() -> list[Known]:
-    """Return the figures of GEMINI that were enumerated or are printed, and what Everstep says.
+    """Return GEMINI's enumerated or printed values beside Everstep's.
 
-    Source: every set of lost nodes was tried for 16 nodes; the ring's 0.600 of the paper's Figure 9 is a union bound.
+    Source: for 16 nodes every set of lost nodes was enumerated; the ring's 0.600 in the paper's Figure 9 is a union
+    bound.
     """
     groups = {
         (16, 2): 0.9333,

@@ -1,4 +1,4 @@
-"""The report of one run: figures as JSON, a document with tables. Pure but for `write`."""
+"""Report of a scale benchmark run: figures as JSON, a document with tables. Pure except for `write`."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-scale"
 LIMIT_SECONDS = 1.0
-"""Well under a second is to be reached; the slowest of all calls is held against the whole of it."""
+"""Limit for the slowest of all calls; the design goal is well below one second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """One run of the benchmark."""
+    """Figures of one run."""
 
     plans: Sequence[PlanFigure]
-    """At least one."""
+    """At least one figure."""
     domains: Sequence[DomainFigure]
-    """At least one."""
+    """At least one figure."""
     known: Sequence[Known]
     rounds: Sequence[RoundFigure]
 
     @property
     def falls_short(self) -> bool:
-        """Something is too slow, or another figure than is known."""
+        """Whether a call is too slow, or a figure differs from its published value."""
         return any(row.falls_short for row in rows(self)) or any(known.falls_short for known in self.known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One thing that was to be reached."""
+    """One figure with its limit."""
 
     what: str
     seconds: float
-    """Of the slowest call."""
+    """Duration of the slowest call."""
     median_seconds: float
     count: int
-    """Calls."""
+    """Number of calls."""
     is_inconclusive: bool = False
 
     @property
     def falls_short(self) -> bool:
-        """It took too long."""
+        """Whether the slowest call exceeds the limit."""
         return not self.is_inconclusive and self.seconds >= LIMIT_SECONDS
 
 
 def rows(run: Run) -> list[Row]:
-    """Return what was to be reached, of the most nodes that were measured."""
+    """Return the rows for the largest measured number of nodes."""
     most = max(figure.nodes for figure in run.plans)
     plans = [figure for figure in run.plans if figure.nodes == most]
     domains = [figure for figure in run.domains if figure.nodes == most]
@@ -84,9 +84,9 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: what was measured.
-        figures: the JSON file.
-        document: the Markdown file.
+        run: the figures.
+        figures: path of the JSON file.
+        document: path of the Markdown file.
     """
     found = run.with_found(
         rows=judged(rows(run)),
@@ -100,7 +100,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
 
 
 def render(run: Run) -> str:
-    """Return the document."""
+    """Return the Markdown document."""
     return (
         "\n\n".join([_head(run), _reached(run), _known(run), _plans(run), _domains(run), _rounds(run), _limits()])
         + "\n"

@@ -1,9 +1,11 @@
-"""How long a round takes with 2 to 1,024 agents, flat and over the tree.
+"""Duration of a round with 2 to 1,024 agents, flat and over the tree.
 
-Real `RoundMember`s and a real `RoundServer`, one rank each, with `TcpSession`s over socket pairs, all in one process on
-one core. Every rank votes as soon as it hears of a step. One core does the work of all agents here, which a cluster
-shares out: so each agent's own processor time is taken, too, and the busiest agent of each level, summed, is what a
-round takes where every agent has a machine of its own, the wire aside.
+Real `RoundMember`s and a real `RoundServer`, with one rank each and `TcpSession`s over socket pairs, run in one process
+on one core. Every rank votes as soon as it receives a step.
+
+Here one core does the work of all agents, which a cluster distributes. So each agent's own CPU time is measured too.
+The sum of the busiest agent of each level is the duration of a round where every agent has its own machine, without
+network latency.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WARM_UP_ROUNDS, ROUNDS = 5, 20
 MOST_SECONDS = 120.0
 FLAT = 1 << 20
-"""An arity that no node's children reach."""
+"""An arity larger than any number of agents, which makes the tree flat."""
 _agent: contextvars.ContextVar[int] = contextvars.ContextVar("agent")
 
 
@@ -51,22 +53,22 @@ class RoundFigure:
     arity: int
     depth: int
     round_ms: float
-    """Mean, on one core."""
+    """Mean duration on one core."""
     path_ms: float
-    """Mean processor time of the busiest agent of each level, summed."""
+    """Mean CPU time of the busiest agent of each level, summed."""
     root_ms: float
-    """Mean processor time of the coordinator's agent."""
+    """Mean CPU time of the coordinator's agent."""
     root_messages: float
-    """Reports that the coordinator's agent receives, a round."""
+    """Reports per round that the coordinator's agent receives."""
 
     @property
     def is_flat(self) -> bool:
-        """Every agent has a line to the coordinator."""
+        """Whether every agent has a connection to the coordinator."""
         return self.arity == FLAT
 
 
 class Timed(Coroutine[Any, Any, Any]):
-    """A coroutine whose running time is charged to the agent that it belongs to."""
+    """A coroutine whose running time is charged to its agent."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], spent: defaultdict[int, float]) -> None:
         self._inner, self._spent, self._owner = inner, spent, _agent.get(-1)
@@ -80,7 +82,7 @@ class Timed(Coroutine[Any, Any, Any]):
             self._spent[self._owner] += time.thread_time() - began
 
     def throw(self, *error: Any) -> object:
-        """Run to the next wait from an error."""
+        """Raise an error in the coroutine, and run to the next wait."""
         return self._inner.throw(*error)
 
     def close(self) -> None:
@@ -92,7 +94,7 @@ class Timed(Coroutine[Any, Any, Any]):
 
 
 class CountedSession(TcpSession):
-    """Counts what it sends to the coordinator."""
+    """A session that counts its messages to the coordinator."""
 
     reports: ClassVar[Counter[NodeId]] = Counter()
 
@@ -130,7 +132,7 @@ class Fleet:
         self.tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Begin everybody's part."""
+        """Start all agents' parts."""
         for number, member in enumerate(self.members):
             _agent.set(number)
             run = (
@@ -155,7 +157,7 @@ class Fleet:
         )
         theirs, ours = TcpSession(lines[1], opened, self.ids[number]), CountedSession(lines[0], opened, peer)
         for session in (theirs, ours):
-            session.read_ahead()  # as behind a handshake
+            session.read_ahead()  # as after a handshake
         _agent.set(above)
         self.tasks.append(asyncio.create_task(self._serve(above, theirs)))
         _agent.set(number)
@@ -180,10 +182,10 @@ class Fleet:
         self.members[number].changed.notify()
 
     async def committed(self, step: int) -> None:
-        """Wait until a step is committed, which takes seconds where nothing is wrong.
+        """Wait until a step is committed, which normally takes seconds.
 
         Raises:
-            BenchmarkFailed: it is not, in minutes.
+            BenchmarkFailed: the step is not committed within minutes.
         """
         try:
             async with asyncio.timeout(MOST_SECONDS):
@@ -195,7 +197,7 @@ class Fleet:
             ) from error
 
     def level(self, number: int) -> int:
-        """Return how far an agent is from the coordinator."""
+        """Return an agent's distance from the coordinator."""
         return len(self.tree.ancestors(self.ids[number]))
 
 
@@ -203,8 +205,8 @@ async def measure(count: int, arity: int) -> RoundFigure:
     """Measure one shape.
 
     Args:
-        count: agents.
-        arity: of their tree.
+        count: number of agents.
+        arity: arity of their tree.
 
     Returns:
         Means over `ROUNDS` rounds.
@@ -217,7 +219,7 @@ async def measure(count: int, arity: int) -> RoundFigure:
     fleet = Fleet(count, arity)
     fleet.begin()
     await fleet.committed(WARM_UP_ROUNDS)
-    gc.freeze()  # no agent of a cluster has the garbage of a thousand others to walk through
+    gc.freeze()  # an agent in a cluster does not collect the garbage of a thousand others
     gc.disable()
     spent.clear()
     CountedSession.reports.clear()
@@ -239,13 +241,13 @@ async def measure(count: int, arity: int) -> RoundFigure:
 
 
 def measure_all(counts: Sequence[int], say: Callable[[str], None]) -> list[RoundFigure]:
-    """Measure each size, flat and, where that is another shape, over the product's tree.
+    """Measure each size, flat and, if that differs, over the product's tree.
 
-    In a process that does nothing else afterwards.
+    Call it in a process that does nothing else afterwards.
 
     Args:
-        counts: of agents.
-        say: told each figure as it is there.
+        counts: numbers of agents.
+        say: receives each figure.
 
     Returns:
         The figures, in order.

@@ -1,8 +1,8 @@
-"""A rank with steady steps, each written down as it is made: a timed wait, one collective, an optimizer step that changes every byte of the state.
+"""A rank with steady steps and a trace: a timed wait, one collective, and an optimizer step that changes every byte.
 
-One line per boundary in `$BENCH_TRACE/rank<r>`: steps finished, seconds of the system's monotonic clock, seconds for
-which the session held the script in this step, the newest committed step by the rank's page. It trains until the
-harness puts a file `finish` beside the lines.
+It writes one line per boundary to `$BENCH_TRACE/rank<r>`: finished steps, monotonic seconds of the system, seconds for
+which the session blocked the script in this step, and the newest committed step by the rank's page. It trains until the
+harness creates a file `finish` next to the traces.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from benchmarks.data_plane.rank.state import State, pause
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
 
 SPAN_COPIES = 3
-"""How many copies of the whole state fit into one forward and backward, at least."""
+"""Minimal duration of forward and backward, as a multiple of a copy of the whole state."""
 COPIES = 5
 
 
 def copy_seconds(state: State) -> float:
-    """Return the median time of a copy of the whole state into warm memory."""
+    """Return the median duration of a copy of the whole state into warm memory."""
     tensors = [tensor.detach() for _, tensor in state.tensors()]
     targets = [torch.zeros_like(tensor) for tensor in tensors]
     taken = []
@@ -39,7 +39,7 @@ def copy_seconds(state: State) -> float:
 
 
 def largest(value: float) -> float:
-    """Return the largest of all ranks' values: the collective of a step."""
+    """Return the largest of all ranks' values; this is the step's collective."""
     word = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(word, dist.ReduceOp.MAX)
     return float(word)
@@ -63,13 +63,13 @@ with word.open("rb") as file, (directory / f"rank{rank}").open("w", buffering=1)
         if largest((directory / "finish").exists()):
             break
         begun = time.perf_counter()
-        session.fence()  # what the optimizer's step would wait for itself; said here to be timed
+        session.fence()  # the wait that the optimizer's step would contain; explicit here to time it
         held = time.perf_counter() - begun
         state.advance()
         begun = time.perf_counter()
         control = session.boundary()
         held += time.perf_counter() - begun
-        half = read_agent_half(page)  # None while it is being written
+        half = read_agent_half(page)  # None during a write
         committed = half.committed if half is not None else committed
         trace.write(f"{control.step} {time.monotonic():.6f} {held:.6f} {committed}\n")
 session.close()

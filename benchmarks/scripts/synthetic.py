@@ -1,12 +1,12 @@
-"""A training script with a state of a chosen size, and nothing else to be slow about: what does a snapshot cost it?
+"""A training script with a state of a chosen size, for the cost of a snapshot.
 
-Parameters are shaped like those of a transformer (fp32) under Adam; gradients are fixed; forward and backward are a
-stand-in of a fixed length: "wait", a timed wait that leaves the processor free, or "matmul", a fixed number of real
-matrix products on one thread. Each is made three times as long as the copy of the whole state.
+Parameters have a transformer's shapes (fp32) under Adam, and gradients are fixed. Forward and backward are replaced:
+"wait" is a timed wait that leaves the CPU free, "matmul" a fixed number of real matrix products on one thread. Each
+takes three times as long as a copy of the whole state.
 
     floors: the step without a session, memcpy ──▶ steps with snapshots, "wait" then "matmul" ──▶ the same floors again
 
-All in one process, so that a figure and its floor see the same machine.
+All parts run in one process, so that a figure and its floor have the same conditions.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import everstep.training
 
 WIDTH = 256
 SPAN_COPIES = 3
-"""How many copies of the whole state fit into one forward and backward."""
+"""Duration of forward and backward, as a multiple of a copy of the whole state."""
 MIN_SPAN_SECONDS = 0.05
 MAX_STEPS = 5000
-"""Snapshots that do not come are a result, too."""
+"""Limit of steps; missing snapshots are a valid result."""
 
 settings = everstep.training.hyperparameters(state_mib=64, snapshots=30, floor_steps=12)
 
 
 def blocks(size: int) -> torch.nn.ParameterList:
-    """Return the parameters of as many transformer blocks as come nearest to a state of `size` bytes."""
+    """Return the parameters of the number of transformer blocks closest to `size` bytes of state."""
     shapes = [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,), (WIDTH,)]
     bytes_of_block = 3 * 4 * sum(math.prod(shape) for shape in shapes)
     return torch.nn.ParameterList(
@@ -53,7 +53,9 @@ def agreed(value: float, operation: dist.ReduceOp.RedOpType) -> float:
 
 
 def copy_seconds(count: int) -> list[float]:
-    """Copy the whole state into warm shared memory, tensor by tensor, one thread: what any blocking snapshot costs at least."""
+    """Time a copy of the whole state into warm shared memory, tensor by tensor on one thread: a blocking snapshot's
+    minimum.
+    """
     state = [
         *(parameter.detach() for parameter in parameters),
         *(value for each in optimizer.state.values() for value in each.values()),
@@ -66,22 +68,22 @@ def copy_seconds(count: int) -> list[float]:
             targets.append(memory[offset : offset + tensor.nbytes])
             offset += tensor.nbytes
         taken = []
-        for _ in range(count + 2):  # the first two make the pages
+        for _ in range(count + 2):  # the first two passes create the pages
             begun = time.perf_counter()
             for source, target in zip(state, targets, strict=True):
                 target.copy_(source.reshape(-1).view(torch.uint8))
             taken.append(time.perf_counter() - begun)
-        del memory, targets, target  # before the map can close
+        del memory, targets, target  # release the views before the map closes
     return taken[2:]
 
 
 def together() -> None:
-    """Wait for all ranks, as every step of a real job does."""
+    """Synchronize all ranks, as every step of a real job does."""
     agreed(0.0, dist.ReduceOp.MAX)
 
 
 def plain_steps(compute: Callable[[], object]) -> list[float]:
-    """Time steps that nobody takes snapshots of."""
+    """Time steps without snapshots."""
     taken = []
     for _ in range(settings.floor_steps):
         begun = time.perf_counter()
@@ -93,7 +95,7 @@ def plain_steps(compute: Callable[[], object]) -> list[float]:
 
 
 def floors() -> dict[str, list[float]]:
-    """Measure all floors now."""
+    """Measure all floors."""
     return {
         "memcpy": copy_seconds(settings.floor_steps),
         **{kind: plain_steps(compute) for kind, compute in computes.items()},
@@ -137,7 +139,7 @@ steps: dict[str, list[float]] = {}
 counts: dict[str, tuple[int, int]] = {}
 held: dict[
     str, list[tuple[int, float]]
-] = {}  # of each step: snapshots so far, seconds that the session held the script
+] = {}  # per step: snapshots so far, seconds for which the session blocked the script
 for kind, compute in computes.items():
     first = len(session.blocked_seconds)
     taken: list[float] = []
@@ -149,7 +151,7 @@ for kind, compute in computes.items():
         compute()
         together()
         ready = time.perf_counter()
-        # what the optimizer's step would wait for itself; said here to be timed by a clock that is not the session's
+        # the wait that the optimizer's step would contain; explicit here to time it independently of the session
         session.fence()
         fenced = time.perf_counter()
         optimizer.step()

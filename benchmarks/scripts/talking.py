@@ -1,4 +1,4 @@
-"""A script that prints the time a few times a second, for as long as it is told: how late does who follows its log read it?"""
+"""A script that prints the time a few times per second, to measure the delay of followed logs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Runs the train.py beside it, unchanged, and writes down when every boundary was passed and how long every snapshot held the training thread.
+"""Runs the unchanged train.py next to it, and traces every boundary and every snapshot's blocked time.
 
-One line per boundary in `$BENCH_TRACE/rank<r>`: generation, steps finished, seconds of the system's monotonic clock,
-which all processes of a machine share, and snapshots that have held the training thread so far. A killed rank's lines
-stay.
+It writes one line per boundary to `$BENCH_TRACE/rank<r>`: generation, finished steps, monotonic seconds of the system
+(shared by all processes of a machine), and snapshots so far. Lines of a killed rank stay.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ boundary = TrainingSession.boundary
 with (directory / f"rank{rank}").open("a", buffering=1) as trace:
 
     def traced_boundary(session: TrainingSession) -> Control:
-        """Pass the boundary, then write it down."""
+        """Pass the boundary, then record it."""
         control = boundary(session)
         trace.write(f"{generation} {control.step} {time.monotonic():.6f} {len(session.blocked_seconds)}\n")
         sessions.add(session)

@@ -1,4 +1,4 @@
-"""What a system must do to be measured."""
+"""Operations of a system under test."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ import torch
 class Adapter(Protocol):
     """One rank of one system.
 
-    Made with (state, meeting, folder on tmpfs that both ranks see); called by the training thread.
-
-    Only what `System.metrics` names is called: a system offers the rest or not.
+    It is created with (state, meeting, a folder on tmpfs that both ranks see) and called by the training thread. Only
+    the operations that `System.metrics` names are called.
     """
 
     gives_back_own_state: bool
-    """`restore_peer` brings back the rank's own state; False: it brings rank 0's, as to a replica that joins."""
+    """Whether `restore_peer` restores the rank's own state; False: it restores rank 0's, as for a joining replica."""
 
     def snapshot(self, step: int, /) -> None:
-        """Begin to keep the present state; returns when the system lets the script train on."""
+        """Start to keep the present state; return when the system lets the script continue."""
 
     def fence(self) -> None:
-        """Return when the state may change: what the system needs before the next optimizer step."""
+        """Return when the state may change, before the next optimizer step."""
 
     def protect(self) -> None:
         """Return when the last snapshot is as safe as the system makes it: on the peer, or in its file."""
 
     def replica(self) -> list[torch.Tensor]:
-        """Return the tensors that this rank holds of the other one's last snapshot, in the order of `State.dump`."""
+        """Return this rank's tensors of the other rank's last snapshot, in the order of `State.dump`."""
 
     def restore_local(self) -> None:
-        """Bring the last snapshot back into the model from this node."""
+        """Restore the last snapshot into the model from this node."""
 
     def restore_peer(self) -> None:
-        """Bring it back from the other node, which serves it: both ranks call it, rank 1 is the one that lost everything."""
+        """Restore it from the other node. Both ranks call this; rank 1 has lost everything."""
 
     def close(self) -> None:
-        """End."""
+        """End the system."""

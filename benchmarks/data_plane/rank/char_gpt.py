@@ -1,9 +1,9 @@
-"""The char-GPT of `examples/`, with DDP or DeepSpeed ZeRO-3, kept by Everstep, by lm-resiliency and by nobody in turn: what does it cost a step?
+"""The char-GPT of `examples/` with DDP or ZeRO-3, protected by Everstep, by lm-resiliency and not at all, in turn.
 
-    warm-up ─▶ block of steps kept by one ─▶ by another ─▶ … ─▶ each one's last step, compared on its holder
+    warm-up ─▶ block of steps under one system ─▶ under another ─▶ … ─▶ each one's last step, compared on its holder
 
-One launch holds all of them, block behind block in the same processes: launches of the same model differ by more than
-what is looked for.
+One launch contains all systems, in blocks in the same processes: separate launches of a model differ by more than the
+effect to be measured.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ LEARNING_RATE = 1e-3
 TEXT_BYTES = 1_000_000
 LAST_COMMIT_SECONDS = 2.0
 OTHERS_WARM_UP_STEPS = 8
-"""Of all but Everstep: the first time that a buffer is written to costs many times as much."""
+"""Warm-up steps of all systems but Everstep: the first write to a buffer costs many times as much."""
 SETTLE_STEPS = 20
-"""After what is measured, at most, until all stand at a step that is kept."""
+"""Maximal steps after the measurement until all ranks reach a kept step."""
 LOOK_SECONDS = 0.02
-"""Between two looks for a commit: a few in a step, so that none is missed, and too few to be felt: one takes 0.1 ms of processor here."""
+"""Seconds between two checks for a commit.
+
+A few per step, so that none is missed, but few enough not to matter: a check takes 0.1 ms of CPU time here.
+"""
 
 settings = json.loads(os.environ["EVERSTEP_HYPERPARAMETERS"])
 skipped_steps, counted_steps = int(settings["skipped"]), int(settings["counted"])
@@ -44,7 +47,7 @@ from model import GPT, GPTConfig  # noqa: E402  (the example's, as it is)
 
 
 def text() -> torch.Tensor:
-    """Return the standard library's first modules as token numbers."""
+    """Return the source of some standard library modules as token numbers."""
     data = bytearray()
     for path in sorted(Path(os.__file__).parent.glob("[a-z]*.py")):
         data += path.read_bytes()
@@ -54,7 +57,7 @@ def text() -> torch.Tensor:
 
 
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield random windows of the text without end; every rank its own."""
+    """Yield random windows of the text endlessly, different on every rank."""
     tokens, generator = text(), torch.Generator().manual_seed(rank)
     while True:
         starts = torch.randint(len(tokens) - CONTEXT - 1, (BATCH,), generator=generator)
@@ -71,7 +74,7 @@ class Ddp:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
 
     def registered(self) -> dict[str, Any]:
-        """Return what `everstep.training.init` takes."""
+        """Return the arguments for `everstep.training.init`."""
         return {"model": self.model, "optimizer": self.optimizer}
 
     def forward_and_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
@@ -137,32 +140,32 @@ class Zero3(Ddp):
 
 
 class Nobody:
-    """Keeps nothing: what the others are held against."""
+    """No protection; the reference for the other systems."""
 
     def __init__(self, model: Ddp) -> None:
         self._model = model
 
     def boundary(self, number: int, /) -> None:
-        """Keep the state behind the step of this number, which counts everybody's steps."""
+        """Keep the state after the step of this number, which counts the steps of all systems."""
 
     def kept(self, numbers: Collection[int], /) -> int:
         """Return how many of these steps are, or were, kept on both nodes."""
         return len(numbers)
 
     def is_last_kept(self) -> bool:
-        """Say whether every rank's state of this one's last step, where all stand, is on its holder: then `verified` can compare it. Collective."""
+        """Return whether the holders have every rank's state of the last step, so that `verified` works. Collective."""
         return True
 
     def verified(self) -> bool | None:
-        """Compare the holder's bytes of the last step with the live model's; None: nobody has any. Collective."""
+        """Compare the holder's bytes of the last step with the live model; None without a holder. Collective."""
         return None
 
     def close(self) -> None:
-        """End."""
+        """End the system."""
 
 
 class Everstep(Nobody):
-    """A session, as every user has it."""
+    """A session, used as by every user."""
 
     def __init__(self, model: Ddp) -> None:
         import everstep.training
@@ -175,7 +178,7 @@ class Everstep(Nobody):
         self._watch = CommitWatch(self._page, int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
         self._session.restore()
         self._steps: dict[int, int] = {}
-        """The session's own count of each step."""
+        """The session's own number of each step."""
         self._step = 0
 
     def boundary(self, number: int) -> None:
@@ -199,12 +202,12 @@ class Everstep(Nobody):
 
 
 class LmResiliency(Nobody):
-    """Its manager, as its adapter has it."""
+    """lm-resiliency's manager, used as in its adapter."""
 
     def __init__(self, model: Ddp) -> None:
         sys.path.append(
             os.environ["BENCH_LM_RESILIENCY"]
-        )  # behind everything: nothing else of its environment is taken
+        )  # last in the path, so that only this package comes from the peer's environment
         from lm_resiliency.checkpointing import InMemoryCheckpointManager, InMemoryCkptConfig
 
         super().__init__(model)
@@ -215,12 +218,12 @@ class LmResiliency(Nobody):
         self._manager = InMemoryCheckpointManager(config)
         self._number = 0
         self._held: set[int] = set()
-        """Steps of the other rank that have come here whole, as far as was looked."""
+        """Steps of the other rank that arrived here completely, as of the last check."""
 
     def boundary(self, number: int) -> None:
         self._number = number
         self._manager.save({"state": self._model.tensors(), "step": number}, number)
-        self._held.add(self._manager._buffer_pool.peer_previous.step)  # a save ends the exchange before its own
+        self._held.add(self._manager._buffer_pool.peer_previous.step)  # each save first completes the previous exchange
 
     def kept(self, numbers: Collection[int]) -> int:
         return len(self._held.intersection(numbers))
@@ -244,27 +247,27 @@ class LmResiliency(Nobody):
 
 @dataclass
 class Block:
-    """Some steps behind each other that were kept by the same system, the first few left out."""
+    """Consecutive steps under the same system, without the first few."""
 
     system: str
     seconds: float = 0.0
-    """Mean of a step."""
+    """Mean step time."""
     cpu_seconds: float = 0.0
-    """Mean of a step: of this rank, and of the agents by rank 0."""
+    """Mean CPU time of a step for this rank; rank 0 includes the agents."""
     numbers: list[int] = field(default_factory=list)
-    """All of its steps."""
+    """Numbers of all its steps."""
     kept_count: int = 0
 
 
 def cpu_seconds() -> float:
-    """Return what this rank has used of processors so far; rank 0 counts the agents, too."""
+    """Return the CPU time of this rank so far; rank 0 includes the agents."""
     agents = os.environ["BENCH_AGENTS"].split() if rank == 0 else []
     threads = [thread for pid in agents for thread in Path(f"/proc/{pid}/task").iterdir()]
     return time.process_time() + sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def main() -> None:
-    """Train, and leave what was seen, block by block."""
+    """Train, and write the figures of each block."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
     kinds: dict[str, Callable[[], Ddp]] = {"ddp": Ddp, "zero3": Zero3}

@@ -1,10 +1,9 @@
-"""The job's script on Everstep's side: what `loop.py` does with an adapter, with a session as every user has it.
+"""The job's script on Everstep's side: the loop of `loop.py` with a session, as every user has it.
 
-    first launch    first snapshots ─▶ steps with long spans ─▶ with short spans ─▶ one byte compare on the holder, then it stands and waits
-    later launches  restore, timed from the call; byte compare with what the first launch left; then it stands and waits
+    first launch    first snapshots ─▶ steps with long spans ─▶ with short spans ─▶ byte compare on the holder ─▶ wait
+    later launches  restore, timed from the call ─▶ byte compare with the first launch's dump ─▶ wait
 
-When a step is committed is read off the rank's page by a thread that only looks. The harness kills a rank, or says
-`finish`.
+A thread that only reads the rank's page detects commits. The harness kills a rank, or sends `finish`.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from everstep.training.session import TrainingSession
 
 LOOK_SECONDS = 0.002
 QUIET_RATIO = 0.9
-"""Of the quickest commit so far: so long nobody looks for the next one.
+"""Pause before the next check for a commit, relative to the fastest commit so far.
 
-A look takes 0.1 ms of processor, which what is timed lacks.
+A check takes 0.1 ms of CPU time from the measured work.
 """
 FIRST_SNAPSHOTS = 4
-"""The audited ones of a launch, and one more."""
+"""The audited snapshots of a launch, and one more."""
 FIRST_STEPS = 60
 SETTLE_STEPS = 100
 COMMIT_PATIENCE_SECONDS = 60.0
@@ -42,25 +41,25 @@ COMMIT_PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Steps:
-    """What one rank saw of a row of steps."""
+    """One rank's measurements of a sequence of steps."""
 
     numbers: list[int] = field(default_factory=list)
     blocked: list[float] = field(default_factory=list)
-    """Of each: its boundary, and the wait before the change after it."""
+    """Blocked time of each step: its boundary, and the wait before the next change."""
     has_snapshot: list[bool] = field(default_factory=list)
     began_at: list[float] = field(default_factory=list)
-    """When its boundary was called."""
+    """When each boundary was called."""
     committed_at: list[float | None] = field(default_factory=list)
-    """When the page said so; None: this very step was not committed."""
+    """When the page showed the commit; None if this exact step was not committed."""
 
 
 class CommitWatch:
-    """Looks at the agent's half of the rank's page.
+    """Observes commits on the agent's half of the rank's page.
 
     Args:
-        page: its file.
-        generation: that it is to speak of; what it says of an earlier launch is not ours.
-        look_seconds: from one look to the next.
+        page: the page's file.
+        generation: the generation to observe; entries of an earlier launch are ignored.
+        look_seconds: seconds between two checks.
     """
 
     def __init__(self, page: Path, generation: int, look_seconds: float = LOOK_SECONDS) -> None:
@@ -77,7 +76,7 @@ class CommitWatch:
         threading.Thread(target=self._look, daemon=True).start()
 
     def expect(self, step: int) -> None:
-        """Look for the commit of this step, whose boundary was passed just now; without a pause if the one before is still looked for."""
+        """Observe the commit of this step, whose boundary was just passed; at once if an earlier one is still open."""
         with self._changed:
             self._begun = time.perf_counter()
             is_quiet = self._quickest is not None and self.committed >= self._expected
@@ -119,9 +118,9 @@ class Rank:
     """One rank of the job.
 
     Args:
-        session: restored.
-        state: registered with it.
-        watch: of its page.
+        session: the restored session.
+        state: the registered state.
+        watch: observes commits on the rank's page.
     """
 
     def __init__(self, session: TrainingSession, state: State, watch: CommitWatch) -> None:
@@ -130,7 +129,7 @@ class Rank:
         self._watch = watch
 
     def steps(self, count: int, span_seconds: float, *, snapshots: int | None = None) -> Steps:
-        """Train for `count` steps as `loop._steps` does, or until every rank has taken so many snapshots."""
+        """Train for `count` steps as `loop._steps` does, or until every rank has taken this many snapshots."""
         found = Steps()
         at_boundary = 0.0
         for number in range(count + 1):
@@ -138,7 +137,7 @@ class Rank:
             dist.barrier()
             before = len(self._session.blocked_seconds)
             begun = time.perf_counter()
-            self._session.fence()  # what the optimizer's step would wait for itself
+            self._session.fence()  # the wait that the optimizer's step would contain
             fenced = time.perf_counter() - begun
             if number:
                 found.blocked.append(at_boundary + fenced)
@@ -158,11 +157,11 @@ class Rank:
         return found
 
     def settle(self, span_seconds: float) -> int:
-        """Train on until the boundary that all stand at is committed, and return it."""
+        """Train on until a boundary of all ranks is committed; return its step."""
         for _ in range(SETTLE_STEPS):
             found = self.steps(1, span_seconds)
-            if least(sum(found.has_snapshot)):  # a step that nobody keeps is waited for in vain
-                # Steps are of another length than before: what was profiled of those delays the commit.
+            if least(sum(found.has_snapshot)):  # a step that is not kept is never committed
+                # Steps now have another length, and pacing by the old profile delays the commit.
                 self._watch.wait(found.numbers[-1], COMMIT_PATIENCE_SECONDS)
             if least(self._watch.committed) >= found.numbers[-1]:
                 return found.numbers[-1]
@@ -170,17 +169,17 @@ class Rank:
 
 
 def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, rank: int) -> bool:
-    """Compare the slots of this rank on every other node with the live state, byte by byte; digests are not asked.
+    """Compare this rank's slots on every other node with the live state, byte by byte and without digests.
 
     Args:
-        session: whose state stands at `step`.
-        memory: this node's folder; the other nodes of this machine have theirs beside it.
-        page: the rank's page, for the run's folder.
-        step: that must be there.
-        rank: whose shard.
+        session: its state is at `step`.
+        memory: this node's folder; other nodes of this machine have theirs next to it.
+        page: the rank's page, which names the run's folder.
+        step: the expected step.
+        rank: the shard's rank.
 
     Returns:
-        One other node holds every tensor of it; a session that has none has nothing that could be held.
+        Whether another node has every tensor; False for a session without tensors.
     """
     found = held(memory, page, step, rank)
     if found is None:
@@ -191,7 +190,7 @@ def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, ra
 
 
 def held(memory: Path, page: Path, step: int, rank: int) -> tuple[Path, SlotHeader] | None:
-    """Return the slot in which another node holds a rank's shard of a step, sealed; None: none does.
+    """Return the sealed slot in which another node holds a rank's shard of a step; None without one.
 
     For the arguments see `holder_has`.
     """
@@ -205,18 +204,18 @@ def held(memory: Path, page: Path, step: int, rank: int) -> tuple[Path, SlotHead
 
 
 def header_of(path: Path) -> SlotHeader:
-    """Return a slot's header as it is now."""
+    """Return a slot's present header."""
     with path.open("rb") as file:
         return unpack_header(file.read(HEADER_BYTES))
 
 
 def equals(payload: torch.Tensor, header: SlotHeader, live: Mapping[str, torch.Tensor]) -> bool:
-    """Say whether a payload holds every one of these tensors, byte by byte, and there is one at least.
+    """Return whether a payload contains all these tensors byte by byte, and at least one.
 
     Args:
         payload: uint8[payload_bytes].
-        header: of its slot.
-        live: by the names that they have in it, on any device.
+        header: the slot's header.
+        live: tensors on any device, by their names in the slot.
     """
     index = unpack_index(
         bytes(payload[header.index_offset : header.index_offset + header.index_bytes].numpy()), header.index_offset

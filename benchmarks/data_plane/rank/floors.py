@@ -1,12 +1,12 @@
-"""What this machine does bare, measured by two processes at the same time, whenever the harness asks.
+"""Floors of this machine, measured by two processes at the same time on request.
 
     memcpy      the state's bytes into warm shared memory, tensor by tensor, one thread
     digest      xxh3-128 of as many bytes
-    one_way     rank 0 sends as many bytes to rank 1 over one loopback socket as the kernel makes it, into warm memory
+    one_way     rank 0 sends as many bytes to rank 1 over one default loopback socket, into warm memory
     both_ways   both send at once, over a socket each
 
-A line on stdin asks for one round; the answer is one line of JSON on stdout: seconds, by floor. Needs xxhash: runs in
-Everstep's environment.
+A line on stdin requests one round; the answer is one line of JSON on stdout: seconds by floor. The program needs
+xxhash, so it runs in Everstep's environment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ import xxhash
 from benchmarks.data_plane.rank.state import RANKS, Meeting
 
 MAX_BUFFER_BYTES = 512 * 1024**2
-"""Far beyond any cache; more bytes than this are moved in several passes, so that floors leave memory to what is measured beside them."""
+"""Buffer size, far larger than any cache; more bytes are moved in several passes.
+
+So the floors leave memory to the systems under test.
+"""
 TENSOR_BYTES = 4 * 1024**2
 SOCKET_PIECE_BYTES = 8 * 1024**2
 
@@ -34,8 +37,8 @@ class Floors:
     """One of the two processes.
 
     Args:
-        rank: 0 listens.
-        meeting: of both.
+        rank: rank 0 listens.
+        meeting: synchronizes both ranks.
         size: bytes that every floor moves.
     """
 
@@ -47,11 +50,11 @@ class Floors:
         self._source = torch.empty(size // self._passes, dtype=torch.uint8).random_()
         self._shared = mmap.mmap(-1, size // self._passes)
         self._target = torch.frombuffer(self._shared, dtype=torch.uint8)
-        self._target.copy_(self._source)  # warm
+        self._target.copy_(self._source)  # warm-up
         self._lines = self._connect()
 
     def _connect(self) -> tuple[socket.socket, socket.socket]:
-        """Return two lines: the first carries 0 → 1, the second 1 → 0."""
+        """Return two connections: the first carries 0 → 1, the second 1 → 0."""
         store = self._meeting.store
         if self._rank == 0:
             with socket.create_server(("127.0.0.1", 0)) as server:
@@ -90,7 +93,7 @@ class Floors:
     def _one_way(self) -> None:
         if self._rank == 0:
             self._send(self._lines[0])
-            self._lines[0].recv(1)  # ends when the other side has everything
+            self._lines[0].recv(1)  # returns when the other side has received everything
         else:
             self._receive(self._lines[0])
             self._lines[0].sendall(b"k")
@@ -120,7 +123,7 @@ class Floors:
 
 
 def main(rank: int, port: int, mebibytes: int) -> None:
-    """Answer until stdin ends."""
+    """Answer requests until stdin ends."""
     assert RANKS == 2
     floors = Floors(rank, Meeting(rank, port), mebibytes * 1024**2)
     floors.round()

@@ -1,9 +1,9 @@
-"""The measured loop over an adapter: the same one for every peer, step for step what `everstep_job.py` does with a session.
+"""The measured loop over an adapter, the same for every peer; `everstep_job.py` does the same with a session.
 
-    first snapshot ─▶ steps with long spans ─▶ steps with short spans ─▶ snapshots until they are safe ─▶ byte compare on the holder
-    ─▶ restores from the own node ─▶ restores from the peer
+    first snapshot ─▶ steps with long spans ─▶ steps with short spans ─▶ snapshots until they are safe
+    ─▶ byte compare on the holder ─▶ restores from the own node ─▶ restores from the peer
 
-Invariant: every timing is taken between meetings of both ranks, so that both do the same at the same time, in both
+Invariant: both ranks synchronize before and after every timing, so that both do the same at the same time in both
 directions.
 """
 
@@ -21,31 +21,31 @@ from benchmarks.data_plane.rank.state import Meeting, State, equal_to_dump, paus
 
 SLOW_SECONDS = 5.0
 SLOW_REPEATS = 3
-"""What takes longer than `SLOW_SECONDS` is repeated less often."""
+"""Repetitions of an operation that takes longer than `SLOW_SECONDS`."""
 
 
 @dataclass
 class Samples:
-    """What one rank saw in one launch; seconds."""
+    """One rank's samples of one launch, in seconds."""
 
     state_bytes: int = 0
     first_blocked: float = 0.0
     blocked: list[float] = field(default_factory=list)
-    """Of each step with a snapshot, the wait before the next change included."""
+    """Blocked time of each step with a snapshot, including the wait before the next change."""
     tight_blocked: list[float] = field(default_factory=list)
     first_protect: float = 0.0
     protect: list[float] = field(default_factory=list)
     restore_local: list[float] = field(default_factory=list)
     restore_peer: list[float] = field(default_factory=list)
     verified: dict[str, bool] = field(default_factory=dict)
-    """By metric: what an independent compare of bytes found."""
+    """Results of independent compares of bytes, by metric."""
     private_before_bytes: int = 0
     private_after_bytes: int = 0
     tmpfs_before_bytes: int = 0
     tmpfs_after_bytes: int = 0
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the samples for JSON."""
         return asdict(self)
 
 
@@ -61,16 +61,16 @@ def measure(
 
     Args:
         make: returns the adapter.
-        offers: which of blocked, tight_blocked, protect, restore_local, restore_peer and memory the system has.
-        state: of this rank.
-        meeting: of the ranks.
-        repeats: how often.
-        dumps: folder for what the ranks compare with, seen by both.
+        offers: the system's metrics among blocked, tight_blocked, protect, restore_local, restore_peer and memory.
+        state: this rank's state.
+        meeting: synchronizes the ranks.
+        repeats: numbers of repetitions.
+        dumps: folder for dumps to compare with, shared by both ranks.
 
     Returns:
         This rank's samples.
     """
-    adapter = make(state, meeting)  # what it and its helpers import is their processes' baseline
+    adapter = make(state, meeting)  # imports of the system and its helpers belong to the baseline
     samples = Samples(
         state_bytes=state.nbytes, private_before_bytes=private_bytes(*own_tree()), tmpfs_before_bytes=tmpfs_bytes()
     )
@@ -130,11 +130,11 @@ def _snapshots(
 
 
 def do_nothing() -> None:
-    """Leave the state as it is."""
+    """Leave the state unchanged."""
 
 
 def _steps(adapter: Adapter, state: State, meeting: Meeting, count: int, span_seconds: float) -> list[float]:
-    """Train, with a snapshot at every step; return how long each held the training thread."""
+    """Train with a snapshot at every step; return the blocked time of each."""
     taken: list[float] = []
     at_boundary = 0.0
     for number in range(count + 1):

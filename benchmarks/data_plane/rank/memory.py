@@ -1,4 +1,4 @@
-"""How much memory processes and folders take. Standard library only: the harness and the ranks both ask."""
+"""Memory use of processes and folders. Standard library only, as harness and ranks both import it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def private_bytes(*pids: int) -> int:
-    """Return the anonymous memory of processes; what forks share counts in parts. One that has ended counts nothing."""
+    """Return the anonymous memory of processes; pages shared by forks count in parts, ended processes as 0."""
     total = 0
     for pid in pids:
         try:
@@ -32,11 +32,11 @@ def own_tree() -> list[int]:
 
 
 def tmpfs_bytes() -> int:
-    """Return what all of /dev/shm holds, files without a name included."""
+    """Return the used bytes of /dev/shm, including unlinked files."""
     found = os.statvfs("/dev/shm")
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return what the files below a folder have allocated."""
+    """Return the allocated bytes of all files below a folder."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -1,12 +1,13 @@
-"""One of two nodes without a control plane: what an agent does when it brings a shard from its holder to a rank that is there already.
+"""One of two nodes without a control plane: an agent's work to bring a shard from its holder to a waiting rank.
 
-    owner     a real `Member`: opens a generation, hears its rank, fetches the base from the holder, lets the rank train
-    holder    the listener and receiver that every member has: takes replicas, gives shards
+    owner     a real `Member`: opens a generation, accepts its rank, fetches the base from the holder, releases the rank
+    holder    the listener and receiver of every member: receives replicas, sends shards
 
-In a job ranks and fetch are started together, and at the sizes measured here the fetch is over before a rank has built
-its model. What a rank that is there waits for is measured with these parts, for the harness can say here when the fetch
-begins. A line on stdin is a command; the answer is one line of JSON on stdout. Invariant: nothing of the product is
-replaced but who commands it.
+In a job, ranks and fetch start together. At the sizes measured here, the fetch ends before a rank has built its model.
+This program measures the case of a rank that already waits: the harness starts the fetch when the rank is ready.
+
+A line on stdin is a command; the answer is one line of JSON on stdout. Invariant: all parts are the product's own; only
+the control plane is replaced.
 """
 
 from __future__ import annotations
@@ -60,16 +61,16 @@ KEY = b"k" * 32
 ADDRESS = "127.0.0.1"
 SOCKET = "ranks.sock"
 SECONDS = 30.0
-"""Of every deadline: nothing fails here."""
+"""Value of every deadline; none expires here."""
 SETTLE_SECONDS = 0.1
-"""Between a rank's first word and the fetch: it stands and waits."""
+"""Seconds between a rank's hello and the fetch, so that the rank is really waiting."""
 ENTRY = "train.py"
 SLOTS, SPARE_BYTES = 5, 256 * 1024**2
-"""What a node's memory has room for: two copies of two steps, as is asked of every node, and more; half of it is used."""
+"""Memory of a node: two copies of two steps, as required of every node, and a reserve. Half of it is used."""
 
 
 def plan(generation: int, holder_port: int, base: SlotRecord | None) -> GenerationPlan:
-    """Return the plan of a generation: one rank, on the owner's node, and its base, if any, with the holder alone."""
+    """Return a generation's plan: one rank on the owner's node; its base, if any, only on the holder."""
     place = ObjectReference(bucket="bench", key="source")
     archive = _archive()
     timeouts = dict.fromkeys(Timeouts.__struct_fields__, SECONDS)
@@ -108,9 +109,9 @@ def plan(generation: int, holder_port: int, base: SlotRecord | None) -> Generati
     )
 
 
-@functools.cache  # another one would have another time in it, and another digest
+@functools.cache  # a second archive would contain another time, and so have another digest
 def _archive() -> bytes:
-    """Return a source tree of one empty script; nobody runs it."""
+    """Return a source tree with one empty script, which never runs."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz", format=tarfile.USTAR_FORMAT) as tar:
         tar.addfile(tarfile.TarInfo(ENTRY))
@@ -118,7 +119,7 @@ def _archive() -> bytes:
 
 
 class _Ear:
-    """A generation's `RankEvents`, and whether its rank has come."""
+    """A generation's `RankEvents`, and whether its rank has connected."""
 
     def __init__(self, lines: RankLines) -> None:
         self._lines = lines
@@ -141,11 +142,11 @@ class _Ear:
 
 
 class Holder:
-    """Gives what it has been given.
+    """Sends the replicas that it has received.
 
     Args:
-        folder: of the node, on tmpfs.
-        memory_bytes: what its slots may take.
+        folder: the node's folder on tmpfs.
+        memory_bytes: memory for slots.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
@@ -158,7 +159,7 @@ class Holder:
         )
 
     async def open(self, generation: int) -> dict[str, Any]:
-        """Speak for a generation; where."""
+        """Open a generation; return the address."""
         await self._listener.revoke()
         self._listener.admit(
             Credentials(JOB, RUN, Generation(generation), HOLDER, KEY, silence_seconds=SECONDS), self._serve
@@ -171,11 +172,11 @@ class Holder:
 
 
 class Owner:
-    """Brings its rank what the holder has.
+    """Brings the holder's state to its rank.
 
     Args:
-        folder: of the node, on tmpfs.
-        memory_bytes: what its slots may take.
+        folder: the node's folder on tmpfs.
+        memory_bytes: memory for slots.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
@@ -205,7 +206,7 @@ class Owner:
         return {}
 
     async def open(self, generation: int, holder_port: int) -> dict[str, Any]:
-        """Begin a generation, with nothing left on this node: from now on its rank can come, and waits."""
+        """Open a generation with no state on this node; its rank can now connect, and waits."""
         for slot in self._store.shards.get(RANK, []):
             with slot.file.payload(0, slot.file.header.capacity_bytes) as payload:
                 payload[:] = bytes(payload.nbytes)
@@ -218,7 +219,10 @@ class Owner:
         return {}
 
     async def load(self) -> dict[str, Any]:
-        """Fetch the base once the rank is there, and let it train as soon as it is verified; when that began and when it was done."""
+        """Fetch the base once the rank is connected, and release the rank as soon as the base is verified.
+
+        Return the times of both.
+        """
         assert self._member is not None
         assert self._ear is not None
         await self._ear.came.wait()
@@ -230,7 +234,7 @@ class Owner:
         return {"begun": begun, "loaded": loaded}
 
     async def close(self) -> dict[str, Any]:
-        """End the generation; what the first one has committed is the base of all others."""
+        """End the generation; the first one's commit is the base of all others."""
         assert self._member is not None
         await self._member.close()
         records = self._store.inventory()
@@ -239,7 +243,7 @@ class Owner:
 
 
 async def serve(role: str, folder: Path, memory_bytes: int) -> None:
-    """Do what is commanded until stdin ends."""
+    """Execute commands until stdin ends."""
     node: Any = {"owner": Owner, "holder": Holder}[role](folder, memory_bytes)
     print("{}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
@@ -248,7 +252,7 @@ async def serve(role: str, folder: Path, memory_bytes: int) -> None:
 
 
 def main(role: str, folder: Path, mebibytes: int) -> None:
-    """Run a node as its agent runs."""
+    """Run a node like its agent."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
     )

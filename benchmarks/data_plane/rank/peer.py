@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a rank is told."""
+    """Parameters of a rank."""
 
     adapter: str
     """Module and class below `systems`."""
@@ -23,19 +23,19 @@ class Launch:
     repeats: dict[str, Any]
     meeting_port: int
     group_port: int
-    """For the system's own process group."""
+    """Port of the system's own process group."""
     memory: str
-    """Folder on tmpfs for the system's files, seen by both ranks."""
+    """Folder on tmpfs for the system's files, shared by both ranks."""
     dumps: str
     result: str
 
     def to_json(self) -> str:
-        """As the argument of the program."""
+        """Return the program's argument."""
         return json.dumps(asdict(self))
 
 
 def main(text: str) -> None:
-    """Measure and write the samples."""
+    """Run the loop and write the samples."""
     launch = Launch(**json.loads(text))
     os.environ.update(
         RANK=str(launch.rank),

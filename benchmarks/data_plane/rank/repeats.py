@@ -1,4 +1,4 @@
-"""How often a launch does what. Standard library only: the harness makes it, ranks take it."""
+"""Numbers of repetitions in a launch. Standard library only, as harness and ranks both import it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """Of one launch."""
+    """Numbers of repetitions in one launch."""
 
     spaced_steps: int
-    """With spans long enough for everything in the background to end."""
+    """Steps with spans long enough for all background work to finish."""
     tight_steps: int
-    """With spans of twice the copy."""
+    """Steps with spans of twice the copy."""
     protects: int
-    """Snapshots that are waited for until they are safe; with Everstep every step's commit is timed, and this is not used."""
+    """Snapshots that are awaited until they are safe; unused for Everstep, where every commit is timed."""
     local_restores: int
-    """Everstep's ranks restore from their own node beside every restore from a peer as well."""
+    """Restores from the own node; Everstep's ranks also do one at every restore from a peer."""
     peer_restores: int
     span_seconds: float
     tight_span_seconds: float

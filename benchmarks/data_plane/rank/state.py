@@ -1,6 +1,8 @@
-"""The state that every system keeps: fp32 parameters of a transformer's shapes under Adam; and how two ranks meet.
+"""The state that every system keeps, and synchronization of the two ranks.
 
-Invariant: the same size gives the same shapes to every system, and every step changes every byte that a snapshot holds.
+The state has fp32 parameters with a transformer's shapes under Adam.
+
+Invariant: the same size gives every system the same shapes. Every step changes every byte that a snapshot contains.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ BYTES_OF_BLOCK = 3 * 4 * sum(math.prod(shape) for shape in BLOCK)
 
 
 class State:
-    """Parameters, their gradients (fixed), and an optimizer that has made its first step.
+    """Parameters, their fixed gradients, and an optimizer after its first step.
 
     Args:
-        mebibytes: about so much; whole transformer blocks.
+        mebibytes: approximate size; rounded to whole transformer blocks.
         rank: ranks differ in every byte.
     """
 
@@ -36,19 +38,19 @@ class State:
         self.module = torch.nn.ParameterList(torch.randn(shape) for _ in range(count) for shape in BLOCK)
         for parameter in self.module:
             parameter.grad = torch.full_like(parameter, 1e-3)
-        # A slow first moment: with fixed gradients the usual one stands still after 150 steps, and what stands still
-        # need not be sent again.
+        # A slow first moment: with fixed gradients the default one stops changing after 150 steps, and unchanged bytes
+        # need not be sent.
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3, betas=(0.99, 0.999), fused=True)
         self.steps = 0
         self.advance()
 
     def advance(self) -> None:
-        """Make one optimizer step."""
+        """Run one optimizer step."""
         self.optimizer.step()
         self.steps += 1
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what a snapshot holds by name, in an order that is the same in every process."""
+        """Yield the tensors of a snapshot by name, in the same order in every process."""
         for number, parameter in enumerate(self.module):
             yield f"{number}", parameter.detach()
             kept = self.optimizer.state[parameter]
@@ -57,25 +59,25 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Of all of `tensors`."""
+        """Bytes of all `tensors`."""
         return sum(tensor.nbytes for _, tensor in self.tensors())
 
     def tree(self) -> dict[str, object]:
-        """Return the live tensors as a state dict, as trainers hand it to a checkpointer."""
+        """Return the live tensors as a state dict, in the form that trainers pass to a checkpointer."""
         named = dict(self.tensors())
         model = {name: tensor for name, tensor in named.items() if "." not in name}
         moments = {name: {kind: named[f"{name}.{kind}"] for kind in ("exp_avg", "exp_avg_sq")} for name in model}
         return {"model": model, "optim": moments, "step": self.steps}
 
     def load(self, tree: dict[str, object]) -> None:
-        """Copy a state dict of that shape into the live tensors."""
+        """Copy a state dict of that form into the live tensors."""
         for live, saved in zip(leaves(self.tree()), leaves(tree), strict=True):
             live.copy_(saved)
 
     def spoil(self) -> None:
-        """Forget everything, so that a restore that does nothing is noticed.
+        """Overwrite everything, so that a restore without effect is noticed.
 
-        Gradients go, too: a rank that was started anew has none yet.
+        Gradients are dropped too, as a restarted rank has none yet.
         """
         for _, tensor in self.tensors():
             tensor.zero_()
@@ -83,11 +85,11 @@ class State:
             parameter.grad = None
 
     def dump(self, path: Path) -> None:
-        """Write the bytes of all tensors, one behind the other, for somebody else to compare with."""
+        """Write the bytes of all tensors in sequence, for a later compare."""
         dump_tensors((tensor for _, tensor in self.tensors()), path)
 
     def equals_dump(self, path: Path) -> bool:
-        """Say whether every byte is as it was dumped."""
+        """Return whether every byte equals the dump."""
         return equal_to_dump([tensor for _, tensor in self.tensors()], path)
 
 
@@ -101,7 +103,7 @@ def leaves(tree: object) -> Iterator[torch.Tensor]:
 
 
 def dump_tensors(tensors: Iterable[torch.Tensor], path: Path) -> None:
-    """Write the bytes of tensors, one behind the other."""
+    """Write the bytes of tensors in sequence."""
     with path.open("wb") as file:
         for tensor in tensors:
             tensor.numpy().tofile(file)
@@ -122,11 +124,11 @@ def equal_to_dump(tensors: list[torch.Tensor], path: Path) -> bool:
 
 
 class Meeting:
-    """Where the two ranks wait for each other: apart from every system's own communication.
+    """Synchronization of the two ranks, separate from every system's own communication.
 
     Args:
-        rank: 0 keeps the store.
-        port: of the store.
+        rank: rank 0 runs the store.
+        port: port of the store.
     """
 
     def __init__(self, rank: int, port: int) -> None:
@@ -135,7 +137,7 @@ class Meeting:
         self._count = 0
 
     def wait(self) -> None:
-        """Return when both have come."""
+        """Return when both ranks have called this."""
         self._count += 1
         if self.store.add(f"meeting/{self._count}", 1) == RANKS:
             self.store.set(f"met/{self._count}", "1")
@@ -148,7 +150,7 @@ class Meeting:
         return max(float(self.store.get(f"value/{self._count - 1}/{rank}")) for rank in range(RANKS))
 
     def leave(self) -> None:
-        """Return when the store is no longer needed: its keeper goes last."""
+        """Return when the store is no longer needed; rank 0 leaves last."""
         if self.rank:
             self.store.set("gone", "1")
         else:
@@ -163,12 +165,12 @@ def least(value: int) -> int:
 
 
 def leave(path: Path, result: Mapping[str, object]) -> None:
-    """Write a result for the harness, whole or not at all."""
+    """Write a result for the harness atomically."""
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(result))
     scratch.replace(path)
 
 
 def pause(seconds: float) -> None:
-    """Stand for computation that leaves the processor free: a timed wait."""
+    """Wait for a time, in place of computation that leaves the CPU free."""
     threading.Event().wait(seconds)

@@ -1,9 +1,7 @@
-"""A rank that is there before its state is: its model is built, it calls `init`, and waits.
+"""A rank that is ready before its state: it has built its model, calls `init`, and waits.
 
-Driven by the harness, beside `node.py`.
-
-A generation's number on stdin has it go on from `init` to the end of its session; the answer is one line of JSON on
-stdout.
+The harness controls it beside `node.py`. A generation's number on stdin makes it continue from `init` to the end of its
+session; the answer is one line of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -21,20 +19,20 @@ from benchmarks.data_plane.rank.state import State
 from everstep.training.session import TrainingSession
 
 COMMIT_SECONDS = 1.0
-"""A step that is not committed by then is one that was not captured."""
+"""Seconds after which a step that is not committed counts as not captured."""
 
 
 def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, object]:
-    """Be the rank of one generation.
+    """Run the rank of one generation.
 
     Args:
-        state: built.
-        page: the rank's.
-        dump: what the first generation leaves, to compare with.
-        generation: the first one keeps a step, the others restore it.
+        state: the built state.
+        page: the rank's page.
+        dump: the first generation's dump, to compare with.
+        generation: the first generation keeps a step, the others restore it.
 
     Returns:
-        When the state was restored, monotonic seconds, and whether every byte is there.
+        Monotonic time of the restored state, and whether every byte is right.
     """
     os.environ["EVERSTEP_GENERATION"] = str(generation)
     if generation > 1:
@@ -53,7 +51,7 @@ def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, o
 
 
 def _keep(session: TrainingSession, state: State, watch: CommitWatch) -> None:
-    """Train until the step that the rank stands at is committed on both nodes; the first ones come before there are slots."""
+    """Train until a step is committed on both nodes; the first steps precede the allocation of slots."""
     is_committed = False
     while not is_committed:
         state.advance()
@@ -64,7 +62,7 @@ def _keep(session: TrainingSession, state: State, watch: CommitWatch) -> None:
 
 
 def main(owner: Path, mebibytes: int) -> None:
-    """Answer until stdin ends."""
+    """Answer requests until stdin ends."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"EVERSTEP_AGENT_SOCKET": str(owner / SOCKET), "EVERSTEP_JOB_NAME": JOB, "EVERSTEP_RUN_ID": RUN}
     state = State(mebibytes, 0)

@@ -125,7 +125,7 @@ class Slot:
         return Copies([item.tensor.detach() for item in observed.tensors], self.memory.views(self.plan))
 
     def seal(self) -> None:
-        """Complete a captured payload, as session and agent do."""
+        """Complete a captured payload, as session and agent do together."""
         observed = self.state.observe()
         index_bytes = self.memory.write_values(self.plan, observed.values)
         environment = self.state.environment
@@ -146,7 +146,7 @@ class Slot:
             file.write(pack_header(header))
 
     def is_equal(self) -> bool:
-        """Compare the file with the live state, byte by byte: over a mapping of its own, and not by the way of the copies."""
+        """Compare the file with the live state byte by byte, through a separate mapping and not through the copier."""
         file = torch.from_file(
             str(self.path), shared=True, size=HEADER_BYTES + self.plan.index_offset, dtype=torch.uint8
         )
@@ -160,10 +160,10 @@ class Slot:
         )
 
     def restore(self) -> tuple[float, float]:
-        """Bring the live state to the slot's content as a session does.
+        """Restore the live state from the slot, as a session does.
 
         Returns:
-            Seconds until the host has gone on, of which the mapping took so many.
+            (seconds until the host continues, seconds of these for the mapping).
         """
         environment = self.state.environment
         named = Welcome(generation=Generation(1), word_path="", base_step=Step(1), base_slot_path=str(self.path))

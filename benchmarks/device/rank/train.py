@@ -1,17 +1,16 @@
 """The job's script.
 
-Rank 0 trains a GPT on the device; rank 1, on the node that holds its shard, only keeps step, on the host.
+Rank 0 trains a GPT on the device. Rank 1, on the node that holds rank 0's shard, only follows its steps, on the host.
 
-    warm-up ─▶ blocks of steps, with snapshots (A) and without (B), ABBA… ─▶ steps with snapshots, each cloned at its boundary
-               timed by events on the training stream                       and compared with the bytes that the holder had of it
+    warm-up ─▶ blocks of steps, with snapshots (A) and without (B), ABBA…    timed by events on the training stream
+            ─▶ steps with snapshots, each cloned at its boundary             compared with the holder's bytes
 
-In a B block nothing of the session is called; the one before it is over, on the device and on the holder, when a block
-begins. The first step of each block is not counted: the host is not ahead of the device yet, and a step that nobody
-expected to come is not proposed. No step reads a number off the
-device: torch's own watch says whether any call waited.
+A B block makes no call to the session. Before a block starts, the previous one has finished on the device and on the
+holder. The first step of each block is not counted: the host is not ahead of the device yet, and an unexpected step is
+not proposed for a snapshot. No step reads a number from the device; torch's warnings show whether any call waited.
 
-Two ranks, because a holder is another node of the job; one device, so the other rank leaves it to the one that is
-measured. Rank 0 tells it of each step by a word over gloo that it does not wait for.
+There are two ranks because a holder is another node of the job. There is one device, so only the measured rank uses it.
+Rank 0 announces each step to rank 1 over gloo without waiting for it.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader
 from everstep.training.session import TrainingSession
 
 SETTLE_SECONDS = 5.0
-"""For which a commit is waited for that may not come: a step that is not kept."""
+"""Seconds to wait for a commit that may not come, because the step is not kept."""
 TAKE_SECONDS = 0.2
 LOOK_SECONDS = 0.005
 NO_BOUNDARY_SECONDS = 600.0
-"""For which nobody takes a rank for stuck that passes no boundaries."""
+"""Seconds without a boundary before a rank counts as stuck."""
 VOCABULARY = 128
 WORDS_KEPT = 8
 SHARE_OF_MEMORY = 0.6
-"""Of the device's free memory and of the host's, what clones and their counterparts may take."""
+"""Share of the device's and the host's free memory for clones and the holder's copies of them."""
 
 settings = everstep.training.hyperparameters(
     device="cuda",
@@ -66,10 +65,10 @@ from model import GPT, GPTConfig  # noqa: E402  (the example's, as it is)
 
 
 class Model:
-    """The GPT and one batch after another, all on the device.
+    """The GPT and its batches, all on the device.
 
     Args:
-        hardware: where.
+        hardware: the device.
     """
 
     def __init__(self, hardware: Hardware) -> None:
@@ -87,7 +86,7 @@ class Model:
         self._offsets = torch.arange(settings.context + 1, device=hardware.device)
 
     def step(self) -> torch.Tensor:
-        """Make an optimizer step and return the mean loss, on the device."""
+        """Run an optimizer step; return the mean loss as a tensor on the device."""
         losses = []
         for _ in range(settings.accumulate):
             starts = torch.randint(
@@ -104,13 +103,13 @@ class Model:
 
 
 class Partner:
-    """Tells rank 1 of steps, and does not wait for it."""
+    """Announces steps to rank 1 without waiting for it."""
 
     def __init__(self) -> None:
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def tell(self, word: int) -> None:
-        """1: make a step; 0: end."""
+        """Send 1 for a step, 0 for the end."""
         tensor = torch.tensor([word])
         work = dist.isend(tensor, 1)
         assert work is not None
@@ -119,7 +118,7 @@ class Partner:
             self._sent.popleft()[0].wait()
 
     def end(self) -> None:
-        """Say the last word, and see that all have come."""
+        """Announce the end, and wait until rank 1 has received all announcements."""
         self.tell(0)
         for work, _ in self._sent:
             work.wait()
@@ -127,23 +126,23 @@ class Partner:
 
 @dataclass
 class Verified:
-    """What became of the steps of which every byte is compared."""
+    """Result of the steps whose bytes are all compared."""
 
     steps: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
     equal: list[int] = field(default_factory=list)
     torn: list[int] = field(default_factory=list)
     unseen: list[int] = field(default_factory=list)
-    """Committed, but written over before they could be read."""
+    """Steps that were committed, but overwritten before they could be read."""
 
 
 class Holder:
-    """Takes away what the other node holds of each step, while it holds it. In a thread of its own.
+    """Copies the holder's bytes of each requested step before they are overwritten, in a thread of its own.
 
     Args:
         memory: this node's folder.
-        page: of the rank.
-        watch: of its commits.
+        page: the rank's page.
+        watch: observes the rank's commits.
     """
 
     def __init__(self, memory: Path, page: Path, watch: CommitWatch) -> None:
@@ -156,13 +155,13 @@ class Holder:
         self._thread.start()
 
     def want(self, step: int) -> None:
-        """Take this step when it is committed."""
+        """Request a copy of this step once it is committed."""
         with self._changed:
             self._wanted.append(step)
             self._changed.notify()
 
     def end(self) -> None:
-        """Return when all that can be had has been taken."""
+        """Wait until all available copies are made."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -186,18 +185,18 @@ class Holder:
         path, header = found
         file = torch.from_file(str(path), shared=True, size=HEADER_BYTES + header.payload_bytes, dtype=torch.uint8)
         payload = file[HEADER_BYTES:].clone()
-        if header_of(path) == header:  # else it was written over meanwhile
+        if header_of(path) == header:  # otherwise the slot was overwritten meanwhile
             self.payloads[step] = payload, header
 
 
 class Trainer:
-    """Rank 0.
+    """Training loop of rank 0.
 
     Args:
-        hardware: what it trains on.
-        model: on it.
-        session: restored.
-        watch: of its commits.
+        hardware: the device.
+        model: the model on the device.
+        session: the restored session.
+        watch: observes the rank's commits.
     """
 
     def __init__(self, hardware: Hardware, model: Model, session: TrainingSession, watch: CommitWatch) -> None:
@@ -209,7 +208,7 @@ class Trainer:
         """Steps with snapshots whose time is counted."""
 
     def step(self, *, is_kept: bool) -> None:
-        """Make one step, with a boundary behind it or without."""
+        """Run one step, with or without a boundary after it."""
         loss = self._model.step()
         if is_kept:
             self._session.log(loss=loss)
@@ -221,13 +220,13 @@ class Trainer:
         self._watch.expect(self._last)
 
     def settle(self) -> None:
-        """Return when nothing is under way, on the device or on the holder."""
+        """Wait until no work is in progress on the device or on the holder."""
         self._session.fence()
         self._hardware.synchronize()
         self._watch.wait(self._last, SETTLE_SECONDS)
 
     def block(self, kind: str) -> list[float]:
-        """Return the seconds of a block's steps, by the training stream's clock."""
+        """Run a block; return the seconds of its steps by events on the training stream."""
         self.settle()
         timeline, is_kept = self._hardware.timeline(), kind == "A"
         with contextlib.nullcontext() if is_kept else self._session.phase("eval", limit_seconds=NO_BOUNDARY_SECONDS):
@@ -241,13 +240,13 @@ class Trainer:
             return timeline.seconds()
 
     def warm_up(self) -> None:
-        """Make the first steps: audited ones among them, and slots are registered meanwhile."""
+        """Run the first steps, some with audited snapshots, while slots are registered."""
         for _ in range(settings.warm_up):
             self.step(is_kept=True)
         self.settle()
 
     def blocks(self) -> dict[str, object]:
-        """Make all blocks."""
+        """Run all blocks."""
         blocked = len(self._session.blocked_seconds)
         seconds = [self.block(kind) for kind in settings.order]
         self.settle()
@@ -261,7 +260,7 @@ class Trainer:
         }
 
     def verified(self, memory: Path, page: Path, state_bytes: int) -> Verified:
-        """Make steps of which every byte is compared: of as many as there is memory for."""
+        """Run steps whose bytes are all compared, as many as the memory for clones permits."""
         found, holder, clones = Verified(), Holder(memory, page, self._watch), {}
         room = int(SHARE_OF_MEMORY * min(self._hardware.free_bytes(), _available_bytes()) / state_bytes)
         for _ in range(max(1, min(settings.verified_steps, room))):
@@ -283,7 +282,7 @@ class Trainer:
         return found
 
     def end(self) -> None:
-        """Let the other rank go."""
+        """Announce the end to the other rank."""
         self._partner.end()
 
 
@@ -312,7 +311,7 @@ def train() -> None:
         "warm_up_seconds": time.monotonic() - begun,
     }
     result |= trainer.blocks()
-    leave(directory / "rank0.json", result)  # what was measured stays, should the rest fail
+    leave(directory / "rank0.json", result)  # keep the figures even if the rest fails
     result["verified"] = vars(trainer.verified(memory, page, int(str(result["state_bytes"]))))
     leave(directory / "rank0.json", result)
     trainer.end()
@@ -320,7 +319,7 @@ def train() -> None:
 
 
 def keep_step() -> None:
-    """Run rank 1: as many boundaries as rank 0 passes, and a state of next to nothing."""
+    """Run rank 1: it passes the same number of boundaries as rank 0, with a tiny state."""
     torch.manual_seed(rank)
     net = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -1,1 +1,1 @@
-"""What the ranks of every system run: one model, one way to write down what was finished when."""
+"""Programs of the ranks under every system: one model, and one format of traces."""

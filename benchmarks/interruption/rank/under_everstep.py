@@ -1,4 +1,4 @@
-"""The work under Everstep: every step is kept."""
+"""The training program under Everstep; every step is kept."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The work under torchft: one replica group of one rank each, which goes on without the other and heals it when it is back.
+"""The training program under torchft: a replica group of one rank, which continues without the other group.
 
-Gradients are averaged with `Manager.allreduce` in one piece: in torchft 0.2.0 its DistributedDataParallel ends the
-survivor with an assertion when the other side of a collective goes.
+When the other group returns, this one sends it the state. Gradients are averaged with `Manager.allreduce` in one piece.
+In torchft 0.2.0, its DistributedDataParallel ends the survivor with an assertion when the other group disappears in a
+collective.
 
 under_torchft.py RANK           TORCHFT_LIGHTHOUSE names the lighthouse
 """
@@ -26,12 +27,12 @@ inner = work.make_optimizer(model)
 
 
 def state() -> dict[str, object]:
-    """Return what a replica that comes back is given."""
+    """Return the state for a replica that returns."""
     return {"model": model.state_dict(), "optimizer": inner.state_dict()}
 
 
 def load(state: dict[str, dict[str, object]]) -> None:
-    """Take what a living replica gives."""
+    """Load the state of a living replica."""
     model.load_state_dict(state["model"])
     inner.load_state_dict(state["optimizer"])
 

@@ -1,4 +1,4 @@
-"""The work under torchrun: a checkpoint every few steps, to memory that all ranks see, restored at every start.
+"""The training program under torchrun: a checkpoint every few steps to shared memory, restored at every start.
 
 under_torchrun.py KIND WAY FOLDER EVERY     KIND: ddp, zero3; WAY: torch_save, dcp; EVERY: steps between two checkpoints
 """
@@ -37,12 +37,12 @@ batches = work.Batches()
 
 
 def state() -> dict[str, object]:
-    """Return what is saved and loaded in place."""
+    """Return the state to save, or to load in place."""
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 def save(step: int) -> None:
-    """Save, then point `newest` at it; the one before the last is removed."""
+    """Save, update the link `newest`, and remove the checkpoint before the last one."""
     home = folder / f"step-{step}"
     if kind == "zero3":
         model.save_checkpoint(str(folder), tag=home.name)
@@ -61,7 +61,7 @@ def save(step: int) -> None:
 
 
 def restore() -> int:
-    """Return the step that was restored; 0 when there is nothing to restore."""
+    """Restore the newest checkpoint; return its step, or 0 without a checkpoint."""
     if not newest.exists():
         return 0
     step = int(newest.read_text())
@@ -70,7 +70,7 @@ def restore() -> int:
         model.load_checkpoint(str(folder), tag=home.name)
         return step
     if way == "dcp":
-        for group in optimizer.param_groups:  # a fresh optimizer has no state to load into
+        for group in optimizer.param_groups:  # a new optimizer has no state tensors to load into
             for parameter in group["params"]:
                 optimizer.state[parameter] = {
                     "step": torch.zeros(()),

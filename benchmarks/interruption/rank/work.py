@@ -1,6 +1,6 @@
-"""The work that all systems do: a small GPT, batches that depend on the step alone, and a line for every finished step.
+"""Common training work of all systems: a small GPT, batches that depend on the step only, and a trace line per step.
 
-Imported by the scripts beside it from their own folder, also in virtual environments that know nothing of Everstep.
+The scripts import it from their own folder, also in virtual environments without Everstep.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.optim import AdamW
 
 BATCH, CONTEXT, VOCABULARY = 4, 64, 128
 STEP_SECONDS = 0.1
-"""The least that a step takes: on two cores a system that keeps every step is to have the time to."""
+"""Minimal duration of a step, so that a system on two cores has time to keep every step."""
 MANY_STEPS = 1_000_000
-"""Never reached: the job is stopped when all has been measured."""
+"""Never reached: the job is stopped after the measurements."""
 DEEPSPEED = {
     "train_micro_batch_size_per_gpu": BATCH,
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, "reduce_bucket_size": 1_000_000},
@@ -31,7 +31,7 @@ DEEPSPEED = {
 
 
 def prepare() -> None:
-    """Set torch up as every system has it: one thread, the same weights on every rank."""
+    """Set up torch the same way for every system: one thread, the same weights on every rank."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     torch.set_num_threads(1)
     torch.manual_seed(7)
@@ -48,16 +48,16 @@ def make_optimizer(model: torch.nn.Module) -> AdamW:
 
 
 class Batches:
-    """What the steps work on.
+    """Source of the steps' batches.
 
-    A batch comes `STEP_SECONDS` after the one before, or later: the wait stands for more computing.
+    A batch comes at least `STEP_SECONDS` after the previous one; the wait stands for more computation.
     """
 
     def __init__(self) -> None:
         self._came_at = float("-inf")
 
     def of(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the batch of one step: tokens int64[BATCH, CONTEXT], and those that follow them."""
+        """Return the batch of one step: tokens int64[BATCH, CONTEXT], and the tokens that follow them."""
         threading.Event().wait(max(0.0, self._came_at + STEP_SECONDS - time.monotonic()))
         self._came_at = time.monotonic()
         tokens = torch.randint(
@@ -67,7 +67,7 @@ class Batches:
 
 
 class Trace:
-    """Where a rank writes down what it has finished: one line a step, as `benchmarks.traces` reads it.
+    """A rank's trace file: one line per finished step, in the format of `benchmarks.traces`.
 
     The first number grows from process to process: its start in milliseconds of the machine's monotonic clock.
     """
@@ -81,5 +81,5 @@ class Trace:
         scratch.replace(folder / f"rank{rank}.pid")
 
     def finished(self, step: int) -> None:
-        """Write down that a step is finished."""
+        """Record that a step is finished."""
         self._file.write(f"{self._start} {step} {time.monotonic():.6f}\n")

@@ -1,1 +1,1 @@
-"""One adapter per system that is measured beside Everstep, each as its own documentation would have it used."""
+"""One adapter per peer, each written as the peer's own documentation recommends."""

@@ -1,6 +1,6 @@
-"""torch.distributed.checkpoint's `async_save` into files on tmpfs, its writer a thread or a process.
+"""torch.distributed.checkpoint's `async_save` into files on tmpfs, with a thread or a process as its writer.
 
-Nothing goes to another node.
+No bytes are sent to another node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DcpAsync:
         self._state = state
         self._memory = memory
         self._meeting = meeting
-        # All four: the defaults assert on a machine without a GPU.
+        # All four are set, because the defaults raise assertions on a machine without a GPU.
         options = StagingOptions(
             use_pinned_memory=False,
             use_shared_memory=self.is_shared,
@@ -39,16 +39,16 @@ class DcpAsync:
         self._count = 0
 
     def snapshot(self, _: int) -> None:
-        self.protect()  # one save at a time: a second one would need a second staging buffer
+        self.protect()  # one save at a time, as a second one would need a second staging buffer
         self._count += 1
-        tree = {f"rank{self._meeting.rank}": self._state.tree()}  # every rank's state is its own
+        tree = {f"rank{self._meeting.rank}": self._state.tree()}  # each rank saves its own state
         self._pending = dcp.async_save(
             tree, checkpoint_id=self._folder, async_checkpointer_type=self.writer, async_stager=self._stager
         )
 
     @property
     def _folder(self) -> str:
-        """One of two in turn: the last whole checkpoint stays until the next is written."""
+        """Return one of two folders in turn: the last complete checkpoint stays until the next is written."""
         return str(self._memory / f"step{self._count % 2}")
 
     def fence(self) -> None:
@@ -69,7 +69,7 @@ class DcpAsync:
 
 
 class DcpAsyncProcess(DcpAsync):
-    """The writer is a process, the staged copy shared with it."""
+    """Variant with a process as the writer, which shares the staged copy."""
 
     writer = AsyncCheckpointerType.PROCESS
     is_shared = True

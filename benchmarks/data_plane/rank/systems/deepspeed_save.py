@@ -1,6 +1,6 @@
 """DeepSpeed's own `save_checkpoint` into files on tmpfs.
 
-Each rank is an engine of a world of its own, so that each has a whole state.
+Each rank is an engine with a world of its own, so that each has a complete state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DLRover's flash checkpoint in the memory of the own node; two nodes of one rank each, without its master."""
+"""DLRover's flash checkpoint in the own node's memory; two nodes of one rank each, without its master."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ SAVER = "from dlrover.trainer.torch.flash_checkpoint.engine import start_async_s
 class DlroverFlash:
     """See `Adapter`.
 
-    Its replicas on a peer do not work as shipped (peer_benchmarks: byte by byte, and `load_checkpoint` returns
-    nothing).
-
-    The saver is a process of its own, as under `dlrover-run`: the one that a trainer forks of itself does not always
-    come up.
+    DLRover's replicas on a peer do not work as shipped (peer_benchmarks: byte by byte, and `load_checkpoint` returns
+    nothing). The saver is a separate process, as under `dlrover-run`: a saver that the trainer forks itself does not
+    always start.
     """
 
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:

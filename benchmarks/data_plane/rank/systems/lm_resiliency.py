@@ -53,7 +53,7 @@ class LmResiliency:
         order = [
             *(name for name in names if "." not in name),
             *(name for name in names if "." in name),
-        ]  # as in the tree
+        ]  # in the order of the tree
         held = dict(zip(order, self._held(), strict=True))
         return [held[name] for name in sorted(held, key=by_place.__getitem__)]
 
@@ -62,7 +62,7 @@ class LmResiliency:
         self._state.load(tree)
 
     def restore_peer(self) -> None:
-        """By the transfer that it offers to be wired by hand; its own `load` never asks the peer."""
+        """Use its transfer function, which must be connected by hand; its own `load` never asks the peer."""
         self._fetches += 1
         key = f"fetch{self._fetches}"
         if self._meeting.rank == 0:

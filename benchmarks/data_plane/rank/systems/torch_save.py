@@ -1,4 +1,4 @@
-"""torch.save into a file on tmpfs: what everybody has. Nothing goes to another node."""
+"""torch.save into a file on tmpfs, the standard method. No bytes are sent to another node."""
 
 from __future__ import annotations
 

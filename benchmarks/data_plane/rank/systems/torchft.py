@@ -1,4 +1,4 @@
-"""torchft's transports: a live replica sends its state to one that joins. There is no copy per step."""
+"""torchft's transports: a live replica sends its state to a joining one. There is no copy per step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class TorchftInPlace:
-    """See `Adapter`. Over a process group, straight into the live tensors."""
+    """Transport over a process group, directly into the live tensors; see `Adapter`."""
 
     gives_back_own_state = False
 
@@ -52,7 +52,7 @@ class TorchftInPlace:
 
 
 class TorchftHttp(TorchftInPlace):
-    """Over HTTP in four parallel chunks, then into the live tensors."""
+    """Transport over HTTP in four parallel chunks, then into the live tensors."""
 
     def _make(self) -> HTTPTransport:
         return HTTPTransport(TIMEOUT, 4)
