@@ -60,7 +60,7 @@ IDLE_SHARE = 0.02
 """CPU share, of one CPU, below which a rank counts as asleep."""
 LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
-"""Limit for the different stacks stored of one reading."""
+"""Maximum number of different stacks stored per reading."""
 TRAINS = "trains; "
 """Prefix of a training job's stored reason, if there is more to say."""
 PROVEN = "RanksHang"

@@ -22,7 +22,7 @@ OVER_SECONDS = 600.0
 The event was late, or AWS cancelled the interruption.
 """
 ANNOUNCED = "AWS announced for"
-"""First words of the evidence for a node that AWS announced to take away.
+"""First words of the evidence for a node whose removal AWS announced.
 
 They mark a removal that AWS decided, so Everstep does not count it as its own verdict.
 """

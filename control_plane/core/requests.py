@@ -1,10 +1,11 @@
 """Requests of people for nodes: whether the fleet can fulfil a request, and why not.
 
-    DrainNode    assigned node: its job leaves it at an agreed stop (`core.moves`) ──▶ spare ──▶ held, for a person
-    RebootNode   likewise                                                          ──▶ spare ──▶ rebooted ──▶ spare
-    ReplaceNode  likewise                                       ──▶ spare ──▶ terminated, and another instance launched
-                 node that has not joined                                 ──▶ terminated, and another instance launched
-    HoldNode     node without a job                                       ──▶ held, for a person
+    request       node             result
+    DrainNode     assigned         its job leaves it at an agreed stop (`core.moves`) ──▶ spare ──▶ held, for a person
+    RebootNode    assigned         likewise ──▶ spare ──▶ rebooted ──▶ spare
+    ReplaceNode   assigned         likewise ──▶ spare ──▶ terminated, and another instance is launched
+    ReplaceNode   not joined yet   terminated, and another instance is launched
+    HoldNode      without a job    held, for a person
 
 The node's row stores the request until it is fulfilled. The fleet loop fulfils the request once no job uses the node,
 and assigns the node to no job meanwhile.

@@ -148,7 +148,7 @@ class Departure:
 
     @property
     def is_announced(self) -> bool:
-        """Whether AWS announced to take the instance. The node itself is healthy."""
+        """Whether AWS announced the end of the instance. The node itself is healthy."""
         return self.cause is Cause.NOTICE
 
     @property

@@ -51,7 +51,7 @@ class Cause(StrEnum):
 
     A more severe cause replaces a milder one. The first four causes are no failures:
 
-    - NOTICE: the ranks leave a node because AWS announced to take its instance.
+    - NOTICE: the ranks leave a node because AWS announced the end of its instance.
     - REQUESTED: a person wants the node for something else.
     - PAUSE_FAILED: the job was to pause and could not.
     - DRILL: a person ordered the fault, and all findings follow from it.
