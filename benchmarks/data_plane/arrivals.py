@@ -30,9 +30,9 @@ class Arrival:
     """One restore of the rank's state."""
 
     fetch_seconds: float
-    """Until all bytes were verified in the own node's memory."""
+    """Seconds until all bytes were verified in the own node's memory."""
     model_seconds: float
-    """Until the rank's `restore` returned."""
+    """Seconds until the rank's `restore` returned."""
     verified: bool
 
 

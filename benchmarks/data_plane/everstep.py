@@ -45,9 +45,9 @@ class Restored:
     rank: int
     source: str
     agent_seconds: float
-    """Until the agent had verified the state in a slot of its own node."""
+    """Seconds until the agent had verified the state in a slot of its own node."""
     rank_seconds: float
-    """From the rank's call until its model had the state."""
+    """Seconds from the rank's call until its model had the state."""
     verified: bool
 
 

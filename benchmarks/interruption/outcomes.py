@@ -34,13 +34,13 @@ class Interruption:
     job: Job
     fault: Fault
     seconds: float
-    """From the fault until every rank that must continue has finished a new step."""
+    """Seconds from the fault until every rank that must continue has finished a new step."""
     lost_steps: int
     """Steps that finished before the fault and had to be repeated."""
     came_back: bool = True
     """False: the system did not recover in time and was restarted by hand."""
     stopped_seconds: float | None = None
-    """From the fault until no other rank of the old launch was left; None where other ranks continue."""
+    """Seconds from the fault until no other rank of the old launch was left; None where other ranks continue."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the incident's phases; empty for systems without a record."""
 

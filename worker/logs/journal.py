@@ -6,8 +6,8 @@
 An agent that starts while ranks run continues at the end of the journal: the last chunk records how far each stream was
 read. So every line has one fixed number, and no line is read twice.
 
-The disk holds, of each stream, the unread part and at least the first `WHOLE_BYTES`. Of the journal it holds the chunks
-that are not uploaded, up to `JOURNAL_BYTES`, and the chunk that still grows.
+A stream of up to `WHOLE_BYTES` stays whole on disk; of a longer one, only the unread part and the end stay. The journal
+keeps the chunks that are not uploaded, up to `JOURNAL_BYTES`, and the chunk that still grows.
 
 Invariant: only one thread at a time uses a journal. A returned line is in a file. If the disk refuses lines, the
 journal is unchanged and the lines are read again.

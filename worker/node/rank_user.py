@@ -5,7 +5,7 @@ share one group. So no process of a job can read the environment, memory or file
 all remaining processes of a job's user.
 
     <state>/rank_users       the turn of each job, newest last
-    <state>, <slots>         root:ranks 0710; ranks pass through but cannot list; the agent's own files have 0600 or 0700
+    <state>, <slots>         root:ranks 0710; ranks pass through but cannot list; the agent's own files are 0600 or 0700
     source, inputs, packages root's, readable; no job can change them
     slots, page, socket      root:ranks 0660, for this node's ranks; a rank can write the file but not replace it
     outputs, home            the ranks' own

@@ -1,6 +1,6 @@
 """Capture into a slot and restore from it, beside the transfer rate of pinned memory.
 
-    capture   through the bounce ring (nothing registered) ─▶ registration ─▶ registered: floor, capture, capture, floor, …
+    capture   through the bounce ring (nothing registered) ─▶ registration ─▶ floor, capture, capture, floor, …
               ─▶ a fresh slot without pages: registration ─▶ capture; after each kind every byte is compared
     restore   floor, restore, restore, floor, … each into a reset state; every byte is compared
 
@@ -29,7 +29,7 @@ class Captures:
     """Durations of captures of one kind, in seconds."""
 
     seconds: list[float] = field(default_factory=list)
-    """Until every byte was in the slot."""
+    """Seconds until every byte was in the slot."""
     begin_seconds: list[float] = field(default_factory=list)
     """Time for which the start of the capture blocked the training thread."""
     wait_seconds: list[float] = field(default_factory=list)

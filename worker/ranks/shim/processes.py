@@ -23,7 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The position of one process, from its line in /proc."""
+    """One process with its parent and session, from /proc/PID/stat."""
 
     pid: int
     parent: int
