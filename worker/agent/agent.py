@@ -247,7 +247,7 @@ class Agent:
         self._inventory: tuple[SlotRecord, ...] = ()
         self._ended_ranks: EndedRanks | None = None
         self._commits: tuple[PageCommit, ...] = ()
-        """Read from the rank pages with the promise; valid in phase PROMISED."""
+        """Committed steps of the rank pages, read when the promise is made; valid in phase PROMISED."""
         self._member: Member | None = None
         self._supplied: Supplied | None = None
         """Input of the loaded generation's ranks; None before the load and after a restart."""

@@ -45,7 +45,7 @@ From then on the limit is the lease, so that a disconnected agent reaches anothe
 period.
 """
 MAX_LINES_WAITING = 64
-"""Messages with log lines that may wait to be sent; beyond it the oldest is dropped."""
+"""Messages with log lines that may wait to be sent; a further one replaces the oldest."""
 MAX_ANSWERS_WAITING = 8
 
 

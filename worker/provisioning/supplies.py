@@ -98,11 +98,11 @@ class Supplies:
             await self._credentials.adopt(plan, key)
 
     async def withdraw(self) -> None:
-        """Stop to serve credentials: the generation's ranks are gone."""
+        """Stop serving credentials, once the generation's ranks are gone."""
         await self._credentials.withdraw()
 
     async def close(self) -> None:
-        """Stop to listen for requests."""
+        """Stop listening for requests."""
         await self._credentials.close()
 
     async def _assume(self, plan: GenerationPlan, key: bytes) -> RoleKeys | None:

@@ -39,7 +39,7 @@ _CANNOT_RUN = 127
 
 
 def main(words: list[str]) -> NoReturn:
-    """Run the program, kill what it left, and end with its exit code or signal.
+    """Run the program, kill the processes that it left, and end with its exit code or signal.
 
     Args:
         words: the cgroup or `-`; the user as `written` returns it, `=` or `-`; then the program and its arguments.

@@ -233,7 +233,7 @@ class Supervisor:
         self._disk = RankRecords(self._state)
         self._records: dict[RankKey, RankRecord] = {}
         self._asked: dict[RankKey, StartRank] = {}
-        """Starts that the shim has not answered yet."""
+        """Requested starts that the shim has not answered yet."""
         self._killed: dict[RankKey, MemoryEnd] = {}
         """Ranks that the kernel killed for lack of memory."""
         self._rank_memory: dict[RankKey, ProcessMemory] = {}

@@ -25,9 +25,7 @@ _DOWN = frozenset({"down", "lowerlayerdown", "notpresent"})
 _ERRORS = ("rx_errors", "tx_errors")
 _CARD_BYTES = ("rx_bytes", "tx_bytes")
 _EFA_BYTES = ("rx_bytes", "tx_bytes", "rdma_read_bytes", "rdma_write_bytes")
-"""Counters of an EFA adapter, whose traffic the card's counters do not include. Older drivers lack the RDMA counters.
-
-"""
+"""Byte counters of an EFA adapter; its network card does not count this traffic. Older drivers lack the RDMA ones."""
 LEAST_DISK_BYTES = 256 * 1024 * 1024
 LEAST_SHARE = 0.01
 LEAST_TMPFS_BYTES = 1024 * 1024

@@ -22,7 +22,7 @@ from everstep.protocol.ids import RunId
 from worker.ranks.shim.messages import RankRecord
 
 RETRY_SECONDS = 1.0
-"""Seconds between two attempts to write pending ends."""
+"""Seconds between two attempts to write ends of ranks that the disk has refused."""
 log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(RankRecord)
@@ -69,7 +69,7 @@ class RankRecords:
 
     @property
     def is_owing(self) -> bool:
-        """Whether ends wait for `write_owed`."""
+        """Whether ends of ranks wait for `write_owed`, because the disk has refused them."""
         return bool(self._owed)
 
     def write_owed(self) -> None:
