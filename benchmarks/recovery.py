@@ -41,7 +41,7 @@ class Recovery:
     phases: dict[str, float]
     """Seconds of the incident's phases."""
     lost_steps: int
-    """Steps between the base and the highest reported boundary, from the incident."""
+    """Steps between the base and the highest reported boundary, as recorded in the incident."""
     rank_lost_steps: int
     """Steps between the base and the highest boundary that any rank passed, reported or not."""
     api_seconds: float

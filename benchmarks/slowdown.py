@@ -34,7 +34,7 @@ class Slowdown:
     """One sequence of launches."""
 
     order: str
-    """A: under an agent; B: alone."""
+    """Order of the runs: A is a run under an agent, B a run without an agent."""
     step_seconds: tuple[Summary, ...]
     """Step times of each launch, without its first `settle_steps`."""
     ratios: tuple[float, ...]

@@ -107,7 +107,7 @@ class CreateSourceResponse(TypedDict):
     IsStored: bool
     """True if an earlier upload was checked and stored. No upload is needed."""
     Upload: NotRequired[SourceUpload]
-    """Upload the archive there, then call CompleteSource. Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case, call PutSource."""
+    """Presigned request with which the client uploads the archive before it calls CompleteSource. Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case, call PutSource."""
 
 class CreateTokenResponse(TypedDict):
     """A new token with its secret."""

@@ -21,7 +21,7 @@ from benchmarks.data_plane.rank.state import State, pause
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
 
 SPAN_COPIES = 3
-"""Minimal duration of forward and backward, as a multiple of a copy of the whole state."""
+"""Minimum duration of forward and backward, as a multiple of the time to copy the whole state."""
 COPIES = 5
 
 

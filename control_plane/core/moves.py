@@ -129,7 +129,7 @@ def _is_impaired(verdict: Verdict) -> bool:
     )
 
 
-# -- when -------------------------------------------------------------------------------------------------------------
+# -- the time of a departure --
 
 
 def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:

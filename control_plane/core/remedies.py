@@ -70,7 +70,7 @@ _RESET_OR_REBOOT = (48, 74, 151, 171, 172)
 Xid 151 needs a restart of the virtual machine. Xids 171 and 172 are details of an Xid 48.
 """
 _NEW_HARDWARE = (54, 79)
-"""Xids that need other hardware: 54 (CHECK_MECHANICALS) and 79 (RESTART_BM)."""
+"""Xids after which the job must move to other hardware: 54 (CHECK_MECHANICALS) and 79 (RESTART_BM)."""
 XID: Mapping[int, Remedy] = {
     **dict.fromkeys(_IGNORE, Remedy.NONE),
     **dict.fromkeys((*_RESTART, *_RESTART_NEWER), Remedy.RESTART),

@@ -192,7 +192,10 @@ class ShardWanted(Message, frozen=True):
 
 
 class CancelShard(Message, frozen=True):
-    """The owner cancels the step before the shard is complete. The receiver discards the received chunks."""
+    """The owner cancels the transfer of its shard before the shard is complete.
+
+    The receiver discards the received chunks.
+    """
 
     transfer: int
 

@@ -18,7 +18,7 @@ MAX_CALLS: Final = 20_000
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One call that may have changed something."""
+    """One API call that may have changed the state of the local cloud."""
 
     at: float
     """Time of the request in Unix seconds."""

@@ -509,7 +509,7 @@ class Injector:
     # Shared helpers
 
     def _running(self, target: str) -> str:
-        """Return the running instance that a target selects by id, by number or by chance."""
+        """Return the running instance that a target selects by id, by number or at random."""
         return self._running_from(target)[0]
 
     def _running_from(self, target: str) -> list[str]:

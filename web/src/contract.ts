@@ -169,7 +169,7 @@ export interface CreateSourceResponse {
   SourceId: string
   /** True if an earlier upload was checked and stored. No upload is needed. */
   IsStored: boolean
-  /** Upload the archive there, then call CompleteSource. Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case, call PutSource. */
+  /** Presigned request with which the client uploads the archive before it calls CompleteSource. Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case, call PutSource. */
   Upload?: SourceUpload
 }
 

@@ -794,7 +794,7 @@ class Agent:
         self._commands.put_nowait(_Left(membership))
 
     async def _release(self, run: RunId, *, wait_seconds: float = LEAVING_SECONDS) -> None:
-        """Remove everything of a run from this node, after at most `wait_seconds` for uploads."""
+        """Wait at most `wait_seconds` for uploads, then remove all files and processes of a run from this node."""
         if self._promise is not None and self._promise.run != run:
             return
         log.info("release run %s", run)

@@ -22,7 +22,10 @@ SOON = 2
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The present lead, and when to try a shorter one. The coordinator has one per generation."""
+    """How many steps ahead of the ranks the coordinator proposes a step, and when it tries fewer.
+
+    The coordinator has one instance per generation.
+    """
 
     steps: int = 1
     """Minimum distance from the highest known boundary to the next proposed step."""

@@ -29,7 +29,7 @@ FASTER_RATIO = 2.0
 Right after a limit is lifted, the kernel still waits for its timers or fills its buffers, which distorts the rate.
 """
 HELD_RATIO = 0.8
-"""Share of the limit below which a limited link counts as even slower than before."""
+"""Fraction of a limited link's rate limit. A lower measured rate means that the link has slowed down further."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
 """Rate below which a link counts as stopped.
 

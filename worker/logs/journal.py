@@ -146,7 +146,7 @@ class LogJournal:
         with self._unless_failed() as before:
             left = [
                 (key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]
-            ]  # these streams have no room in the journal
+            ]  # the journal is full for these streams
             last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
             self._append(last, before)
         self.is_ended = True

@@ -97,7 +97,7 @@ class Node:
     usage: Callable[[], NodeUsage] = NodeUsage
     """Returns the present use of the node's devices."""
     gpu_nodes: tuple[int, ...] = ()
-    """The NUMA node of each GPU; empty if the machine has no choice of NUMA nodes."""
+    """The NUMA node of each GPU; empty if the machine has only one NUMA node."""
     on_snapshot: Callable[[float], None] = lambda _: None
     """Called with the duration of every snapshot in seconds."""
     printed: Printed | None = None

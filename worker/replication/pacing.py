@@ -331,7 +331,10 @@ class NodePacer:
             self.current = pacer
 
     def unpace(self) -> None:
-        """Send every chunk at once and measure the link again: paced transfers yield no measurements."""
+        """Send chunks without pacing, so that the link can be measured again.
+
+        Paced transfers yield no measurements of the link.
+        """
         if not isinstance(self.current, Unpaced):
             self.hold(Unpaced())
             self._rates.clear()

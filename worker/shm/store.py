@@ -635,7 +635,10 @@ class SlotStore:
     # -- strays and contents to keep
 
     def place(self, strays: Strays) -> None:
-        """Set the strays of a new generation. The `Member` calls this once per generation, before the load."""
+        """Record which slots hold shards that the new plan no longer places on this node (strays).
+
+        The `Member` calls this once per generation, before the load.
+        """
         self.strays = strays
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:

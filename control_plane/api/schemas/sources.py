@@ -35,7 +35,7 @@ class CreateSourceResponse(Shape):
     is_stored: bool
     """True if an earlier upload was checked and stored. No upload is needed."""
     upload: SourceUpload | None
-    """Upload the archive there, then call CompleteSource.
+    """Presigned request with which the client uploads the archive before it calls CompleteSource.
 
     Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case,
     call PutSource.

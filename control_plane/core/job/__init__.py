@@ -1,7 +1,7 @@
-"""The decisions about one job. `decide` is the table of contents: each state of a job has its module.
+"""The decisions about one job. `decide` calls the module for the job's state.
 
-view, outcome                        what a pass sees, and how it ends
-waiting, preparing, launching,       one module per phase
+view, outcome                        what a pass observes, and how the pass ends
+waiting, preparing, launching,       one module per phase of a job
 watching, leaving, ending
 sources, roster, ruling, losses,     rules that several phases share
 progress, restart, taken_over

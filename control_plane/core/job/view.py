@@ -196,9 +196,8 @@ def is_in_phase(view: JobView, node_id: NodeId, *phases: MemberPhase) -> bool:
 def has_agreed_stop(view: JobView) -> bool:
     """Return whether the ranks have reached the agreed stop.
 
-    Every rank has ended with success, or the last commit is decided.
-
-    A script that reached its own end was not stopped, whatever was requested meanwhile.
+    True if every rank exited with success, or if the coordinator reports the stop as decided. False if the coordinator
+    reports that the script finished by itself, even if a stop was requested meanwhile.
     """
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
     if status is not None and status.finished:

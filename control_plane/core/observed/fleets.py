@@ -149,7 +149,7 @@ class NodeRecord:
     reason: str
     created_at: float
     wanted_at: float | None = None
-    """Since when the group had an empty place for this node. None if no pass observed it."""
+    """Unix seconds at which the group first had the vacancy that this node fills. None if no pass observed it."""
     since: float = 0.0
     """When the node entered its present state."""
     hold: Hold | None = None

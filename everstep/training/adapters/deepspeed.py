@@ -111,7 +111,7 @@ class DeepSpeedAdapter:
         self._facts = self._describe()
 
     def prepare(self) -> None:
-        """Do nothing: `deepspeed.initialize` fixes ZeRO's layout."""
+        """Do nothing: `deepspeed.initialize` has already determined ZeRO's layout."""
 
     def facts(self) -> dict[str, str]:
         return self._facts

@@ -23,7 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process with its parent and session, from /proc/PID/stat."""
+    """One process's parent, process group and session, read from /proc/<pid>/stat."""
 
     pid: int
     parent: int
