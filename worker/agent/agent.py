@@ -810,7 +810,11 @@ class Agent:
         await self._store.release()
         await asyncio.to_thread(self._forget_files, run)
         await self._supplies.forget(run)
-        self._promises.write(None)
+        try:
+            self._promises.write(None)
+        except OSError as error:  # a restarted agent finds a promise without a plan, and is sent Release again
+            self._full_disks.note(error)
+            log.warning("run %s is released, and its promise stays on disk: %s", run, error)
         self._know(None)
         self._inventory, self._ended_ranks, self._commits, self._exits, self._faults = (), None, (), {}, ()
         self._promising = None

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from everstep.protocol.agent_messages import FaultCode, Load, MemberPhase, NodeFault, Prepare
+from everstep.protocol.agent_messages import FaultCode, Load, MemberPhase, NodeFault, Prepare, Release
 from everstep.protocol.ids import Generation
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, until
 from worker.errors import RequirementsRefused
@@ -126,3 +126,22 @@ async def test_lines_that_the_disk_does_not_take_name_the_disk(fleet: Fleet, mon
         await until("the fault", lambda: faults_of(fleet))
     assert [fault.device for fault in faults_of(fleet)] == [str(folder)]
     await cleared(fleet, monkeypatch)
+
+
+async def test_a_promise_that_the_disk_keeps_does_not_hold_up_the_release(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.prepare()
+    node = fleet.nodes[1]
+
+    def broken(_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(node.agent._promises, "write", broken)
+        await fleet.send(node, Release(run=RUN))
+        await until(
+            "a report without a member",
+            lambda: (report := fleet.control.reports.get(node.id)) is not None and report.member is None,
+        )
+    await fleet.prepare()
