@@ -91,7 +91,7 @@ def create_app(
     The database must have the current schema.
 
     Args:
-        settings: settings of this server.
+        settings: settings of this server; its state directory is created if missing.
         operator: replaces the cloud that the settings name. Used by tests.
         objects: replaces the S3 client. Used by tests.
         loops: creates the background tasks from the services and the server secret. None: the real loops.

@@ -27,7 +27,7 @@ class InvalidTransition(ControlPlaneError):
 
     Args:
         entity: the job or node, as `job gpt` or `node i-0abc`.
-        state: the current state.
+        state: state of the entity when the event arrived.
         event: the event without a transition.
         story: earlier transitions that led to the current state, one sentence each.
     """

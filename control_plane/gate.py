@@ -106,11 +106,11 @@ class GuardedHttp(HttpToolsProtocol):
     """An HTTP connection that a `Gate` counts. uvicorn creates one per connection.
 
     Args:
-        config: uvicorn's configuration.
+        config: uvicorn's configuration, passed on to the base class.
         server_state: shared by all connections of the server.
         app_state: shared by all requests of the application.
         _loop: the event loop that serves the connection. None: the running loop.
-        gate: gate of the server.
+        gate: counts the connections; one gate per server.
     """
 
     def __init__(

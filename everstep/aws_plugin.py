@@ -47,8 +47,8 @@ def is_for(url: str, environment: Mapping[str, str]) -> bool:
     """Return whether the token of the environment may be sent to a URL.
 
     Args:
-        url: URL of the request.
-        environment: variables of the process.
+        url: full URL of the request, with its path.
+        environment: environment variables of the process; read for EVERSTEP_ENDPOINT_URL.
 
     Returns:
         False if EVERSTEP_ENDPOINT_URL names another endpoint.

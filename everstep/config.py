@@ -59,10 +59,10 @@ def load(
     """Return the effective configuration.
 
     Args:
-        endpoint_url: of the service. Overrides all other sources.
-        token: overrides all other sources.
-        environment: variables of the process.
-        ca_bundle: overrides all other sources.
+        endpoint_url: URL of the service; None: the environment's, or else the profile's.
+        token: bearer token; None: the environment's, or else the profile's.
+        environment: variables of the process; read if `profile` is None.
+        ca_bundle: PEM file of accepted certificate authorities; None: the environment's, or else the profile's.
         profile: name of a profile in the user's file. If set, the environment is ignored.
 
     Returns:
@@ -103,7 +103,7 @@ def checked_endpoint(url: str) -> str:
     """Return the endpoint without a trailing slash, after checking that a token may be sent to it.
 
     Args:
-        url: of the service.
+        url: URL of the service, as the user wrote it.
 
     Returns:
         The URL, to which callers append paths.
@@ -132,7 +132,7 @@ def write(
 
     Args:
         configuration: the new content of the profile.
-        environment: variables of the process.
+        environment: variables of the process; they decide where the configuration file is.
         profile: name of the profile. Other profiles in the file remain unchanged.
 
     Returns:

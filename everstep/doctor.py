@@ -188,11 +188,7 @@ class Facts:
 def judge(facts: Facts) -> tuple[Finding, ...]:
     """Return the findings of all checks, in the order in which a person would check.
 
-    Args:
-        facts: the gathered facts.
-
-    Returns:
-        The findings. A check that does not apply to this machine has none.
+    `facts` comes from `gather`. A check that does not apply to this machine has no finding.
     """
     return tuple(
         finding

@@ -66,7 +66,7 @@ def gather(
 
     Args:
         is_node: whether the machine is to run ranks.
-        with_aws: whether to query AWS.
+        with_aws: whether to query AWS; False leaves the facts about the account empty.
         instance_type: type whose quota is checked. None: no quota is checked.
         node_count: number of such instances that are to be launched.
         profile_name: Everstep profile of the service. None: the default.
@@ -179,10 +179,10 @@ def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> M
     simulation covers all resources. So an action that policies allow only for named resources may count as unknown.
 
     Args:
-        caller: ARN of the caller.
+        caller: ARN of the user or assumed role whose permissions are checked.
         ec2: an EC2 client.
-        iam: an IAM client.
-        actions: IAM action names.
+        iam: an IAM client; it simulates the actions that have no dry run.
+        actions: IAM action names with their service, such as `ec2:RunInstances`.
 
     Returns:
         Whether each action is allowed. None: unknown.

@@ -71,8 +71,8 @@ class ServiceFailed(EverstepError):
     """The service returned an error or did not respond. Only `everstep.failures` raises it.
 
     Args:
-        message: the service's message.
-        hint: the service's hint.
+        message: the service's description of the error.
+        hint: the service's proposal how to correct the request; may be empty.
         code: the error type, for example `ValidationException`. Empty if unknown.
         request_id: identifies the request in the service's log.
         fields: the invalid fields of the request.

@@ -88,7 +88,7 @@ class EventStream:
 
         Args:
             configuration: the endpoint and the token.
-            query: TrainingJobName, FleetName, AfterEventId.
+            query: URL parameters: TrainingJobName, FleetName, AfterEventId; all are optional.
 
         Raises:
             ClientError: the service rejects the request.

@@ -114,7 +114,7 @@ def add_to(client: Any, token: str) -> None:
 
     Args:
         client: a botocore client of this service.
-        token: the bearer token.
+        token: bearer token for the Authorization header; sent only to endpoints that `checked_endpoint` accepts.
     """
 
     def sign(request: Any, **_: Any) -> None:
@@ -181,7 +181,7 @@ class Conveniences:
         rejected.
 
         Args:
-            Directory: directory to pack.
+            Directory: directory to pack; None if `Body` is given.
             Body: a gzipped tar, instead of a directory.
 
         Returns:
@@ -229,7 +229,7 @@ class Conveniences:
         Existing files are replaced.
 
         Args:
-            TrainingJobName: the training job.
+            TrainingJobName: job to download from; it may still run.
             Directory: target directory, created if missing.
             Generation: number of the generation. Default: the newest one with outputs.
 

@@ -132,7 +132,7 @@ class DataSource(TypedDict):
     FileSystemDataSource: NotRequired[FileSystemDataSource]
 
 class DeleteTrainingJobResponse(TypedDict):
-    """What was deleted, or would be deleted after a dry run."""
+    """Deleted items; after a dry run, the items that would be deleted."""
     TrainingJobName: str
     RunId: str
     IsDeleted: bool
@@ -152,7 +152,7 @@ class DeleteTrainingJobResponse(TypedDict):
     """Locations of the objects: checkpoints, logs, outputs."""
 
 class DescribeProtectionResponse(TypedDict):
-    """How well the job's state is protected at this moment."""
+    """Present protection of the job's state."""
     TrainingJobName: str
     Generation: int
     CommittedStep: int
@@ -614,7 +614,7 @@ class NodeMemory(TypedDict):
     """Running ranks, by rank."""
 
 class OutputDataConfig(TypedDict):
-    """Where the job's outputs are stored."""
+    """Place where the job's outputs are stored."""
     S3OutputPath: NotRequired[str]
     """Prefix for outputs. Everstep appends the job and the run. The default is a prefix in the service's bucket."""
 
@@ -638,7 +638,7 @@ class ProjectQuota(TypedDict):
     AllowedData: list[str]
 
 class ProtectionConfig(TypedDict):
-    """How many nodes hold each shard in memory, and how much snapshots may slow training."""
+    """Number of nodes that hold each shard in memory, and limit for the slowdown by snapshots."""
     Copies: NotRequired[int]
     """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 1 for a job of one node. 2 unless given."""
     MaxSlowdown: NotRequired[float]
@@ -686,7 +686,7 @@ class Reliability(TypedDict):
     """Cost of the nodes while they made no new step. Absent if the fleet has no price."""
 
 class RetryStrategy(TypedDict):
-    """When Everstep stops retrying a failing job."""
+    """Limits after which Everstep stops retrying a failing job."""
     MaxAttempts: NotRequired[int]
     """Number of times that the same failure may occur at the same step. Then Everstep retries once without the failing rank's node and once from an older state, where each is possible. After that the job fails. 3 unless given."""
 

@@ -29,7 +29,7 @@ class ValidationError(ParamValidationError):  # type: ignore[misc]  # botocore i
     Raised like botocore's own error, with the service's message.
 
     Args:
-        fields: all invalid fields.
+        fields: one entry per invalid field, not empty.
     """
 
     fmt = "{report}"

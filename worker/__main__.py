@@ -229,7 +229,7 @@ def aws_environment(chosen: AgentSettings, environment: Mapping[str, str]) -> Ma
     """Return the environment for AWS clients, with the region of --region as the default region.
 
     Args:
-        chosen: the agent's settings.
+        chosen: settings from the command line; their claim names the region.
         environment: the agent's environment; a region that it names takes precedence.
 
     Returns:

@@ -103,8 +103,8 @@ class LoadFailed(WorkerError):
 
         Args:
             parent: parent of the generation; 0 at the first launch.
-            code: code of the fault.
-            message: a sentence for the user.
+            code: code of the fault, shown to the control plane and in the API.
+            message: a complete sentence for the user.
             is_passing: True if the same attempt may succeed later.
 
         Returns:

@@ -130,13 +130,7 @@ def admit(
 def own_place(bucket: str, name: str, run_id: str) -> str:
     """Return the prefix in the service's bucket that belongs to one run of a job only.
 
-    Args:
-        bucket: the service's bucket.
-        name: name of the job.
-        run_id: id of the run.
-
-    Returns:
-        An S3 URI that ends with a slash.
+    The result is an S3 URI below `bucket`, the service's bucket. It ends with a slash.
     """
     return f"s3://{bucket}/jobs/{name}/run={run_id}/"
 

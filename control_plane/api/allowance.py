@@ -52,7 +52,7 @@ class Allowance:
         """Raise if the project's submitters may not set a priority.
 
         Args:
-            priority: the requested priority.
+            priority: the priority that the request names.
 
         Raises:
             InvalidRequest: the priority exceeds the project's limit.

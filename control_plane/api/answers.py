@@ -52,7 +52,7 @@ class Answers:
     """ASGI middleware around the routes, inside the envelope that assigns request ids.
 
     Args:
-        app: the inner application.
+        app: inner ASGI application with the routes.
         versions: versions of the database, read on the server's event loop.
         now: returns the time in UTC.
     """

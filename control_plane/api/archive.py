@@ -88,7 +88,7 @@ def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> 
         file: the archive at its beginning. Must have a file descriptor, or create one on `fileno`. Its position
             changes.
         archive_bytes: size of the archive.
-        limits: size limits.
+        limits: maximum sizes and number of files; the child process receives a copy.
 
     Returns:
         The archive's files.
@@ -136,7 +136,7 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
     Args:
         file: the archive, read from its current position.
         archive_bytes: size of the archive.
-        limits: size limits.
+        limits: maximum sizes and number of files, and the maximum compression ratio.
 
     Returns:
         The archive's files.
@@ -220,7 +220,7 @@ class _Bounded:
     """A stream that raises when an archive reads more bytes than its members may have.
 
     Args:
-        stream: the unpacked archive.
+        stream: the unpacked archive, at its beginning.
         besides_bytes: limit for all bytes that are not file content.
     """
 

@@ -91,7 +91,7 @@ class Caller:
         Args:
             noun: kind of the resource, for the message.
             name: name of the resource, for the message.
-            project: project of the resource.
+            project: project that the resource belongs to.
 
         Raises:
             NotFound: the resource belongs to another project.
@@ -143,7 +143,7 @@ async def reader(request: Request, services: ServicesDep) -> Caller:
 
     Args:
         request: carries an Authorization header or, without one, a browser's session cookie.
-        services: provides the tokens.
+        services: provides the tokens and the key of sessions.
 
     Returns:
         The caller.
@@ -170,7 +170,7 @@ class Authenticated:
     """ASGI middleware that authenticates requests before FastAPI reads and parses their body.
 
     Args:
-        app: the inner application.
+        app: inner ASGI application, which receives only authenticated requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:

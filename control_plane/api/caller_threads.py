@@ -29,12 +29,7 @@ class CallerThreads:
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
         """Run a blocking function in one of the threads. Called on the event loop.
 
-        Args:
-            work: the function.
-            *arguments: arguments of the function.
-
-        Returns:
-            The function's result.
+        Further arguments are passed on to `work`. The result or exception of `work` is passed back.
         """
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 

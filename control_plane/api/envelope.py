@@ -40,7 +40,7 @@ class Envelope:
     """ASGI middleware around all routes.
 
     Args:
-        app: the inner application.
+        app: inner ASGI application, which this middleware calls for every request.
         max_body_bytes: maximum size of a body that is not streamed to disk.
         silent_seconds: seconds after which a client that neither sends nor reads is dropped.
         body_seconds: maximum time to receive a body that is not streamed to disk.

@@ -31,7 +31,7 @@ def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
     """Return the token of a position.
 
     Args:
-        parts: JSON values.
+        parts: JSON values that name the position, such as the last item's sort key.
         is_compressed: compress the token; for positions with one number per node.
 
     Returns:

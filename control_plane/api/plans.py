@@ -41,7 +41,7 @@ def waiting(
     """Return the job as an entry of the fleet's queue.
 
     Args:
-        request: a valid request.
+        request: a request that passed admission.
         run_id: id of the future run.
         now: Unix seconds.
         project: project of the future job.
@@ -71,7 +71,7 @@ def plan(
         spec: specification from `admit`.
         job: the job as an entry of the queue.
         turns: the fleet's schedule, including this job.
-        fleet: the fleet's current state.
+        fleet: the fleet's record, nodes, connected agents and history, read at one time.
         only_project: restrict job names in the plan to this project. None: show all.
 
     Returns:

@@ -64,7 +64,7 @@ def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundi
 
     Args:
         request: a request that passed the model's validation.
-        job: the job as stored.
+        job: the job as stored, read in the transaction that will write it.
         around: facts that limit the changes.
 
     Returns:

@@ -46,9 +46,9 @@ def sign_in(request: Request, response: Response, services: Services, record: To
 
     Args:
         request: the sign-in request, already checked with `require_own_site`.
-        response: receives the cookie.
+        response: receives the session cookie as a header.
         services: provides the key and the time.
-        record: record of the token.
+        record: the token that the user presented, already verified.
 
     Returns:
         When the session ends; not later than the token.
@@ -76,7 +76,7 @@ def sign_out(request: Request, response: Response, services: Services) -> None:
 
     Args:
         request: already checked with `require_own_site`. It may have no session.
-        response: deletes the cookie.
+        response: receives the header that deletes the cookie.
         services: provides the key and the database.
     """
     cookie = request.cookies.get(cookie_name(services))

@@ -106,7 +106,7 @@ def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> job
     """Return the summary of a job.
 
     Args:
-        job: the job as stored.
+        job: the job as stored, in any state.
         now: current time of the server.
         listed: fields that only lists contain.
 
@@ -194,7 +194,7 @@ def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list
     """Return the names of the jobs ahead of a queued job that the caller may see.
 
     Args:
-        turns: the fleet's schedule.
+        turns: the fleet's schedule, which must contain the run.
         run: run of the queued job.
         only_project: restrict the names to this project. None: return all.
 
@@ -209,7 +209,7 @@ def health(disks: Sequence[FullDisk], version: str) -> health_schemas.HealthResp
 
     Args:
         disks: full disks of this server and of its database.
-        version: version of this server.
+        version: version of this server, such as `1.2.0`.
 
     Returns:
         The health response.
@@ -236,7 +236,7 @@ def job_conditions(
     """Return the current problems of a job's nodes and of the service.
 
     Args:
-        job: the job as stored.
+        job: the job as stored, in any state.
         node_ids: nodes of the job.
         agents: connected agents of all fleets, by node.
         disks: full disks of this server and of its database.
@@ -287,7 +287,7 @@ def job(
     Args:
         found: the job with its plan and incidents, as stored.
         now: current time of the server.
-        turns: the fleet's schedule.
+        turns: the fleet's schedule; source of the jobs ahead of a queued job.
         healthy_node_count: result of `healthy_count` for the job's nodes.
         conditions: result of `job_conditions`.
         only_project: restrict names of other jobs to this project. None: show all.
@@ -385,10 +385,10 @@ def _channel(given: JobInput) -> jobs_schemas.Channel:
 def protection(
     job: JobRecord, shards: Sequence[ShardRecord], checkpoint: CheckpointRecord | None, domains: Mapping[str, str]
 ) -> checkpoints_schemas.DescribeProtectionResponse:
-    """Return how well the job's state is protected.
+    """Return the present protection of the job's state.
 
     Args:
-        job: the job as stored.
+        job: the job as stored, in any state.
         shards: reported shards of the job's newest generation. Ranks that have not reported are missing.
         checkpoint: the newest complete checkpoint, or None.
         domains: failure domains of the holders, by node. Unknown ones are missing.
@@ -634,7 +634,7 @@ def fleet(
     """Return one fleet.
 
     Args:
-        record: the fleet as stored.
+        record: the fleet as stored, in any state.
         nodes: nodes of the fleet, without ended ones.
         agents: agents of all fleets that this server has seen.
         history: totals of the fleet's jobs and incidents.

@@ -62,7 +62,7 @@ class AwsOperator:
     """`CloudOperator` over boto3. Thread-safe.
 
     Args:
-        connection: the cloud.
+        connection: credentials and endpoint of the cloud; shared with other clients.
         monotonic: returns seconds on a monotonic clock, for the age of cached settings.
     """
 

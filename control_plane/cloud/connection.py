@@ -59,7 +59,7 @@ MAX_ATTEMPTS: Final = 3
 
 
 class CloudMode(StrEnum):
-    """Which cloud the control plane uses.
+    """Cloud that the control plane uses.
 
     - LOCAL: only the local cloud on this machine.
     - AWS: the account of the ambient credentials.

@@ -209,7 +209,7 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
     asked a person to confirm them. It never changes the conditions in `checks`.
 
     Args:
-        operator: the cloud.
+        operator: the cloud that owns the group.
         group: the group as just described.
 
     Returns:

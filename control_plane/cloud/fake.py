@@ -54,7 +54,7 @@ class FakeOperator:
 
     Args:
         boot_delay: time from the launch to InService and `running`.
-        now: the initial time.
+        now: initial time of the simulated clock.
     """
 
     def __init__(self, *, boot_delay: timedelta = timedelta(0), now: datetime = EPOCH) -> None:

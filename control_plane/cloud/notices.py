@@ -109,7 +109,7 @@ class SqsQueue:
     """`EventQueue` over boto3.
 
     Args:
-        connection: the cloud.
+        connection: credentials and endpoint of the cloud; shared with other clients.
         url: the URL of the queue.
     """
 

@@ -51,7 +51,7 @@ class ObjectStore(Protocol):
         """Write a small object.
 
         Args:
-            reference: bucket and key.
+            reference: bucket and key to write.
             body: the complete content. Use `put_file` for large objects.
             if_absent: write only if no object has that key, else raise `PreconditionFailed`.
 
@@ -74,7 +74,7 @@ class ObjectStore(Protocol):
         Errors occur from the first `next` on.
 
         Args:
-            reference: bucket and key.
+            reference: bucket and key of an existing object.
             start: the first byte. At or past the end, the iterator is empty.
             end: one past the last byte, or None for the whole object.
 
@@ -89,7 +89,7 @@ class ObjectStore(Protocol):
         """Yield the objects whose keys start with a prefix, in key order.
 
         Args:
-            prefix: bucket and key prefix.
+            prefix: bucket and key prefix; an empty prefix lists the whole bucket.
             after: yield only keys after this one, which need not exist. Empty: all keys.
 
         Returns:
@@ -102,7 +102,7 @@ class ObjectStore(Protocol):
         """Return a presigned URL for the upload of one specific body. Makes no request.
 
         Args:
-            reference: bucket and key.
+            reference: bucket and key that the URL writes.
             sha256: digest of the body, hexadecimal.
             size_bytes: size of the body.
             seconds: how long the URL is valid.

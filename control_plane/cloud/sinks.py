@@ -72,8 +72,8 @@ class _ServiceSink(ABC):
     """`EventSink` over an operation that accepts or refuses each entry separately.
 
     Args:
-        connection: the cloud.
-        arn: the bus or topic.
+        connection: credentials and endpoint of the cloud; shared with other clients.
+        arn: ARN of the bus or topic that receives the entries.
     """
 
     SERVICE: ClassVar[str]
@@ -160,7 +160,7 @@ def sink_of(connection: Connection, arn: str) -> EventSink:
     """Return a new sink for an ARN.
 
     Args:
-        connection: the cloud.
+        connection: credentials and endpoint of the cloud; shared with other clients.
         arn: an ARN that matches `ARN`.
 
     Returns:
@@ -211,7 +211,7 @@ class LogGroupSink:
     """`LogSink` over CloudWatch Logs.
 
     Args:
-        connection: the cloud.
+        connection: credentials and endpoint of the cloud; shared with other clients.
         group: the name of an existing log group.
     """
 

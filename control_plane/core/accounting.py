@@ -149,7 +149,7 @@ def charge(
     pass changes the state. If the number of nodes changes, the caller must store the returned record.
 
     Args:
-        record: the stored record.
+        record: the record as read at the start of the pass.
         now: Unix seconds. A clock that went back charges nothing.
         gap_seconds: the longest time between two passes while a control plane works on the job.
         node_count: nodes that work for the job from now on, and that the job pays for.
@@ -278,7 +278,7 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
 
     Args:
         incident: an open incident, or one that this pass has closed.
-        record: charged in this pass.
+        record: the job's record, charged in this pass.
 
     Returns:
         Node-microseconds from the failure to the incident's end, or until now. A lost node counts until the fleet takes
@@ -293,8 +293,8 @@ def idle_so_far(incident: IncidentRecord, record: JobRecord, now: float) -> int:
     """Return `idle_node_microseconds` of an open incident until now, if the last charge is older.
 
     Args:
-        incident: an open incident.
-        record: the stored record.
+        incident: an incident that is not closed.
+        record: the job's record as stored; its last charge may be older than `now`.
         now: Unix seconds. A time before the last charge counts as the time of that charge.
 
     Returns:

@@ -41,7 +41,7 @@ class SendLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendStart:
-    """Tell a node to start its ranks."""
+    """Command a node to start its ranks."""
 
     node_id: NodeId
     job: JobName
@@ -61,7 +61,7 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendHalt:
-    """Tell a node to stop its ranks at once, because the generation is over."""
+    """Command a node to stop its ranks at once, because the generation is over."""
 
     node_id: NodeId
     job: JobName
@@ -83,7 +83,7 @@ class SendTakeCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTakeStacks:
-    """Tell a node to read the stacks of its ranks."""
+    """Command a node to read the stacks of its ranks."""
 
     node_id: NodeId
     job: JobName
@@ -94,7 +94,7 @@ class SendTakeStacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRelease:
-    """Tell a node to delete its state of a run."""
+    """Command a node to delete its state of a run."""
 
     node_id: NodeId
     run: RunId
@@ -146,7 +146,7 @@ def reboot_key(node_id: NodeId, since: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendKeepEvidence:
-    """Tell an agent to upload its own log and its ranks' output streams to the object store.
+    """Command an agent to upload its own log and its ranks' output streams to the object store.
 
     A person will inspect the node.
     """
@@ -156,7 +156,7 @@ class SendKeepEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendKeepSources:
-    """Tell a spare to hold the source archives of its fleet's jobs, and no others."""
+    """Command a spare to hold the source archives of its fleet's jobs, and no others."""
 
     node_id: NodeId
     sources: tuple[SourceArchive, ...]
@@ -253,7 +253,7 @@ class Decision:
 
     @property
     def reason(self) -> str:
-        """Why the job is in its present state."""
+        """Reason for the job's present state."""
         return self.record.reason
 
 

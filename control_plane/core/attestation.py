@@ -127,7 +127,7 @@ def refusal_of_principal(principal: Principal, *, account: str, role_name: str, 
     policy admits other principals.
 
     Args:
-        principal: as STS returned it.
+        principal: account, role and session from the answer of STS.
         account: the control plane's own account.
         role_name: the role of the fleet's nodes.
         node_id: the node that the agent claims to be.

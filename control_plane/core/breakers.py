@@ -33,7 +33,7 @@ It applies even if the failures differ.
 
 
 class Course(StrEnum):
-    """How a job continues after a failure.
+    """Way in which a job continues after a failure.
 
     - AGAIN: unchanged.
     - OTHER_NODE: with another node.
@@ -69,7 +69,7 @@ def rule(
 
     Args:
         failures: failures that count as the job's own, oldest first. None is the consequence of a lost node.
-        trials: changes tried so far.
+        trials: changes that earlier rulings tried against these failures.
         spec: the job's specification, with `max_attempts`.
         has_spare: a node can take over, from a state other than the script's initial one.
         older_base: the newest state older than the last failure's base that every rank can get, or 0.
@@ -125,8 +125,8 @@ def still_ahead(failures: Sequence[FailureRecord], generation: Generation, bound
     Repeated failures count only without progress.
 
     Args:
-        failures: oldest first.
-        generation: the running generation.
+        failures: failures of the job, oldest first.
+        generation: number of the running generation.
         boundary: the boundary that all its ranks have passed.
 
     Returns:
@@ -142,7 +142,7 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 
     Args:
         trials: the changes tried so far.
-        generation: the running generation.
+        generation: number of the running generation.
         boundary: the boundary that all its ranks have passed.
 
     Returns:

@@ -67,7 +67,7 @@ def surplus(
     """Return the checkpoints that a job no longer keeps.
 
     Args:
-        kept: the job's complete checkpoints.
+        kept: all complete checkpoints of the job.
         max_count: how many of the newest checkpoints stay. None: all.
         max_age_seconds: age limit. None: no limit.
         now: Unix seconds.
@@ -100,7 +100,7 @@ def due(
         plan: the plan of the newest generation.
         reports: its members' reports about that generation.
         lineage: all generations with a plan.
-        known: the complete checkpoints.
+        known: checkpoints whose manifests are already written.
         dropped: generation and step of each checkpoint that a person has deleted. Agents still report their shards.
 
     Returns:
@@ -126,9 +126,9 @@ def newest_restorable(
     """Return the newest checkpoint from which a job could resume, or None.
 
     Args:
-        known: the complete checkpoints.
+        known: all complete checkpoints of the job.
         lineage: all generations with a plan.
-        generation: the newest of them.
+        generation: number of the newest generation with a plan.
 
     Returns:
         The newest checkpoint whose shards are all on the path to that generation.

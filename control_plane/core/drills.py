@@ -56,7 +56,7 @@ A fault that the node's agent reports about its own node is never among them.
 
 
 class Course(StrEnum):
-    """What a pass does about a drill. WAIT: nothing. STRIKE: the fault is injected now."""
+    """Action of a pass for a drill. WAIT: nothing. STRIKE: the fault is injected now."""
 
     WAIT = "wait"
     STRIKE = "strike"
@@ -82,7 +82,7 @@ def follow(
         record: the job's record after the decision of this pass.
         plan: the plan of the job's newest generation.
         now: Unix seconds.
-        timeouts: the ladder.
+        timeouts: a drill may last a multiple of `exclude_seconds`.
 
     Returns:
         The drill to store, and whether it strikes once it is stored.
@@ -192,7 +192,7 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
 
     Args:
         drill: the open drill of the job, or None.
-        incident: the open incident.
+        incident: the job's incident that is not closed.
         found: the faults of this pass, after `attributed`.
 
     Returns:

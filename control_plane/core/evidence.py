@@ -126,7 +126,7 @@ def judge(
         out_of_view: other members report that the node's replicas do not answer: the data plane's evidence.
         is_blind: most of the fleet is silent.
         now: Unix seconds.
-        timeouts: the ladder.
+        timeouts: limits for silence and for missing steps.
         impairment: the node's tracked problem although its agent reports, or None.
         is_training: the ranks of its generation run. Steps count as advancing until none was completed for T_max.
         is_launching: it was a member, and no rank runs yet. A fault then does not affect the shards in its memory.
@@ -262,7 +262,7 @@ def unvouched(
         nodes: the nodes of a training job.
         committed_at: Unix seconds of the newest commit, or None.
         now: Unix seconds.
-        timeouts: the ladder.
+        timeouts: their lease decides which nodes are silent.
 
     Returns:
         Node ids.
@@ -291,7 +291,7 @@ def track_silences(
         nodes: the members.
         progress: by node, the progress that all other members report.
         now: Unix seconds.
-        timeouts: the ladder.
+        timeouts: their lease decides when a silence begins to count.
 
     Returns:
         One entry per silent node, sorted by id, for the next pass.
@@ -335,7 +335,7 @@ def track_impairments(
         out_of_view: members whose replicas do not answer.
         progress: by node, the progress that all other members report.
         now: Unix seconds.
-        timeouts: the ladder.
+        timeouts: limits that decide which problems count as impairments.
 
     Returns:
         One entry per impaired member, sorted by id, for the next pass.
@@ -467,12 +467,8 @@ def current_reports(
 def is_fleet_blind(nodes: Collection[NodeObserved], timeouts: Timeouts) -> bool:
     """Return whether most of a fleet is silent although AWS does not report it ended.
 
-    Args:
-        nodes: all nodes of the fleet whose agents have ever connected.
-        timeouts: the ladder.
-
-    Returns:
-        True if more than half of at least `BLIND_FLEET_SIZE` nodes are silent.
+    This is the case if more than half of at least `BLIND_FLEET_SIZE` nodes are silent. `nodes` contains all nodes of
+    the fleet whose agents have ever connected.
     """
     present = [node for node in nodes if node.instance is not InstanceCondition.ENDED]
     silent = [node for node in present if is_silent(node, timeouts)]

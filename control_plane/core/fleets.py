@@ -102,7 +102,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         now: Unix seconds.
         spec: what the user wants of the fleet.
         observed: the group, the node table, the agents and the jobs of the fleet.
-        policy: the timeouts.
+        policy: timeouts of the fleet's state machine.
 
     Returns:
         Rows of the node table to write, and actions. Both are empty if nothing has to change.
@@ -618,8 +618,8 @@ def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
 
     Args:
         spec: what the user wants of the fleet.
-        min_size: MinSize of the group.
-        max_size: MaxSize of the group.
+        min_size: MinSize of the group, the lower bound of the result.
+        max_size: MaxSize of the group, the upper bound of the result.
 
     Returns:
         The capacity that `decide` requests in the fleet's first pass.

@@ -110,20 +110,20 @@ def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport])
     return Pace(world_size=world_size, longest=longest)
 
 
-def limits(phase: str, pace: Pace, timeouts: Timeouts, told: float = 0.0) -> Limits:
+def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) -> Limits:
     """Return the limits of a phase.
 
     Args:
         phase: the phase, as ranks report it.
         pace: the longest times without progress of the job so far.
         timeouts: the ladder. `stall_seconds`, `hang_seconds` and `new_phase_seconds` are the floors.
-        told: the limit that the script declared for the phase, in seconds, or 0.
+        declared: the limit that the script declared for the phase, in seconds, or 0.
 
     Returns:
         Seconds, with `first` < `second` ≤ `last`.
     """
-    if told:
-        first = max(timeouts.stall_seconds, told)
+    if declared:
+        first = max(timeouts.stall_seconds, declared)
         return Limits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
     longest = pace.longest.get(phase)
     floor = timeouts.new_phase_seconds if longest is None or phase in DOWNLOADING else timeouts.stall_seconds
@@ -152,7 +152,7 @@ def watch(
         reports: the members' reports, of the newest generation.
         pace: the longest times without progress of the job so far.
         suspicion: the stored suspicion of the previous pass, or None.
-        timeouts: the ladder.
+        timeouts: floors for the limits of all phases.
         is_heard: whether every member is connected. The evidence rules handle silent members.
 
     Returns:
@@ -229,7 +229,7 @@ def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
     The stored reason has no elapsed time, so a hang causes no write per pass.
 
     Args:
-        reason: the stored reason.
+        reason: the job's reason as stored, without a duration.
         suspicion: the stored suspicion, or None.
         now: Unix seconds.
 

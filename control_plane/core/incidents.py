@@ -64,11 +64,11 @@ def opened(
 
     Args:
         run: the run of the job.
-        generation: the failed generation.
+        generation: number of the failed generation.
         faults: the faults that ended it. Not empty.
         decision: what the control plane does about it, as a sentence.
-        reason: why, as a sentence.
-        reached: the highest known boundary.
+        reason: cause of the decision, as a sentence.
+        reached: the highest boundary that any rank has reported.
         now: Unix seconds.
 
     Returns:
@@ -128,16 +128,8 @@ def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:
     """Return the incident after `event`, with the time of the transition.
 
-    Args:
-        incident: an incident that is not closed.
-        event: what has happened.
-        now: Unix seconds of the transition.
-
-    Returns:
-        The incident in its next state.
-
-    Raises:
-        InvalidTransition: the incident's state has no transition for this event.
+    Raises InvalidTransition if the incident's state has no transition for this event. `now` is the time of the
+    transition in Unix seconds.
     """
     state = advance(INCIDENT_TRANSITIONS, f"incident {incident.id}", incident.state, event, incident.evidence)
     match event:

@@ -63,10 +63,10 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
     """Return which members have promised the issued generation.
 
     Args:
-        spec: the job's specification.
+        spec: specification of the job, with the number of nodes.
         seen: the observation of this pass.
         record: the record with the exclusions of this pass.
-        policy: the timeouts.
+        policy: timeouts, among them the limit for a promise.
 
     Returns:
         Every place of the job: promised, late, unreachable or vacant. A new node that was asked for its promise keeps
@@ -150,11 +150,11 @@ def make_plan(
     """Return the plan of the issued generation, and the restore that it uses.
 
     Args:
-        spec: the job's specification.
+        spec: specification of the job at its newest revision.
         seen: the observation of this pass.
         record: the record with the exclusions of this pass.
-        roll: the complete roll.
-        policy: the timeouts.
+        roll: roll without late, unreachable or vacant places.
+        policy: timeouts that the plan passes on to the agents.
 
     Returns:
         The plan, which the caller stores before it sends any part, and the chosen restore, for the incident.

@@ -172,11 +172,11 @@ def due(
     interruption for several departures costs less than one interruption for each.
 
     Args:
-        known: the departures, in order.
+        known: all departures of the job; the first ones leave first.
         ready_count: nodes that could take a place.
         upload_seconds: how long the last checkpoint took to S3, or None.
         now: Unix seconds.
-        timeouts: the ladder.
+        timeouts: `final_round_seconds` precedes the end of a departing node.
 
     Returns:
         - With a ready node for each departure: all departures.
@@ -219,7 +219,7 @@ def is_stuck(
         known: all departures of the job.
         progress_at: Unix seconds of the last new step, or the end of a later period without a control plane.
         now: Unix seconds.
-        timeouts: the ladder.
+        timeouts: `blind_wait_seconds` limits the time without progress.
         promised_seconds: how long the script lets ranks make no progress. It does not count if a node leaves at a fixed
             time.
 
@@ -291,7 +291,7 @@ def checkpoint_wait(
         is_replaceable: whether a ready node exists for every departure, so the wait costs training time.
         is_held: whether staying nodes hold every shard, so no step depends on the checkpoint.
         now: Unix seconds.
-        timeouts: the ladder.
+        timeouts: `final_round_seconds`, `blind_wait_seconds` and `prepare_deadline_seconds` limit the wait.
 
     Returns:
         Whether to wait, and a clause for the job's reason.
@@ -348,7 +348,7 @@ def fault(move: Departure, at: float, now: float) -> Fault:
     """Return the fault that ends a generation so that the job can leave a member.
 
     Args:
-        move: the departure.
+        move: the departure that the job carries out.
         at: Unix seconds when training stopped. Nothing failed before.
         now: Unix seconds.
 
@@ -374,7 +374,7 @@ def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: floa
 
     Args:
         node_id: the member that stays.
-        left: the departures.
+        left: departures of the members that the job leaves.
         incident: the id of the incident.
         now: Unix seconds.
 

@@ -117,8 +117,8 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
 
     Args:
         node_count: N.
-        copies: m.
-        lost_count: k.
+        copies: m, nodes that hold each shard, the owner included.
+        lost_count: k, nodes lost at the same time.
 
     Returns:
         A probability: 16, 2, 2 gives 0.9333.

@@ -122,7 +122,7 @@ def choose(survey: Survey) -> Restore:
     promised. Before that, the loop calls it to find out whether a missing member is needed at all.
 
     Args:
-        survey: the available sources.
+        survey: shards in memory and in S3 that the members can get.
 
     Returns:
         The base, its sources, and the slots that every node has to keep.
@@ -190,7 +190,7 @@ def stored_step(survey: Survey, base: Step) -> Step:
 
     Args:
         survey: the survey of the plan.
-        base: the chosen base.
+        base: step of the base that `choose` returned.
 
     Returns:
         The step, or 0.

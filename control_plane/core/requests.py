@@ -48,7 +48,7 @@ def refusal(asked: NodeRequest, standing: Standing) -> str:
     """Return why a request for a node is refused, or an empty string.
 
     Args:
-        asked: the request.
+        asked: request of a person for one node.
         standing: the node, its fleet and its job.
 
     Returns:

@@ -291,8 +291,8 @@ def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, sto
     Args:
         table: one of this module's transition tables.
         entity: name of the object for the error message, for example `job gpt`.
-        state: the present state.
-        event: what happened.
+        state: state of the object before the event.
+        event: event that has happened to the object.
         story: how the object reached its present state, for the error message.
 
     Returns:
@@ -321,7 +321,7 @@ class TrainingJobStatus(StrEnum):
 
 
 class ProtectionState(StrEnum):
-    """How completely memory protects a job's state now.
+    """Completeness of the protection of a job's state by memory.
 
     - PROTECTED: every shard has all its copies.
     - DEGRADED: at least one shard has fewer copies, or ranks refuse snapshots.
@@ -378,7 +378,7 @@ def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> 
     """Return the `TrainingJobStatus` of a job.
 
     Args:
-        state: the stored state.
+        state: state of the job as stored.
         is_stop_requested: a stop was requested, and the job has not ended.
 
     Returns:
@@ -400,7 +400,7 @@ def secondary_status(
     """Return the `SecondaryStatus` of a job, which is finer than its `TrainingJobStatus`.
 
     Args:
-        state: the stored state.
+        state: state of the job as stored.
         has_started: the job has been launched on nodes before.
         has_stepped: some launch of the job has completed a step.
         is_stepping: the newest launch has completed a new step.

@@ -61,7 +61,7 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
     Args:
         session: from `Database.write`.
         lease: lease of the checkpoint's job.
-        checkpoint: to store.
+        checkpoint: the row to store, complete or in progress.
 
     Returns:
         Whether the row was written. False if the checkpoint was completed before.
@@ -108,7 +108,7 @@ def page(
         run_id: run id of the job.
         min_step: lowest step to return.
         before: step and generation of the previous page's last checkpoint. None: first page.
-        limit: maximum number of rows.
+        limit: maximum number of rows, at least 1.
 
     Returns:
         At most `limit` checkpoints.

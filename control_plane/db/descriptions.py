@@ -68,15 +68,7 @@ class JobDescription:
 def find(session: Session, name: str) -> JobDescription:
     """Read a job's description.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        name: name of the job.
-
-    Returns:
-        The job with its related rows.
-
-    Raises:
-        NotFound: the job does not exist.
+    Raises NotFound if the job does not exist. `session` comes from `Database.read` or `Database.write`.
     """
     row = session.execute(_ASKED, {"of_name": name}).one_or_none()
     if row is None:

@@ -60,7 +60,7 @@ class DiskWatch:
         """Record a failed write, if its cause is a full disk. Other errors are ignored.
 
         Args:
-            error: exception of the write.
+            error: exception of the write, possibly SQLAlchemy's wrapper of the driver's error.
             directory: where the caller writes files. Used if an OSError does not contain a file name.
         """
         if not is_disk_full(error):

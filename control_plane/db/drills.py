@@ -74,7 +74,7 @@ def create(session: Session, drill: NewDrill) -> DrillRecord:
 
     Args:
         session: from `Database.write`.
-        drill: as requested.
+        drill: the drill as the user requested it.
 
     Returns:
         The stored drill.
@@ -107,8 +107,8 @@ def change(session: Session, lease: Lease, drill_id: str, **changes: Unpack[Dril
     Args:
         session: from `Database.write`.
         lease: lease of the drill's job.
-        drill_id: id of the drill.
-        **changes: the changed columns.
+        drill_id: id of a drill of the lease's job.
+        **changes: columns to update, by name, with their new values.
 
     Raises:
         StaleLease: another replica has taken the lease over. Nothing was written.
@@ -127,7 +127,7 @@ def page(
         job_name: only drills of this job. None: all.
         project: only drills of this project. None: all.
         after: `(requested_at, id)` of the previous page's last drill. None: first page.
-        limit: maximum number of rows.
+        limit: maximum number of rows, at least 1.
 
     Returns:
         At most `limit` drills.

@@ -24,7 +24,7 @@ class NotFound(DatabaseError):
 
     Args:
         noun: kind of the row for the message, as "training job" or "fleet".
-        name: the requested name.
+        name: the name or id that the caller requested.
     """
 
     def __init__(self, noun: str, name: str) -> None:

@@ -89,7 +89,7 @@ def newest_of(
     Args:
         session: from `Database.read` or `Database.write`.
         event_type: for example `RanksHang`.
-        job_name: name of the job.
+        job_name: only events of this job count.
         since: start of the period, inclusive.
         until: end of the period, inclusive. None: no end.
 
@@ -105,8 +105,8 @@ def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool
 
     Args:
         session: from `Database.read` or `Database.write`.
-        which: the filter.
-        limit: maximum number of rows.
+        which: conditions that every returned event fulfils.
+        limit: maximum number of rows, at least 1.
         is_ascending: oldest first. False: newest first.
 
     Returns:

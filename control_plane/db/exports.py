@@ -63,8 +63,8 @@ def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> N
 
     Args:
         session: from `Database.write`.
-        lease: lease of the export.
-        **columns: the changed columns.
+        lease: lease of the export, whose row is updated.
+        **columns: columns to update, by name, with their new values.
 
     Raises:
         StaleLease: another replica has taken the lease over. Nothing was written.
@@ -94,7 +94,7 @@ def store_log_cursor(session: Session, lease: Lease, run_id: str, *, cursor: str
 
     Args:
         session: from `Database.write`.
-        lease: lease of the export.
+        lease: lease of the export that copies the log.
         run_id: run id of the log.
         cursor: encoded by `loop.log_exporter`.
         is_over: whether the log is complete and all of it was copied.

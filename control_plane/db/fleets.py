@@ -111,7 +111,7 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
 
     Args:
         session: from `Database.write`.
-        fleet: to store.
+        fleet: columns of the new row that the user determines.
         now: the time in UTC.
 
     Returns:
@@ -136,7 +136,7 @@ def require_free(session: Session, name: str, auto_scaling_group_name: str) -> N
     Args:
         session: from `Database.read` or `Database.write`.
         name: name of the new fleet.
-        auto_scaling_group_name: its group.
+        auto_scaling_group_name: name of the group for the new fleet.
 
     Raises:
         AlreadyExists: another fleet has the name or the group.
@@ -150,15 +150,7 @@ def require_free(session: Session, name: str, auto_scaling_group_name: str) -> N
 def get(session: Session, name: str) -> FleetRecord:
     """Return the fleet with this name.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        name: name of the fleet.
-
-    Returns:
-        The stored fleet.
-
-    Raises:
-        NotFound: the fleet does not exist.
+    Raises NotFound if the fleet does not exist. `session` comes from `Database.read` or `Database.write`.
     """
     found = find(session, name)
     if found is None:
@@ -192,7 +184,7 @@ def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecor
     Args:
         session: from `Database.read` or `Database.write`.
         after: name of the previous page's last fleet. None: first page.
-        limit: maximum number of rows.
+        limit: maximum number of rows, at least 1.
 
     Returns:
         At most `limit` fleets.
@@ -206,16 +198,8 @@ def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecor
 def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> FleetRecord:
     """Change a user's settings of a fleet.
 
-    Args:
-        session: from `Database.write`.
-        name: name of the fleet.
-        **wishes: the changed settings.
-
-    Returns:
-        The changed fleet.
-
-    Raises:
-        NotFound: the fleet does not exist.
+    `wishes` contains the changed settings only. `session` comes from `Database.write`. Raises NotFound if the fleet
+    does not exist.
     """
     if wishes and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**wishes))):
         raise NotFound("fleet", name)
@@ -227,16 +211,7 @@ def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
 
     While most of a fleet is silent, Everstep does not consider silent nodes lost. The statement lifts this restriction.
 
-    Args:
-        session: from `Database.write`.
-        name: name of the fleet.
-        now: the time in UTC.
-
-    Returns:
-        The changed fleet.
-
-    Raises:
-        NotFound: the fleet does not exist.
+    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the fleet does not exist.
     """
     get(session, name)
     session.execute(
@@ -250,8 +225,8 @@ def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> No
 
     Args:
         session: from `Database.write`.
-        lease: lease of the fleet.
-        **changes: the changed columns.
+        lease: lease of the fleet, whose row is updated.
+        **changes: columns to update, by name, with their new values.
 
     Raises:
         StaleLease: another replica has taken the lease over. Nothing was written.
@@ -266,17 +241,8 @@ def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
 
     The loop ends its nodes, then removes it. Idempotent.
 
-    Args:
-        session: from `Database.write`.
-        name: name of the fleet.
-        now: the time in UTC.
-
-    Returns:
-        The changed fleet.
-
-    Raises:
-        NotFound: the fleet does not exist.
-        Conflict: the fleet has unfinished jobs.
+    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the fleet does not exist, and
+    Conflict if it has unfinished jobs.
     """
     get(session, name)
     _require_idle(session, name)

@@ -44,7 +44,7 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
     Args:
         session: from `Database.write`.
         lease: lease of the job or fleet that found the faults.
-        lines: to store.
+        lines: entries of the nodes' fault histories.
 
     Raises:
         StaleLease: another replica has taken the lease over. Nothing was written.

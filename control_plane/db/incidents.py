@@ -126,7 +126,7 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
         session: from `Database.write`.
         lease: lease of the incident's job.
         incident_id: new, or equal to that of a repeated call.
-        incident: facts at the detection.
+        incident: facts that are final at the detection.
 
     Returns:
         The stored incident.
@@ -149,8 +149,8 @@ def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[I
     Args:
         session: from `Database.write`.
         lease: lease of the incident's job.
-        incident_id: id of the incident.
-        **changes: the changed columns.
+        incident_id: id of an incident of the lease's job.
+        **changes: columns to update, by name, with their new values.
 
     Raises:
         StaleLease: another replica has taken the lease over. Nothing was written.
@@ -170,15 +170,7 @@ def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[I
 def get(session: Session, incident_id: str) -> IncidentRecord:
     """Return one incident.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        incident_id: id of the incident.
-
-    Returns:
-        The stored incident.
-
-    Raises:
-        NotFound: the incident does not exist.
+    Raises NotFound if the incident does not exist. `session` comes from `Database.read` or `Database.write`.
     """
     row = session.get(Incident, incident_id)
     if row is None:
@@ -360,9 +352,9 @@ def page(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        which: the filter.
+        which: conditions that every returned incident fulfils.
         after: `(opened_at, id)` of the previous page's last incident. None: first page.
-        limit: maximum number of rows.
+        limit: maximum number of rows, at least 1.
         is_ascending: oldest first. False: newest first.
 
     Returns:

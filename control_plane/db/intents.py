@@ -61,7 +61,7 @@ def begin(
         session: from `Database.write`. Commit it before the call.
         lease: lease of the job or fleet that needs the call.
         key: idempotency key; equal for equal calls.
-        action: name of the call.
+        action: name of the call, stored for operators.
         detail: arguments of the call; no secrets.
         now: the time in UTC.
 
@@ -98,8 +98,8 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
     Args:
         session: from `Database.write`.
         lease: lease of the job or fleet that needed the call.
-        key: key of the intent.
-        state: DONE or FAILED.
+        key: idempotency key of the intent, as passed to `begin`.
+        state: state to store: DONE or FAILED.
         outcome: one sentence.
         now: the time in UTC.
 

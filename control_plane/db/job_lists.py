@@ -68,9 +68,9 @@ def page(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        which: the filter.
+        which: conditions that every returned job fulfils.
         after: position of the previous page's last job. None: first page.
-        limit: maximum number of rows.
+        limit: maximum number of rows, at least 1.
         sort_by: sort column; jobs with equal values are sorted by run.
         is_ascending: smallest first. False: greatest first.
 

@@ -223,7 +223,7 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
 
     Args:
         session: from `Database.write`.
-        job: to store.
+        job: columns of the new row; admission has checked them.
         now: the time in UTC.
 
     Returns:
@@ -276,15 +276,7 @@ _BY_NAME: Final = select(Job).where(Job.name == bindparam("name"))
 def get(session: Session, name: str) -> JobRecord:
     """Return the job with this name.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        name: name of the job.
-
-    Returns:
-        The stored job.
-
-    Raises:
-        NotFound: the job does not exist.
+    Raises NotFound if the job does not exist. `session` comes from `Database.read` or `Database.write`.
     """
     row = session.scalar(_BY_NAME, {"name": name})
     if row is None:
@@ -350,13 +342,8 @@ class JobTotals:
 def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTotals:
     """Add up the time and cost of all jobs of a fleet.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        fleet_name: name of the fleet.
-        buckets: buckets of the accounting.
-
-    Returns:
-        The sums. All are zero if the fleet never had a job.
+    All sums are zero if the fleet never had a job. `buckets` names the buckets of the accounting to add up. `session`
+    comes from `Database.read` or `Database.write`.
     """
     names = tuple(buckets)
     spent = [func.coalesce(func.sum(Job.accounting[name].as_integer()), 0) for name in names]
@@ -371,17 +358,8 @@ def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTo
 def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
     """Record a user's request to stop a job. Idempotent.
 
-    Args:
-        session: from `Database.write`.
-        name: name of the job.
-        now: the time in UTC.
-
-    Returns:
-        The changed job.
-
-    Raises:
-        NotFound: the job does not exist.
-        Conflict: the job has ended.
+    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
+    if it has ended.
     """
     changed = changed_rows(
         session.execute(
@@ -399,17 +377,8 @@ def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
 def request_pause(session: Session, name: str, now: datetime) -> JobRecord:
     """Record a user's request to pause a job until a user resumes it. Idempotent.
 
-    Args:
-        session: from `Database.write`.
-        name: name of the job.
-        now: the time in UTC.
-
-    Returns:
-        The changed job.
-
-    Raises:
-        NotFound: the job does not exist.
-        Conflict: the job has ended, or a user has asked it to stop.
+    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist. Raises
+    Conflict if the job has ended or a user has asked it to stop.
     """
     job = get(session, name)
     if job.ended_at is not None:
@@ -424,17 +393,8 @@ def request_pause(session: Session, name: str, now: datetime) -> JobRecord:
 def withdraw_pause(session: Session, name: str, now: datetime) -> JobRecord:
     """Record that a user resumes a job. A job without a pause request is not changed.
 
-    Args:
-        session: from `Database.write`.
-        name: name of the job.
-        now: the time in UTC.
-
-    Returns:
-        The job.
-
-    Raises:
-        NotFound: the job does not exist.
-        Conflict: the job has ended.
+    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
+    if it has ended.
     """
     job = get(session, name)
     if job.ended_at is not None:
@@ -479,12 +439,8 @@ def rows_of(session: Session, run_id: str) -> JobRows:
 def require_ended(session: Session, job: JobRecord) -> None:
     """Check that a job has ended and that no node works for it.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        job: as stored.
-
-    Raises:
-        Conflict: the job has not ended, or a node has not released it yet.
+    Raises Conflict if the job has not ended or a node has not released it yet. `session` comes from `Database.read` or
+    `Database.write`.
     """
     if job.ended_at is None:
         raise Conflict(
@@ -536,8 +492,8 @@ def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job.
-        **changes: the changed columns.
+        lease: lease of the job, whose row is updated.
+        **changes: columns to update, by name, with their new values.
 
     Raises:
         StaleLease: another replica has taken the lease over. Nothing was written.
@@ -554,7 +510,7 @@ def transition(
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job.
+        lease: lease of the job, whose row is updated.
         before: state on which the decision was based.
         after: state to enter. The core has checked the transition.
         now: the time in UTC.
@@ -585,7 +541,7 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job.
+        lease: lease of the job, whose history is extended.
         stepped_at: time by the ranks' clock.
 
     Raises:
@@ -609,8 +565,8 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job.
-        plan: plan of the generation.
+        lease: lease of the job that the generation belongs to.
+        plan: complete plan, which names the generation's number.
         now: the time in UTC.
         revision: revision of the specification from which the plan was made.
 
@@ -659,8 +615,8 @@ def mark_generation_started(session: Session, lease: Lease, number: int, now: da
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job.
-        number: number of the generation.
+        lease: lease of the job that the generation belongs to.
+        number: number of a generation with a stored plan.
         now: the time in UTC.
 
     Raises:
@@ -680,7 +636,7 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
     Args:
         session: from `Database.read` or `Database.write`.
         run_id: run id of the job.
-        number: number of the generation.
+        number: number of the generation, starting with 1.
 
     Returns:
         The stored generation.

@@ -64,7 +64,7 @@ class Leaser:
 
         Args:
             session: from `Database.write`.
-            kind: selects the table.
+            kind: kind of the row; selects the table.
             key: primary key of the row.
             at_once: take over without waiting, because the caller knows that the present owner has lost its right.
 

@@ -223,7 +223,7 @@ def _report_difference(session: Session, run_id: str, base: int, repeated: Seque
 
     Args:
         session: from `Database.write`.
-        run_id: id of the run.
+        run_id: run id of the job.
         base: step from which the generation continued.
         repeated: points that the generation has logged.
     """
@@ -307,7 +307,7 @@ def read(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        run_id: id of the run.
+        run_id: run id of the job.
         name: name of one metric. None: all.
         first_step: points that end before this step are left out.
         last_step: points that begin after this step are left out. None: no limit.

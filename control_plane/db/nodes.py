@@ -136,7 +136,7 @@ def page(
         fleet_name: only nodes of this fleet. None: all.
         with_ended: include ended nodes.
         after: `(created_at, id)` of the previous page's last node. None: first page.
-        limit: maximum number of rows.
+        limit: maximum number of rows, at least 1.
 
     Returns:
         At most `limit` nodes.
@@ -296,7 +296,7 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
         session: from `Database.write`.
         node_id: id of the node.
         state: state in which the node must be.
-        release: the request.
+        release: the user's request, stored for the fleet loop.
         now: the time in UTC. Older lines of the node's fault history no longer count.
 
     Returns:
@@ -344,7 +344,7 @@ def change(
         node_id: id of the node.
         initial_state: state of a created node, unless `changes` contains one.
         now: the time in UTC.
-        **changes: the changed columns.
+        **changes: columns to update, by name, with their new values.
 
     Raises:
         StaleLease: another replica has taken the lease over. Nothing was written.

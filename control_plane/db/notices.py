@@ -56,7 +56,7 @@ def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
 
     Args:
         session: from `Database.write`.
-        notice: as received.
+        notice: the notice, for one node.
         now: the time in UTC.
 
     Returns:
@@ -79,7 +79,7 @@ def replace_polled(
 
     Args:
         session: from `Database.write`.
-        source: STATUS or GROUP.
+        source: polled source, which is STATUS or GROUP.
         node_ids: nodes in the question. Other nodes' notices are not changed.
         found: all notices in the answer.
         now: the time in UTC.

@@ -79,7 +79,7 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job.
+        lease: lease of the job that owns the shards.
         shards: as their owners reported them.
         now: the time in UTC.
 

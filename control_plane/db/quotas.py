@@ -57,7 +57,7 @@ def page(session: Session, *, only_project: str | None, after: str | None, limit
         session: from `Database.read` or `Database.write`.
         only_project: only this project's quota. None: all.
         after: project of the previous page's last quota. None: first page.
-        limit: maximum number of rows.
+        limit: maximum number of rows, at least 1.
 
     Returns:
         At most `limit` quotas.
@@ -73,12 +73,7 @@ def page(session: Session, *, only_project: str | None, after: str | None, limit
 def remove(session: Session, project: str) -> None:
     """Delete a project's quota.
 
-    Args:
-        session: from `Database.write`.
-        project: the project.
-
-    Raises:
-        NotFound: the project has no quota.
+    `session` comes from `Database.write`. Raises NotFound if the project has no quota.
     """
     if not changed_rows(session.execute(delete(Quota).where(Quota.project == project))):
         raise NotFound("quota of the project", project)

@@ -68,7 +68,7 @@ def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str,
 
     Args:
         session: from `Database.write`.
-        retention: the limits.
+        retention: limits of age and number per kind of row, and the batch size.
         now: the time in UTC.
 
     Returns:

@@ -59,9 +59,9 @@ def revise(
     Args:
         session: from `Database.write`.
         job: read in the same transaction.
-        spec: complete new specification.
-        priority: new priority.
-        tags: complete new tags.
+        spec: complete specification of the new revision.
+        priority: priority from this revision on, changed or not.
+        tags: complete tags of the new revision; tags that are missing here are removed.
         changes: differences to the previous revision; not empty.
         now: the time in UTC.
 
@@ -97,9 +97,9 @@ def page(session: Session, job: JobRecord, *, after: int, limit: int) -> tuple[R
 
     Args:
         session: from `Database.read` or `Database.write`.
-        job: the job.
+        job: the job as stored; provides the run id.
         after: number of the previous page's last revision. 0: first page.
-        limit: maximum number of rows.
+        limit: maximum number of rows, at least 1.
 
     Returns:
         At most `limit` revisions.

@@ -73,11 +73,7 @@ def migrate(database: Database) -> str | None:
 def require_current(database: Database) -> None:
     """Check that the database has the schema that this code needs.
 
-    Args:
-        database: to check.
-
-    Raises:
-        SchemaMismatch: the schema is older, newer or missing. The message says what to do.
+    Raises SchemaMismatch if the schema is older, newer or missing. The message says what to do.
     """
     found, wanted = current(database), newest()
     if found == wanted:

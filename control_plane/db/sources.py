@@ -76,7 +76,7 @@ def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -
 
     Args:
         session: from `Database.read` or `Database.write`.
-        project: the project.
+        project: project that owns the archives.
         now: the time in UTC; uploads that have expired do not count.
         besides: SHA-256 of an archive that does not count, because the caller is checking its admission.
 

@@ -92,7 +92,7 @@ def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None =
 
     Args:
         session: from `Database.write`.
-        new: its properties.
+        new: kind, role, project and expiry of the token.
         now: the time in UTC.
         secret: from `new_secret`, if the caller had to write it to a file before this transaction. None: create one.
 
@@ -137,7 +137,7 @@ def page(
         with_ended: include revoked and expired tokens.
         now: the time in UTC.
         after: `(created_at, id)` of the previous page's last token. None: first page.
-        limit: maximum number of rows.
+        limit: maximum number of rows, at least 1.
 
     Returns:
         At most `limit` tokens.

@@ -18,7 +18,7 @@ class Versions:
     """The change counter of one database. Used in one thread.
 
     Args:
-        database: must exist already.
+        database: database with the current schema.
     """
 
     def __init__(self, database: Database) -> None:

@@ -71,8 +71,7 @@ class AgentConnection:
 
         A report is dropped if it is late (lower sequence number) or comes from a superseded connection.
 
-        Args:
-            report: decoded from the websocket.
+        The websocket route passes each decoded report.
         """
         if self.is_open and report.node_id == self.node_id:
             self._registry._reported(self, report)
@@ -80,8 +79,7 @@ class AgentConnection:
     def lines(self, lines: LogLines) -> None:
         """Pass the output of the node's ranks to log followers.
 
-        Args:
-            lines: decoded from the websocket.
+        The websocket route passes each decoded message.
         """
         if self.is_open:
             self._registry.lines.deliver(self.node_id, lines)
@@ -89,8 +87,7 @@ class AgentConnection:
     def command_ended(self, ended: CommandEnded) -> None:
         """Accept the result of a command that a user runs beside a rank.
 
-        Args:
-            ended: decoded from the websocket.
+        The websocket route passes each decoded message.
         """
         if self.is_open:
             self._registry.commands.ended(self.node_id, ended)
@@ -163,7 +160,7 @@ class AgentRegistry:
         The websocket route calls this once it has verified the agent's token.
 
         Args:
-            hello: the agent's first message.
+            hello: the agent's first message, already verified.
             fleet: the fleet to which the token binds the node.
 
         Returns:
@@ -234,7 +231,7 @@ class AgentRegistry:
 
         Args:
             node_id: the agent's node.
-            message: an idempotent command.
+            message: a command that an agent may receive more than once.
 
         Returns:
             False if the agent is not connected. The message is then dropped, and the loop repeats it.

@@ -50,7 +50,7 @@ class CheckpointKeeper:
     """The loop that deletes checkpoints.
 
     Args:
-        database: lists the checkpoints.
+        database: lists the checkpoints and receives their new states.
         objects: S3.
         now: returns the time in UTC.
     """
@@ -142,11 +142,11 @@ def delete(
     folder belong to the same generation and step.
 
     Args:
-        database: lists the checkpoint.
+        database: receives the checkpoint's new row and the event.
         objects: S3.
         run_id: run id of the job.
-        checkpoint: in state deleting.
-        now: time of the event.
+        checkpoint: the stored row, in state deleting.
+        now: time of the event, in UTC.
 
     Returns:
         The checkpoint's new row.

@@ -108,7 +108,7 @@ class EventFeed:
     Runs on the server's event loop; reads the database in threads.
 
     Args:
-        database: holds events and tokens.
+        database: holds the events, and the tokens of their readers.
         now: returns the time in UTC.
         poll_seconds: pause between two polls of the table.
         heartbeat_seconds: longest time between two batches of a stream.

@@ -99,9 +99,9 @@ def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
     The key is derived and never stored, so that a restarted server can send the same Load again.
 
     Args:
-        secret: the server secret.
+        secret: the server secret, which all replicas share.
         run: run id of the job.
-        generation: generation of the run.
+        generation: number of a generation of the run.
 
     Returns:
         32 bytes.
@@ -115,9 +115,9 @@ class Executor:
     Used on the server's event loop. Calls to AWS and S3 run in threads, so no pass waits for them.
 
     Args:
-        database: stores intents and checkpoints.
-        registry: sends messages to agents.
-        operator: client of AWS.
+        database: stores the intents and the checkpoints.
+        registry: sends messages to the connected agents.
+        operator: client of EC2 and Auto Scaling.
         objects: S3.
         secret: the server secret, from which generation keys are derived.
         bucket: receives the evidence of held nodes.
@@ -201,8 +201,8 @@ class Executor:
         that hangs delays only this group.
 
         Args:
-            lease: lease of the fleet.
-            actions: the changes.
+            lease: lease of the fleet that the group belongs to.
+            actions: changes to the group, in the order of execution.
             changed: called before and after each change of the group's members, to invalidate older answers of AWS.
         """
         if actions:
@@ -217,7 +217,7 @@ class Executor:
         Args:
             run: run id of the job.
             group: the Auto Scaling group of its fleet.
-            drill: in state STRUCK.
+            drill: the drill as stored, in state STRUCK.
         """
         if drill.kind is DrillKind.TERMINATE_INSTANCE:
             self._begin_work(f"drill/{drill.id}", lambda: self._strike_member(group, drill))

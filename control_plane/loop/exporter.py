@@ -45,8 +45,8 @@ class Exporter(ABC):
     It holds the lease, repeats the passes, backs off and records failures.
 
     Args:
-        database: stores the export's state.
-        name: name of the export.
+        database: stores the position, lease and failures of the export.
+        name: key of the export's row and lease.
         leaser: used by this loop only.
         now: returns the time in UTC.
     """
@@ -138,7 +138,7 @@ class EventExporter(Exporter):
     Args:
         database: holds the events and the export's position.
         name: name of the export, which is the receiver's ARN.
-        sink: client of the receiver.
+        sink: client of the bus or topic, called in threads.
         leaser: used by this loop only.
         now: returns the time in UTC.
     """

@@ -51,7 +51,7 @@ class LogExporter(Exporter):
     """The loop that exports to one log group.
 
     Args:
-        database: stores the cursors.
+        database: stores the cursor of each run.
         objects: S3, which holds the log chunks.
         group: name of the log group; part of the lease's key and of log messages.
         sink: client of the log group.

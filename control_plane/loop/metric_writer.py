@@ -42,7 +42,7 @@ class MetricWriter:
     """The loop that stores metrics.
 
     Args:
-        database: receives the values.
+        database: receives the values that agents have sent.
         registry: provides the inbox, and sends confirmations to agents.
     """
 

@@ -49,10 +49,10 @@ class NoticeReader:
 
     Args:
         queue: the SQS queue; called in threads. A call in progress is abandoned when the server stops.
-        database: receives notices and events.
+        database: receives the notices and the events about them.
         operator: finds the instances of a capacity block.
         registry: used to wake the loops.
-        cloud: polled after an event.
+        cloud: poller of AWS, woken after each event.
         now: returns the time in UTC.
     """
 

@@ -188,10 +188,10 @@ class Observer:
 
     Args:
         database: holds jobs, nodes and plans.
-        registry: the agents' reports.
-        cloud: AWS's newest answers.
-        hearing: measures silence.
-        timeouts: the ladder.
+        registry: holds the newest report of each agent.
+        cloud: holds the newest answers of AWS.
+        hearing: measures how long each agent has been silent.
+        timeouts: thresholds for silent and for ready nodes.
         monotonic: seconds of a clock that never jumps.
     """
 
@@ -356,7 +356,7 @@ class Observer:
         """Read a fleet with its nodes and unfinished jobs. Blocks: call it in a thread.
 
         Args:
-            name: name of the fleet.
+            name: name of a fleet that may have been removed.
             now: end of the period in which replacements count.
 
         Returns:
@@ -470,7 +470,7 @@ def schedule_of(
 
     Args:
         fleet: as stored. None: no capacity.
-        live: the fleet's unfinished jobs.
+        live: all unfinished jobs of the fleet.
         rows: the fleet's nodes. Held nodes are not part of the capacity.
         now: Unix seconds.
         newcomer: a job that is not stored yet, to predict its place in the queue.

@@ -103,8 +103,7 @@ class LoopContext:
 class Runner:
     """All loops of one control-plane replica.
 
-    Args:
-        context: the loops' dependencies.
+    `context` holds the loops' dependencies.
     """
 
     def __init__(self, context: LoopContext) -> None:
@@ -304,17 +303,11 @@ class Runner:
         return decision
 
     async def pass_over_fleet(self, name: FleetName) -> FleetDecision | None:
-        """Make one pass over a fleet.
+        """Make one pass over a fleet, and return its decision.
 
-        Args:
-            name: name of the fleet.
-
-        Returns:
-            The decision. None while another replica holds the fleet's lease, or before AWS has answered.
-
-        Raises:
-            StaleLease: another replica took the fleet over during the pass. Nothing was stored.
-            NotFound: the fleet was removed.
+        Return None while another replica holds the fleet's lease, or before AWS has answered. Raises StaleLease if
+        another replica took the fleet over during the pass; nothing was stored. Raises NotFound if the fleet was
+        removed.
         """
         served_before = self._fleet_leases.holds(name)
         lease = await asyncio.to_thread(self._fleet_leases.hold, name)

@@ -127,9 +127,9 @@ def verify_shard(
 
     Args:
         objects: S3.
-        where: the object.
-        shard: the manifest's entry.
-        is_stopped: called before each chunk.
+        where: bucket and key of the shard's object.
+        shard: entry of the manifest, with the expected size and digest.
+        is_stopped: called before each chunk; True aborts the read.
 
     Raises:
         _Stopped: the read was aborted.

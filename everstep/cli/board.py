@@ -38,7 +38,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What `jobs top` displays. Immutable: each update returns a new board."""
+    """Content of `jobs top`. Immutable: each update returns a new board."""
 
     jobs: tuple[Json, ...] = ()
     """Job summaries as the service lists them, newest first."""
@@ -55,9 +55,9 @@ def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
     """Return the board after a successful poll of the jobs.
 
     Args:
-        board: the previous board.
+        board: the board after the previous poll; source of the paces.
         jobs: summaries in the service's order.
-        now: time of the poll.
+        now: time of the poll, with a zone.
 
     Returns:
         A board with these jobs only. The pace of a job that is no longer listed is dropped.

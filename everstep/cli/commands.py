@@ -181,7 +181,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """How many items of a list to fetch, and in which pages. A command declares a parameter `pages` to receive it."""
+    """Page size and item limit of a list. A command declares a parameter `pages` to receive it."""
 
     max_items: int | None = None
     """None: at most `default_items` for a list, and no limit while following events."""
@@ -194,8 +194,8 @@ class Pages:
         """Call a list operation and return its answer, merged over all fetched pages.
 
         Args:
-            service: the client.
-            operation: name of a client method that supports pagination.
+            service: botocore client of this service.
+            operation: client method that supports pagination, for example `list_training_jobs`.
             **query: the operation's arguments without those of pagination. Arguments that are None are left out.
 
         Returns:
@@ -278,7 +278,7 @@ def searched(body: Json, query: str | None) -> Any:
     """Return the result of a JMESPath query over an answer.
 
     Args:
-        body: the service's answer.
+        body: the service's answer, as the client returns it.
         query: JMESPath; None returns the whole answer.
 
     Returns:

@@ -41,8 +41,8 @@ def events(
     """Yield events without an end. After a broken connection, resume after the last event.
 
     Args:
-        service: the client.
-        query: the arguments of `follow_events`.
+        service: botocore client of this service.
+        query: the arguments of `follow_events`, such as `FleetName`.
         pause: sleeps for a number of seconds.
         monotonic: returns the seconds of a monotonic clock.
 

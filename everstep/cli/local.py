@@ -51,7 +51,7 @@ def _run(command: str, arguments: list[str]) -> None:
     """Replace this process by the command line of the local cloud.
 
     Args:
-        command: its sub-command.
+        command: sub-command of `infra.local_cloud`, for example `up`.
         arguments: the user's arguments, passed on unparsed.
 
     Raises:

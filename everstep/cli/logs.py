@@ -41,7 +41,7 @@ def since_when(text: str, now: datetime) -> datetime:
 
     Args:
         text: a span before `now` such as `90s`, `10m`, `2h` or `1d`, or an ISO 8601 time. A time without a zone is UTC.
-        now: the present time.
+        now: present time, with a zone; spans are subtracted from it.
 
     Returns:
         The time, with a zone.
@@ -66,13 +66,7 @@ def read(service: Any, name: str, query: Json) -> Iterator[Json]:
     The end of the query is fixed by the service's time at the first page. Reading therefore ends even if the job prints
     faster than the client reads.
 
-    Args:
-        service: the client.
-        name: the job's name.
-        query: the arguments of GetLogEvents.
-
-    Yields:
-        Log events.
+    `query` holds the arguments of GetLogEvents except the job's name.
     """
     page, seen = service.get_log_events(TrainingJobName=name, StartFromHead=True, **query), None
     query = {"EndTime": _answered_at(page), **query}
@@ -101,9 +95,9 @@ def follow(
     """Yield log lines as the ranks print them, until the job has ended.
 
     Args:
-        service: the client.
-        name: the job's name.
-        query: the arguments of FollowLogs.
+        service: botocore client of this service.
+        name: job whose end also ends the stream.
+        query: arguments of FollowLogs except the job's name; `NextToken` sets where the stream begins.
         pause: sleeps for a number of seconds.
         monotonic: returns the seconds of a monotonic clock.
 

@@ -52,9 +52,9 @@ class _Imported(TyperGroup):
     """A command whose module is imported when the command is called or its help is read.
 
     Args:
-        name: the command's name.
+        name: the command's name, as typed on the command line.
         module: name of the module inside `everstep.cli`.
-        help: the command's help text.
+        help: one line for the list of commands, shown without the import.
         is_group: whether the command is a noun with subcommands, even if it has only one.
     """
 

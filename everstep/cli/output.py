@@ -198,7 +198,7 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
     Args:
         option: the option's name, for error messages.
-        given: the option's values.
+        given: values of the option, one for each time the user repeated it.
 
     Returns:
         Values by name.

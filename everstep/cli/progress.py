@@ -32,8 +32,8 @@ class Progress:
 
     Args:
         service: client for the list of incidents.
-        name: the job's name.
-        console: replaces stderr in tests.
+        name: job whose incidents are listed.
+        console: output of the printed lines; None: stderr, with a live line on a terminal.
         monotonic: returns the seconds of a monotonic clock.
     """
 

@@ -50,7 +50,7 @@ def cells_of(rows: Sequence[Mapping[str, Any]], columns: Columns) -> list[list[s
 
     Args:
         rows: items of an answer.
-        columns: the table's columns.
+        columns: fields of the items by heading, in the printed order.
 
     Returns:
         Rows with one cell per column.
@@ -64,7 +64,7 @@ def widths(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) 
 
     Args:
         cells: rows with one cell per column.
-        columns: the table's columns.
+        columns: columns by heading; their kinds decide which one is shortened or dropped first.
         width: the terminal's width in columns; None: no limit.
 
     Returns:
@@ -97,7 +97,7 @@ def lines(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) -
 
     Args:
         cells: the result of `cells_of`.
-        columns: the table's columns.
+        columns: the columns that `cells_of` received.
         width: the terminal's width in columns; None: no limit.
 
     Returns:

@@ -67,10 +67,10 @@ def boards(
     """Yield the board after each poll, without an end.
 
     Args:
-        service: the client.
+        service: botocore client of this service.
         name: shows only the job of this name; None shows all unfinished jobs.
-        wait: waits for an event.
-        now: returns the present time.
+        wait: waits up to the given seconds; returns the next event, or None if no event came.
+        now: clock; returns a time with a zone.
 
     Yields:
         The board and the time of the poll.

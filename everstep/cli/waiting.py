@@ -32,8 +32,8 @@ def ended(
     """Wait until a job has ended, in whichever status.
 
     Args:
-        service: the client.
-        name: the job's name.
+        service: botocore client of this service.
+        name: job to wait for; it must exist.
         show: called with every description of the job, including the last.
         interval_seconds: time between two polls.
         timeout_seconds: limit for the whole wait; None: no limit.

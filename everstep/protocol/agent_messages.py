@@ -368,7 +368,7 @@ class NodeNotice(Message, frozen=True):
 
 
 class EndedRanks(Message, frozen=True):
-    """What the pages show of the ranks that the agent ended before it promised a new generation."""
+    """Facts for the dashboard about ranks that the agent ended before it promised a new generation."""
 
     generation: Generation
     """The generation of the ended ranks."""

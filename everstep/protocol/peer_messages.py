@@ -264,8 +264,8 @@ def session_mac(
     Args:
         key: the generation's key, 32 bytes.
         role: the side that proves. A listener's proof is no valid proof of a dialler.
-        opened: the dialler's first message.
-        challenge_nonce: the listener's nonce.
+        opened: the dialler's first message, which names the run, generation and owner.
+        challenge_nonce: random bytes that the listener created for this session.
         listener: the listening node.
         job: the job that the generation belongs to.
 

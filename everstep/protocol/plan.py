@@ -114,11 +114,7 @@ def channel_variable(name: str) -> str:
 
     The name follows SageMaker's training toolkit.
 
-    Args:
-        name: name of the channel.
-
-    Returns:
-        For example `SM_CHANNEL_TRAIN` for `train`. Hyphens become underscores.
+    For example, channel `train` has the variable `SM_CHANNEL_TRAIN`. Hyphens become underscores.
     """
     return "SM_CHANNEL_" + name.upper().replace("-", "_")
 

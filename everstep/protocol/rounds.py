@@ -18,7 +18,7 @@ from everstep.protocol.rank_messages import Standing, StopState, Vote
 
 
 class Pacing(IntEnum):
-    """When the nodes send their replica chunks. All nodes of a job use the same mode.
+    """Time at which nodes send their replica chunks. All nodes of a job use the same mode.
 
     One node whose chunks disturb the training traffic delays the iteration of every node.
     """

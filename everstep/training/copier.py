@@ -98,7 +98,7 @@ class Copier(Protocol):
         """Start copies in order. The sources must not change until the ticket's `wait` has returned.
 
         Args:
-            copies: the copies to make.
+            copies: sources and targets in the order of copying, each pair of equal size.
             done: called once when the copies have ended, from any thread.
             progress: called from any thread during the copy, as often as the copier chooses. All calls precede `done`.
 

@@ -135,8 +135,7 @@ _NON_BLOCKING = 1
 class CudaDevice:
     """A CUDA device.
 
-    Args:
-        index: index of the device.
+    `index` is the device's index in `torch.cuda`.
     """
 
     def __init__(self, index: int) -> None:
@@ -320,7 +319,7 @@ class _Gather:
     again.
 
     Args:
-        device: device of the sources.
+        device: CUDA device that holds the sources and the buffer.
         size: size of the buffer in bytes, a multiple of `ALIGNMENT`.
     """
 
@@ -366,7 +365,7 @@ class CudaTicket(CopyTicket):
     """A copy on the device.
 
     Args:
-        device: device of the sources.
+        device: CUDA device on which the event was recorded.
         event: event after the last piece.
     """
 
@@ -392,7 +391,7 @@ class CudaCopier:
     """Copies tensors of one device. The host copies host tensors among the sources.
 
     Args:
-        device: device of the sources.
+        device: CUDA device that holds the sources.
         piece_bytes: largest size of one copy.
         gather_bytes: size of each gather buffer.
         ring_bytes: pinned memory for copies to unregistered pages.

@@ -233,7 +233,7 @@ class PlacedSampler:
     """Wraps the user's (batch) sampler so that it can start in the middle of an epoch.
 
     Args:
-        inner: the user's sampler.
+        inner: the user's sampler, which decides the order of the samples.
         generators: generators that it may draw from, beside the process's own.
         seeding: derives the seed that each batch carries to the workers. None without workers.
     """
@@ -450,7 +450,7 @@ class SeededDataset(Dataset[object]):
     Before every fetch it seeds the generators for the batch.
 
     Args:
-        inner: the user's dataset.
+        inner: the user's dataset, from which every item is read.
         collate: the function that makes a batch of samples in the same worker. Its generators are seeded too.
     """
 

@@ -70,7 +70,7 @@ class DeviceNumbers:
     Used only by the training thread.
 
     Args:
-        ring: receives records in order.
+        ring: receives each record once its values have arrived, in order.
         device_of: returns the device of a tensor, or None if the tensor can be read at once.
         now: clock, Unix time in seconds.
     """

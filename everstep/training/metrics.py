@@ -99,7 +99,7 @@ def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], l
     """Divide records into messages.
 
     Args:
-        records: records in order.
+        records: records in the order of logging.
 
     Returns:
         Three values:
@@ -136,9 +136,9 @@ class MetricRing:
     """Collects records and sends them from a thread of its own.
 
     Args:
-        generation: generation in every message.
+        generation: generation of the rank; every message carries it.
         send: sends a message without blocking.
-        capacity: most waiting records.
+        capacity: maximum number of waiting records; further records are dropped and counted.
         now: clock, Unix time in seconds.
     """
 
@@ -167,7 +167,7 @@ class MetricRing:
 
         Args:
             step: step of the record.
-            values: values by name.
+            values: numbers by metric name, including NaN and infinities; copied.
             at_seconds: Unix time of the log call. None means now.
         """
         if len(self._records) >= self._capacity:

@@ -114,7 +114,7 @@ class Arrival:
     """Follows a snapshot while the agent writes it into its slot.
 
     Args:
-        link: connection to the agent.
+        link: connection to the agent; receives the messages about the progress.
         named: the agent's message about the snapshot to restore. After a `Welcome`, the whole snapshot is there.
     """
 
@@ -268,8 +268,8 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
 
     Args:
         named: the agent's message about the snapshot to restore.
-        memory: mapping of the slot.
-        arrival: progress of the payload.
+        memory: mapping of the whole slot, header included.
+        arrival: waits for the parts of the payload that have not arrived yet.
         expected: identity and layout that the slot must have.
 
     Returns:
@@ -301,7 +301,7 @@ def check_whole(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected
 
     Args:
         named: the agent's message about the snapshot to restore.
-        memory: mapping of the slot.
+        memory: mapping of the whole slot, header included.
         expected: identity and layout that the slot must have.
 
     Raises:

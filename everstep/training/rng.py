@@ -156,7 +156,7 @@ def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> No
     Args:
         generators: the generators that `states` was called with.
         index: index in the result of `states`. 0 stands for the process's generators.
-        state: state of that generator.
+        state: state of that generator, from the result of `states`.
     """
     if index == 0:
         restore(cast(RandomState, state))

@@ -83,7 +83,7 @@ def hyperparameters(
     value` arguments. Keys without a default are ignored.
 
     Args:
-        variables: environment variables.
+        variables: environment variables; read for EVERSTEP_HYPERPARAMETERS.
         arguments: command line arguments. None means `sys.argv[1:]`.
         **defaults: for example `steps=200, learning_rate=3e-4`.
 
@@ -116,7 +116,7 @@ def input_dir(channel: str, variables: Mapping[str, str] = os.environ) -> Path:
     The path is the same on every node.
 
     Args:
-        channel: name of the channel.
+        channel: `ChannelName` of an entry of `InputDataConfig`.
         variables: environment variables. Outside Everstep the directory is SM_CHANNEL_<NAME>, or else `input/<name>` in
             the working directory.
 

@@ -136,7 +136,7 @@ class TrainingSession:
         state: the rank's complete state.
         link: connection to the agent, or `NullLink` without an agent.
         environment: parsed environment variables of the rank.
-        copier: copies tensors into slots.
+        copier: copies tensors into slots, from host or GPU memory.
         has_many_streams: True when the script registered its loaders by name. Batches are then dicts, one entry per
             loader.
         clock: monotonic clock, in seconds.

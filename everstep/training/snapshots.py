@@ -245,8 +245,8 @@ class Snapshotter:
 
     Args:
         state: state of the rank.
-        link: connection to the agent.
-        copier: copies tensors into slots.
+        link: connection to the agent, which grants the slots.
+        copier: copies tensors into slots, from host or GPU memory.
         guard: delays the next change of the state until the copy has ended.
         on_copying: called with the step when its copy starts, and with `NONE` when the copy ends. Any thread calls it.
         is_crowded: True when the node has few cores per rank.
@@ -302,7 +302,7 @@ class Snapshotter:
 
     @property
     def obstacle(self) -> str:
-        """Why the agent will grant no slots. Empty while it may grant some."""
+        """Return the reason why the agent will grant no slots, or an empty text if it may grant some."""
         answer = self._link.slots
         return answer.reason if isinstance(answer, SlotsRefused) else self._unresumable if self._plan is None else ""
 
@@ -317,15 +317,16 @@ class Snapshotter:
             if (foreseen := self._state.foresee()) is not None:
                 self._request(foreseen)
 
-    def begin(self, tell: Callable[[], None]) -> None:
+    def begin(self, announce: Callable[[], None]) -> None:
         """Map and prefault the first slots in the background when they are granted.
 
         Mapping at a boundary would block training. `restore` calls this once and does not wait for the thread.
 
         Args:
-            tell: called first, in that thread. On few cores the agent's wake-up takes the core that training needs.
+            announce: called first, in that thread; informs the agent. On few cores the agent's wake-up takes the core
+                that training needs.
         """
-        self._tell = tell
+        self._tell = announce
         self._may_map.set()
 
     def _map_granted(self) -> None:

@@ -170,7 +170,7 @@ def check_dense(tensor: torch.Tensor, path: str) -> None:
     """Reject a tensor that is not dense memory.
 
     Args:
-        tensor: the tensor to store.
+        tensor: a tensor that a snapshot would contain.
         path: path of the tensor, for the error.
 
     Raises:

@@ -32,7 +32,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the rank does now. At most one of `capture_slot` and `abandon` is set."""
+    """Actions of the rank at this boundary. At most one of `capture_slot` and `abandon` is set."""
 
     capture_slot: int | None = None
     abandon: tuple[int, str] | None = None

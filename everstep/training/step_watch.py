@@ -37,7 +37,7 @@ class StepWatch:
     """Checks every update of one session's parameters, from creation until `close`.
 
     Args:
-        optimizers: every registered optimizer.
+        optimizers: every optimizer registered at `init`, whose steps are observed.
         parameters: the session's parameters, by name.
         companions: other registered objects with state: schedulers, scalers and objects of the script.
         report: called with the error before it is raised.
@@ -157,7 +157,7 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
 
     Args:
         companions: registered schedulers and other objects, by name.
-        optimizers: the registered optimizers.
+        optimizers: optimizers registered at `init`; those among the companions count too.
 
     Raises:
         CannotResume: no snapshot would contain the learning rate from which the scheduler continues.

@@ -125,8 +125,8 @@ class AutoScaling:
         """Set the desired capacity within the group's bounds. The next pass retries a failed launch at once.
 
         Args:
-            group: the group to change.
-            desired: number of instances.
+            group: moto's group; only its desired capacity changes.
+            desired: number of instances that the group should have.
 
         Raises:
             ValidationError: the number is outside the group's bounds. The message is AWS's.
@@ -159,8 +159,8 @@ class AutoScaling:
         Without a decrement, the group launches a replacement.
 
         Args:
-            group: the member's group.
-            member: the member to terminate.
+            group: the group that the member belongs to.
+            member: moto's record of the instance to terminate.
             decrement: whether to lower the desired capacity by one.
 
         Returns:
@@ -193,7 +193,7 @@ class AutoScaling:
         """DeleteAutoScalingGroup: with `force`, terminate all instances, including protected and held ones.
 
         Args:
-            group: the group to delete.
+            group: moto's group, removed from the backend.
             force: delete the group even if it has instances.
 
         Raises:
@@ -226,11 +226,11 @@ class AutoScaling:
         """CompleteLifecycleAction: release a member from its hook (CONTINUE) or abandon its launch (ABANDON).
 
         Args:
-            group: the member's group.
-            hook: the hook's name.
+            group: the group that the member belongs to.
+            hook: name of the hook that holds the member.
             instance_id: the held member's id; None if `token` is set.
             token: the lifecycle action's token; None if `instance_id` is set.
-            result: CONTINUE or ABANDON.
+            result: CONTINUE puts the member into service; ABANDON terminates it.
 
         Raises:
             ValidationError: the result is invalid, or this hook holds no such member.
@@ -531,15 +531,7 @@ class AutoScaling:
 def find_group(backend: AutoScalingBackend, name: str | None) -> FakeAutoScalingGroup:
     """Return a group by name.
 
-    Args:
-        backend: moto's backend of the region.
-        name: the group's name.
-
-    Returns:
-        moto's group.
-
-    Raises:
-        ValidationError: the group does not exist. The message is AWS's.
+    `backend` is moto's backend of the region. Raises ValidationError with AWS's message if the group does not exist.
     """
     if name not in backend.autoscaling_groups:
         raise ValidationError(f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found")
@@ -549,15 +541,8 @@ def find_group(backend: AutoScalingBackend, name: str | None) -> FakeAutoScaling
 def find_member(backend: AutoScalingBackend, instance_id: str | None) -> tuple[FakeAutoScalingGroup, InstanceState]:
     """Return a member of any group by its instance id.
 
-    Args:
-        backend: moto's backend of the region.
-        instance_id: the member's id.
-
-    Returns:
-        The member's group and the member.
-
-    Raises:
-        ValidationError: no group has this member. The message is AWS's.
+    Also returns the member's group. `backend` is moto's backend of the region. Raises ValidationError with AWS's
+    message if no group has this member.
     """
     for group in backend.autoscaling_groups.values():
         for member in group.instance_states:

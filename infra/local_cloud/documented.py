@@ -59,7 +59,7 @@ def undocumented(operation: OperationModel, parameters: Mapping[str, Any]) -> li
     """Return the undocumented filters and values in the parameters of a call.
 
     Args:
-        operation: the called operation.
+        operation: botocore's model of the called operation.
         parameters: the call's parameters as passed to boto3.
 
     Returns:

@@ -126,7 +126,7 @@ class Ec2:
 
     Args:
         faults: conditions that set boot delays, slot releases and the time until an ended instance is forgotten.
-        addresses: pool of private addresses.
+        addresses: pool of private addresses for new instances.
         announcements: receives the events of state changes.
         monotonic: returns the seconds of a monotonic clock.
     """
@@ -148,7 +148,7 @@ class Ec2:
         Args:
             backend: moto's backend of the region.
             instance_type: type of the instances to launch.
-            count: number of instances.
+            count: number of instances that the launch requests.
 
         Raises:
             InsufficientCapacity: there are not enough free slots. The message is AWS's.
@@ -225,14 +225,8 @@ class Ec2:
     def find(self, instance_id: str) -> tuple[EC2Backend, Instance, Life]:
         """Return an instance that has not ended.
 
-        Args:
-            instance_id: the instance's id.
-
-        Returns:
-            moto's backend, moto's instance, and the state that moto does not store.
-
-        Raises:
-            FaultRefused: the instance does not exist or has ended.
+        Returns moto's backend, moto's instance, and the state that moto does not store. Raises FaultRefused if the
+        instance does not exist or has ended.
         """
         for backend, instance in self._all():
             if instance.id == instance_id and instance.state not in ("terminated", "shutting-down"):
@@ -255,8 +249,8 @@ class Ec2:
         """Schedule the end or the reboot of an instance.
 
         Args:
-            instance_id: the instance's id.
-            how: terminate, stop or reboot.
+            instance_id: id of an instance that has not ended.
+            how: the action to schedule: terminate, stop or reboot.
             reason: a key of `REASONS`.
             seconds: delay from now.
 
@@ -302,8 +296,8 @@ class Ec2:
         """Terminate, stop or reboot an instance now, without its Auto Scaling group.
 
         Args:
-            instance_id: the instance's id.
-            how: terminate, stop or reboot.
+            instance_id: id of an instance that has not ended.
+            how: the action to carry out: terminate, stop or reboot.
             reason: a key of `REASONS`.
 
         Raises:

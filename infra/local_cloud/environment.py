@@ -60,7 +60,7 @@ def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:
     """Return the variables that direct any AWS tool to the local cloud only.
 
     Args:
-        endpoint_url: the local cloud's URL.
+        endpoint_url: URL of the local cloud, on a loopback address.
         keys: an access key that the local cloud accepts.
 
     Returns:
@@ -115,7 +115,7 @@ def local_client(service: str, endpoint_url: str, keys: LocalKeys) -> Any:
 
     Args:
         service: name of an AWS service, for example `s3`, `ec2` or `autoscaling`.
-        endpoint_url: the local cloud's URL.
+        endpoint_url: URL of the local cloud, on a loopback address.
         keys: an access key that the local cloud accepts.
 
     Returns:
@@ -154,9 +154,9 @@ def ask(method: str, url: str, content: bytes, keys: LocalKeys, *, timeout_secon
     """Send a signed request to a path below `/_everstep/` of a local AWS.
 
     Args:
-        method: the HTTP method.
-        url: including the query.
-        content: the body.
+        method: the HTTP method, such as `POST`.
+        url: the full URL, including the query; the signature covers it.
+        content: the body, possibly empty; the signature covers it.
         keys: the cluster's own access key.
         timeout_seconds: limit for each of connecting, sending and receiving.
 

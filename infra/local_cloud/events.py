@@ -121,7 +121,7 @@ def scheduled_change(
 
     Args:
         owner: account and region of the instance.
-        instance_id: the affected instance's id.
+        instance_id: id of the affected instance; becomes the event's only resource.
         code: EC2's code, for example `instance-retirement` or `system-reboot`.
         event_id: EC2's id of the scheduled event.
         starts_at: earliest start of the scheduled event.

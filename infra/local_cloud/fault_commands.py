@@ -125,7 +125,7 @@ def play(
             inject=cluster.inject,
             clear=cluster.clear_faults,
             wait_until=wait_until,
-            tell=tell,
+            report=tell,
         )
 
 

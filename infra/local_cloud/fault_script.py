@@ -113,7 +113,7 @@ def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> 
 
     Args:
         seed: equal arguments yield equal scripts.
-        minutes: duration of the script.
+        minutes: time within which all faults begin.
         nodes: number of running instances.
         has_namespaces: whether the cloud can cut and slow links.
 
@@ -173,17 +173,17 @@ def play(
     inject: Callable[[AnyFault], Effect],
     clear: Callable[[str], object],
     wait_until: Callable[[float], float],
-    tell: Callable[[Moment, Effect | FaultRefused | None], None],
+    report: Callable[[Moment, Effect | FaultRefused | None], None],
 ) -> None:
     """Inject each fault of a script at its time. Refused faults are reported and skipped.
 
     Args:
         moments: lines in the order of their times.
         aim: resolves the target of a fault: returns one fault per selected instance.
-        inject: injects a fault.
+        inject: injects a fault and returns its effect; raises FaultRefused if that is impossible.
         clear: clears the lasting faults of one kind, or all if the name is empty.
         wait_until: waits until a time in seconds since the start. Returns the present time.
-        tell: receives each line with its outcome, once per selected instance. The outcome of a clearing is None.
+        report: receives each line with its outcome, once per selected instance. The outcome of a clearing is None.
     """
     order = itertools.count()  # keeps the order of lines with equal times
     due = [(moment.at_seconds, next(order), moment) for moment in moments]
@@ -197,10 +197,10 @@ def play(
             if moment.fault and now + AGAIN_SECONDS <= moment.at_seconds + moment.within_seconds:
                 heapq.heappush(due, (now + AGAIN_SECONDS, next(order), moment))
             else:
-                tell(moment, refused)
+                report(moment, refused)
             continue
         for outcome in outcomes:
-            tell(moment, outcome if isinstance(outcome, Effect | FaultRefused) else None)
+            report(moment, outcome if isinstance(outcome, Effect | FaultRefused) else None)
         if moment.fault and moment.lasts_seconds is not None:
             over = Moment(at_seconds=round(now + moment.lasts_seconds, 3), clears=name_of(moment.fault))
             heapq.heappush(due, (over.at_seconds, next(order), over))

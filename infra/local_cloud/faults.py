@@ -83,7 +83,7 @@ class Faults:
     """The present conditions and their random streams. Thread-safe.
 
     Args:
-        conditions: the initial conditions.
+        conditions: the initial conditions, in force until the first change.
         seed: equal seeds and equal sequences of calls yield equal results.
         changed: called after every change, to wake the engine.
     """

@@ -18,7 +18,7 @@ class Guardian:
     """The maker's handle of the guardian process. The constructor starts the process.
 
     Args:
-        state_dir: the cluster's state directory.
+        state_dir: state directory of the cluster, which the guardian watches over.
         run: id of this run, which `up` writes to the state directory before it starts anything.
     """
 

@@ -170,7 +170,7 @@ class Network:
         """Create an instance's namespace and its link to the bridge.
 
         Args:
-            instance_id: the instance's id.
+            instance_id: instance that gets the link; an earlier link is removed first.
             address: the instance's address, unique in this network.
 
         Returns:
@@ -234,7 +234,7 @@ class Network:
         Connections stay open and receive no answers.
 
         Args:
-            instance_id: the instance's id.
+            instance_id: instance whose link is cut or repaired.
             addresses: replace the earlier addresses; None: all addresses; empty: repair the link.
 
         Raises:
@@ -249,7 +249,7 @@ class Network:
         """Limit the bandwidth of an instance's link in each direction.
 
         Args:
-            instance_id: the instance's id.
+            instance_id: instance whose link is limited or released.
             bits_per_second: the limit; None: no limit.
 
         Raises:
@@ -266,15 +266,10 @@ class Network:
     def counters(self, instance_id: str) -> dict[str, int]:
         """Return the kernel's counters for an instance's link.
 
-        Args:
-            instance_id: the instance's id.
+        The result has `sent_bytes` and `received_bytes` of the instance. `dropped_to` and `dropped_from` are the
+        numbers of packets to and from the instance that a cut has dropped.
 
-        Returns:
-            `sent_bytes` and `received_bytes` of the instance; `dropped_to` and `dropped_from`, the numbers of packets
-            to and from the instance that a cut has dropped.
-
-        Raises:
-            FaultRefused: the instance does not run.
+        Raises FaultRefused if the instance does not run.
         """
         link = self._link(instance_id)
         (seen,) = json.loads(_run("ip", "-json", "-statistics", "link", "show", link.port))

@@ -88,7 +88,7 @@ def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: r
 
     Args:
         init_pid: pid of the instance's init.
-        instance_id: the same instance's id.
+        instance_id: id of the same instance; selects its memory directory.
         rank: owner of the replica; None: any rank that does not run on the instance.
         chance: chooses the byte and the bit.
 
@@ -137,7 +137,7 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
     """Fill an instance's memory for slots with an additional file.
 
     Args:
-        instance_id: the instance's id.
+        instance_id: instance whose memory directory receives the file.
         most_bytes: limit for the file; None: until the memory is full.
 
     Returns:

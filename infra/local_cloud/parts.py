@@ -47,7 +47,7 @@ class Parts:
     """The processes of one local cloud.
 
     Args:
-        directory: directory for the records.
+        directory: directory for the records of the processes, one file per process.
         logs: directory for the output of the processes.
     """
 

@@ -83,14 +83,8 @@ class Hit:
 def parse(target: str) -> Role | None:
     """Parse a target.
 
-    Args:
-        target: a fault's target.
-
-    Returns:
-        The role; None for an instance id, a number or an empty target.
-
-    Raises:
-        FaultRefused: the target has none of these forms. The message lists them.
+    The result is None for an instance id, a number or an empty target. Raises FaultRefused with a list of the valid
+    forms if the target has none of them.
     """
     if _INSTANCE.fullmatch(target):
         return None
@@ -121,12 +115,7 @@ def check(fault: AnyFault) -> None:
 def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) -> TrainingJob:
     """Extract the facts about a job that roles need from two answers of the API.
 
-    Args:
-        described: the answer of DescribeTrainingJob.
-        protection: the answer of DescribeProtection.
-
-    Returns:
-        The facts.
+    `described` is the answer of DescribeTrainingJob, and `protection` that of DescribeProtection.
     """
     shards = sorted(protection["Shards"], key=lambda shard: int(shard["Rank"]))
     return TrainingJob(
@@ -144,12 +133,7 @@ def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) ->
 def with_nodes(jobs: Collection[TrainingJob], running: Collection[str]) -> list[TrainingJob]:
     """Return the jobs that have a running node, sorted by name. Only these jobs can be selected.
 
-    Args:
-        jobs: the running jobs.
-        running: instance ids.
-
-    Returns:
-        A subset of the jobs.
+    `running` contains the ids of the running instances.
     """
     return sorted((job for job in jobs if any(node in running for node in job.nodes)), key=lambda job: job.name)
 
@@ -158,9 +142,9 @@ def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str],
     """Resolve a role to running instances.
 
     Args:
-        role: the role.
-        jobs: the running jobs.
-        running: instance ids.
+        role: the part of a job to find, as `parse` returns it.
+        jobs: the running jobs; those without a running node are ignored.
+        running: ids of the running instances.
         last_job: name of the job that the previous role selected; empty if there is none.
 
     Returns:
@@ -214,7 +198,7 @@ class Aim:
         """Return the faults to inject for a fault whose target may be a role.
 
         Args:
-            fault: the fault.
+            fault: a fault whose target is a role, an instance id, a number or empty.
 
         Returns:
             One fault per selected instance, with the instance's id as target. A fault without a role is returned

@@ -70,12 +70,7 @@ def service_of(authorization: str) -> str:
 def throttled(service: str, request_id: str) -> Answer:
     """Return a service's answer to a throttled call.
 
-    Args:
-        service: a service in `Conditions.throttle`.
-        request_id: the answer's request id.
-
-    Returns:
-        The answer.
+    `service` must be a service in `Conditions.throttle`.
     """
     status, code, message = _THROTTLED[service]
     return answer_of(service, status, code, message, request_id)
@@ -86,9 +81,9 @@ def denied(service: str, denial: Denial, message: str, request_id: str) -> Answe
 
     Args:
         service: the service in the request's signature. Empty: the answer has S3's format.
-        denial: the kind of refusal.
-        message: text for the caller.
-        request_id: the answer's request id.
+        denial: kind of refusal; selects the error code of the service.
+        message: text for the caller, placed in the answer's body.
+        request_id: id of the request, repeated in the answer.
 
     Returns:
         The answer.
@@ -104,11 +99,11 @@ def answer_of(service: str, status: str, code: str, message: str, request_id: st
     """Return an error in a service's format.
 
     Args:
-        service: its signing name.
-        status: the status line.
-        code: AWS's error code.
-        message: text for the caller.
-        request_id: the answer's request id.
+        service: name in the request's signature, such as `ec2`; selects the format.
+        status: HTTP status line, such as `403 Forbidden`.
+        code: AWS's error code, such as `Throttling`.
+        message: text for the caller, escaped here where the format is XML.
+        request_id: id of the request, repeated in a header of the answer.
 
     Returns:
         The answer.

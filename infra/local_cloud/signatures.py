@@ -74,7 +74,7 @@ class Denied(Exception):
     """A request is refused because of its signature.
 
     Args:
-        denial: the kind of refusal.
+        denial: kind of refusal; selects the error code of the answer.
         message: text for the caller, without secrets.
     """
 
@@ -125,12 +125,7 @@ def stray(request: Received, host: str) -> str:
     A web page can reach loopback addresses through its visitor's browser. Browsers send the page's origin in `Origin`
     and its relation in `Sec-Fetch-Site`. After DNS rebinding, they send another name in `Host`.
 
-    Args:
-        request: as it arrived.
-        host: address and port of the local cloud, for example `127.0.0.1:8080`.
-
-    Returns:
-        The reason, or an empty text.
+    `host` is the address and port of the local cloud, for example `127.0.0.1:8080`.
     """
     for name, _ in request.headers:
         if name.lower() == "origin" or name.lower().startswith("sec-fetch-"):
@@ -146,7 +141,7 @@ def verify(
     """Check the signature of a request and return its signer.
 
     Args:
-        request: as it arrived.
+        request: the request line and headers as they arrived, unparsed.
         read_body: returns the whole body. Called at most once, and for S3 only after the signature was found valid.
         issued: returns the key for an access key id; None if the id is unknown.
         now: the present time in UTC.

@@ -67,7 +67,7 @@ def test_a_plan_is_a_fault_script_that_hits_whom_the_day_would_hit(seed: int, tm
         left[:] = [each for each in left if name and each != name]
 
     aim = Aim(lambda: JOBS, lambda: {A, B, C, D, E, F})
-    fault_script.play(moments, aim=aim, inject=inject, clear=clear, wait_until=wait_until, tell=lambda *_: None)
+    fault_script.play(moments, aim=aim, inject=inject, clear=clear, wait_until=wait_until, report=lambda *_: None)
     assert left == []
     aim_of_day = Aim(lambda: JOBS, lambda: {A, B, C, D, E, F})
     assert hit == [(line.at_seconds, one) for line in lines for fault in faults(line) for one in aim_of_day(fault)]

@@ -275,7 +275,7 @@ export interface DeleteTrainingJobRequest {
   DryRun?: boolean
 }
 
-/** What was deleted, or would be deleted after a dry run. */
+/** Deleted items; after a dry run, the items that would be deleted. */
 export interface DeleteTrainingJobResponse {
   TrainingJobName: string
   RunId: string
@@ -312,7 +312,7 @@ export interface DescribeProtectionRequest {
   TrainingJobName: string
 }
 
-/** How well the job's state is protected at this moment. */
+/** Present protection of the job's state. */
 export interface DescribeProtectionResponse {
   TrainingJobName: string
   Generation: number
@@ -1031,7 +1031,7 @@ export interface NodeMemory {
   Ranks: RankMemory[]
 }
 
-/** Where the job's outputs are stored. */
+/** Place where the job's outputs are stored. */
 export interface OutputDataConfig {
   /** Prefix for outputs. Everstep appends the job and the run. The default is a prefix in the service's bucket. */
   S3OutputPath?: string
@@ -1068,7 +1068,7 @@ export interface ProjectQuota {
   AllowedData: string[]
 }
 
-/** How many nodes hold each shard in memory, and how much snapshots may slow training. */
+/** Number of nodes that hold each shard in memory, and limit for the slowdown by snapshots. */
 export interface ProtectionConfig {
   /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 1 for a job of one node. 2 unless given. */
   Copies?: number
@@ -1178,7 +1178,7 @@ export interface ResumeTrainingJobRequest {
   TrainingJobName: string
 }
 
-/** When Everstep stops retrying a failing job. */
+/** Limits after which Everstep stops retrying a failing job. */
 export interface RetryStrategy {
   /** Number of times that the same failure may occur at the same step. Then Everstep retries once without the failing rank's node and once from an older state, where each is possible. After that the job fails. 3 unless given. */
   MaxAttempts?: number

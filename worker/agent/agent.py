@@ -165,7 +165,7 @@ class Agent:
         """Claim the state directory and create the parts. No connection and no socket is opened yet.
 
         Args:
-            settings: the agent's settings.
+            settings: settings from the command line and environment, valid until the agent ends.
             objects: the object store (S3).
             aws: other AWS services, with the node's permissions.
             supervisor: the interface to this node's ranks; the agent starts and closes it.

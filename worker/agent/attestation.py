@@ -54,7 +54,7 @@ def sign(claim: Claim, credentials: Credentials, nonce: str) -> dict[str, str]:
 
     Args:
         claim: names the region and the server.
-        credentials: the instance role's credentials.
+        credentials: temporary credentials of the instance's role.
         nonce: issued by the control plane for this join.
 
     Returns:
@@ -82,7 +82,7 @@ def join(url: str, claim: Claim, tls: ssl.SSLContext | None) -> str:
 
     Args:
         url: URL of the control plane.
-        claim: the identity to prove.
+        claim: the fleet, region and server for which this instance signs.
         tls: context that verifies the control plane's certificate; None uses the system's certificates.
 
     Returns:

@@ -22,8 +22,8 @@ class ByteStore(Protocol):
         """Store a small object.
 
         Args:
-            reference: bucket and key.
-            data: the whole content.
+            reference: bucket and key; an existing object is replaced.
+            data: the whole content, held in memory.
 
         Returns:
             A description of the stored object.
@@ -65,7 +65,7 @@ class OwnLog(logging.Handler):
         """Upload this log and the end of the shim's log. Blocks, so it is called in a thread.
 
         Args:
-            objects: the object store.
+            objects: the object store (S3), with the node's permissions.
             place: bucket and key prefix; the prefix ends with a slash.
             shim_log: the shim's log file; skipped if it does not exist.
 

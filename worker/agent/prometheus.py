@@ -173,7 +173,7 @@ class MetricsEndpoint:
     Bind it to loopback or to a private network only.
 
     Args:
-        address: address to listen on.
+        address: IP address or host name to listen on.
         port: port to listen on; 0 lets the kernel choose.
         facts: returns the facts to show; called in the endpoint's threads.
         snapshots: histogram that is shown as well.

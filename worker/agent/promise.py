@@ -70,11 +70,7 @@ class PromiseFile:
     def write(self, promise: Promise | None) -> None:
         """Store `promise` durably; None deletes the file.
 
-        Args:
-            promise: the newest promise.
-
-        Raises:
-            OSError: the disk refuses the write; the earlier promise stays valid.
+        Raises OSError if the disk refuses the write. The earlier promise then stays valid.
         """
         if promise is not None:
             write_durably(self._path, msgspec.msgpack.encode(promise))

@@ -22,7 +22,7 @@ SOON = 2
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """How many steps ahead of the ranks the coordinator proposes a step, and when it tries fewer.
+    """Distance in steps between the ranks and the coordinator's next proposal.
 
     The coordinator has one instance per generation.
     """

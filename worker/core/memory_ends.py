@@ -66,7 +66,7 @@ def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_
 
     Args:
         before: counters some time before the end.
-        after: counters after the end.
+        after: counters after the end; a higher count than `before` is evidence.
         use: the newest measurements before the end.
         logged_bytes: the rank's resident memory in the kernel's log (`logged_kill`); None without a log record.
 
@@ -120,7 +120,7 @@ def logged_kill(log: str, pid: int, since_seconds: float) -> int | None:
 
     Args:
         log: records of /dev/kmsg, one per line.
-        pid: pid of the process.
+        pid: pid of the process that may have been killed.
         since_seconds: start of the process, in seconds since boot; older records concern an earlier process with this
             pid.
 

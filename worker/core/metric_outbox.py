@@ -1,4 +1,4 @@
-"""Queue of logged values for the control plane: numbered, bounded, resent until the control plane confirms them. No I/O.
+"""Queue of logged values that are resent until the control plane confirms them: numbered and bounded. No I/O.
 
 Invariant: a number is used only once. A dropped step leaves a gap in the numbers, and the receiver counts the gaps.
 """

@@ -86,7 +86,7 @@ class DiskQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskWait:
-    """How long a volume has finished no request although requests waited."""
+    """Time for which a volume has finished no request although requests waited."""
 
     finished_count: int
     least_waiting: int | None

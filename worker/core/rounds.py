@@ -236,7 +236,7 @@ def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
     Args:
         half: the rank's half of its page.
         stop: the announced stop on the agent's half, or -1.
-        state: state of that stop.
+        state: state of that stop on the agent's half.
 
     Returns:
         (the stop that is answered, `ECHO_YES` or `ECHO_NO`); the rank's own answer if the agent has nothing to add.
@@ -483,7 +483,7 @@ class Coordinator:
         return self
 
     def _closing(self) -> Coordinator:
-        """When all ranks wait at one boundary, propose it as the final step. Finish when it is committed."""
+        """Propose the final step when all ranks wait at one boundary. Finish when it is committed."""
         if self.is_recovering or self.is_finished or not self.is_complete:
             return self
         standing = [each for each in self.ranks if each.standing is not Standing.MOVING]

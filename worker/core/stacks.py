@@ -60,7 +60,7 @@ def compare(before: Look | None, found: Look) -> tuple[Look, float, float]:
 
     Args:
         before: the sample that the last call for this process returned; None for the first call.
-        found: the new sample.
+        found: the new sample of the same process.
 
     Returns:
         (the sample to pass to the next call, seconds for which the stacks have been the same, CPU seconds used in that

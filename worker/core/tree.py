@@ -51,7 +51,7 @@ class RoundTree:
         """Build the tree of a generation. Every node builds the same tree from the same plan.
 
         Args:
-            coordinator: the root.
+            coordinator: node at the root of the tree.
             ranks: the ranks of every node, in the order of the plan.
             arity: maximum children of a node.
 
@@ -111,30 +111,30 @@ class Reports:
                 newest[each.node_id] = each
         return Reports(known.term, MappingProxyType(newest))
 
-    def since(self, told: Reports) -> tuple[NodeReport, ...]:
-        """Return the reports that are newer than in `told`, an earlier state of this object."""
-        return tuple(each for node, each in self.newest.items() if told.newest.get(node) is not each)
+    def since(self, sent: Reports) -> tuple[NodeReport, ...]:
+        """Return the reports that are newer than in `sent`, an earlier state of this object."""
+        return tuple(each for node, each in self.newest.items() if sent.newest.get(node) is not each)
 
-    def is_pressing(self, told: Reports, members: frozenset[NodeId]) -> bool:
+    def is_pressing(self, sent: Reports, members: frozenset[NodeId]) -> bool:
         """Return whether the unsent reports must be sent to the coordinator at once.
 
         Passed boundaries and single votes can wait for a joint message, because the coordinator acts only after all
         votes. Urgent are the last vote of a subtree, an abandoned step, and rare changes (`_rare`).
 
         Args:
-            told: the reports that were already sent to the coordinator.
+            sent: the reports that were already sent to the coordinator.
             members: the nodes that report through this node, including itself.
 
         Returns:
             True to send at once.
         """
-        for each in self.since(told):
-            before = told.newest.get(each.node_id)
+        for each in self.since(sent):
+            before = sent.newest.get(each.node_id)
             if before is None or len(before.ranks) != len(each.ranks) or any(map(_presses, each.ranks, before.ranks)):
                 return True
-        return self._voted(members) not in (None, told._voted(members))
+        return self._voted(members) not in (None, sent._voted(members))
 
-    def is_progress(self, told: Reports) -> bool:
+    def is_progress(self, sent: Reports) -> bool:
         """Return whether the unsent reports contain nothing except passed boundaries and repeated announcements.
 
         This counts only while a step is proposed. The coordinator then needs no such report before all ranks have
@@ -144,8 +144,8 @@ class Reports:
             before is not None
             and len(before.ranks) == len(each.ranks)
             and all(map(_is_progress, each.ranks, before.ranks))
-            for each in self.since(told)
-            for before in (told.newest.get(each.node_id),)
+            for each in self.since(sent)
+            for before in (sent.newest.get(each.node_id),)
         )
 
     def _voted(self, members: frozenset[NodeId]) -> Step | None:

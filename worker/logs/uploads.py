@@ -74,7 +74,7 @@ class FileStore(Protocol):
         """Store the first bytes of a file.
 
         Args:
-            reference: bucket and key.
+            reference: bucket and key; an existing object is replaced.
             path: a regular file.
             size: number of bytes; None for the whole file.
 
@@ -93,8 +93,8 @@ class LogShipper:
     start of the ranks until all lines are uploaded or the agent ends.
 
     Args:
-        state: the agent's state directory.
-        objects: the object store.
+        state: state directory of the agent; the journal is below it.
+        objects: object store that receives the uploads.
         plan: the plan of the generation.
         here: this node's entry in the plan.
         now: returns Unix time in seconds.
@@ -326,8 +326,8 @@ class RankLogs:
         """Create the object; nothing is uploaded yet.
 
         Args:
-            state: the agent's state directory.
-            objects: the object store.
+            state: state directory of the agent; the ranks' streams are below it.
+            objects: object store that receives the uploads.
             user: users of this node's ranks; None means the agent's own user.
             monotonic: returns seconds of a monotonic clock.
         """

@@ -82,7 +82,7 @@ class RankLines:
         """Create the object before any rank has connected.
 
         Args:
-            plan: plan of the generation.
+            plan: plan of the running generation; never changes.
             shards: shards of this node's ranks.
             store: this node's slots.
             keep: returns the contents of a shard that must survive now.
@@ -90,8 +90,8 @@ class RankLines:
             on_round_change: called after a change that the coordinator should learn.
             traffic: receives boundaries, snapshots and idle spans.
             outbox: receives the values that rank 0 logs, and the measurements of its node.
-            slot_count: slots per shard.
-            now: returns Unix time.
+            slot_count: maximum number of slots per shard on this node.
+            now: returns Unix time in seconds.
             usage: returns the use of the node's devices.
             sent_bytes: returns the bytes sent to holders of this node's shards so far.
             on_snapshot: called for every snapshot with the seconds from its boundary to the end of its capture.
@@ -303,7 +303,7 @@ class RankLines:
         """Report a typed fault to the control plane.
 
         Args:
-            code: type of the fault.
+            code: type of the fault, part of the protocol.
             message: a sentence for the user.
             is_permanent: True if a retry gives the same result.
             subject: the object with the fault. Only the newest fault per code and subject is reported, until `mended`.

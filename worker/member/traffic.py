@@ -65,7 +65,7 @@ class Traffic:
             pacer: pacer of the node.
             replica_count: number of shard transfers per snapshot: the holders on other nodes, summed over this node's
                 shards.
-            max_slowdown: the job's limit.
+            max_slowdown: limit for the job's slowdown by snapshots, as a fraction of the iteration's duration.
             on_distance: called with the new distance between proposals when it changes.
             on_pacing: called with the wanted pacing when it changes.
         """
@@ -133,7 +133,7 @@ class Traffic:
 
         Args:
             rank: the rank that sent the message.
-            message: the boundary.
+            message: the rank's message about the boundary that it passed.
             half: the rank's half of its page.
             is_sending: True if data is or may be due to a holder of some shard of the job.
 

@@ -95,20 +95,22 @@ def keep_away(user: RankUser) -> str:
     return f"{tried.stdout}{'; '.join(told) or 'in spite of the rule'}" if tried.stdout else ""
 
 
-async def keep_on(user: RankUser, told: str, on_change: Callable[[str], None], seconds: float = AGAIN_SECONDS) -> None:
+async def keep_on(
+    user: RankUser, reported: str, on_change: Callable[[str], None], seconds: float = AGAIN_SECONDS
+) -> None:
     """Restore the rule periodically, until cancelled. A task of the agent.
 
     Args:
         user: the ranks' users.
-        told: the exposure that the agent reports now.
+        reported: the exposure that the agent reports now; empty if there is none.
         on_change: receives each new exposure; empty when there is none any more.
         seconds: seconds between two checks.
     """
     while True:
         await asyncio.sleep(seconds)
         exposure = exposure_of(await asyncio.to_thread(keep_away, user))
-        if exposure != told:
-            told = exposure
+        if exposure != reported:
+            reported = exposure
             log.warning("%s", exposure or "ranks no longer reach this instance's metadata")
             on_change(exposure)
 

@@ -52,7 +52,7 @@ def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCar
     """Return the card of `address`, and all other active cards with an IPv4 address in the same network.
 
     Args:
-        address: the agent's own address.
+        address: IPv4 address with which the agent is reachable for its peers.
         class_net: folder in which the kernel lists the cards.
 
     Returns:

@@ -123,9 +123,8 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
 
     Args:
         setting: a name, `uid` or `uid:gid` of one user for all jobs. None: each job gets its own uid, with the groups
-            of
-            the user `everstep-ranks` if that exists.
-        own_uid: the agent's uid.
+            of the user `everstep-ranks` if that exists.
+        own_uid: uid of the agent; only root can choose another user for ranks.
 
     Returns:
         The user or users. None if ranks run as the agent's user: by setting, or because the agent is not root.
@@ -153,8 +152,8 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
     A new run gets the next turn, which is on disk before this returns. May be called in any thread.
 
     Args:
-        run: the run.
-        state: the agent's state directory.
+        run: run whose ranks will be started; each new run uses the next uid.
+        state: state directory of the agent, which holds the table of turns.
         user: users of this node's ranks.
 
     Returns:
@@ -246,11 +245,7 @@ def become(user: RankUser) -> None:
     Locked memory stays unlimited, as for root, because network cards and GPUs register memory. Set-uid bits have no
     effect from now on. Where Yama is active, processes of the same user may trace this one, as py-spy does.
 
-    Args:
-        user: the target user.
-
-    Raises:
-        OSError: the kernel refuses; the caller must end this process.
+    Raises OSError if the kernel refuses. The caller must then end this process.
     """
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -334,7 +329,7 @@ def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
 
     Args:
         user: the users; ignored if root or this process's own user.
-        folders: the folders to search.
+        folders: world-writable folders to search, without their sub-folders.
     """
     if user.uid == 0 or user.covers(os.getuid()):
         return
@@ -350,7 +345,7 @@ def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
     """Test as `user` whether it can run this Python and reach some paths.
 
     Args:
-        user: the user to test.
+        user: user as which a test process runs.
         paths: folders to pass through, and files to read.
 
     Returns:
@@ -372,8 +367,8 @@ def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProces
 
     Args:
         user: the user to run as.
-        code: the code.
-        *words: arguments of the code.
+        code: Python code, passed on the command line.
+        *words: the code's arguments, readable as `sys.argv[1:]`.
 
     Returns:
         Exit code and output.

@@ -30,10 +30,9 @@ def tune(line: TunableLine, *, silence_seconds: float) -> None:
     idle connection needs at least 2 s.
 
     Args:
-        line: a TCP socket.
+        line: a TCP socket, connected or not.
         silence_seconds: how long the peer's kernel may be silent before the connection counts as lost; between agents
-            this
-            is `holder_deadline`.
+            this is `holder_deadline`.
     """
     interval = max(1, round(silence_seconds / (1 + PROBES)))
     for level, option, value in (

@@ -39,7 +39,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
     Files of another node are deleted. A directory without an owner is treated as this node's.
 
     Args:
-        state: the directory.
+        state: the agent's state directory; its file `OWNER` names the node.
         node_id: this node's id.
         user: users of the ranks; their files elsewhere are deleted too.
 
@@ -74,7 +74,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
     Args:
         path: the file; the temporary file has the suffix `.new`.
-        content: the whole content.
+        content: the whole new content of the file.
 
     Raises:
         OSError: the disk refuses the write; the earlier file stays.

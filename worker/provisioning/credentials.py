@@ -46,7 +46,7 @@ class RoleCredentials:
     """Server for the role credentials of one generation at a time, owned by the agent's `Supplies`.
 
     Args:
-        state: the agent's state directory.
+        state: state directory of the agent; the server's port is stored there.
         aws: AWS clients with the node's permissions.
         now: returns Unix time in seconds.
     """
@@ -69,7 +69,7 @@ class RoleCredentials:
 
         Args:
             plan: the plan of the generation; it names a role.
-            key: the generation's key.
+            key: key of the generation, from which the server's token is derived.
 
         Returns:
             Credentials that are valid now.

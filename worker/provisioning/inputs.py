@@ -93,7 +93,7 @@ class InputCache:
     """The inputs of one node, owned by the agent. Only one fetch runs at a time.
 
     Args:
-        state: the agent's state directory.
+        state: state directory of the agent; the cache is below it.
         limit_bytes: the most bytes of all objects; None: the file system's size less `SPARED_PART`.
         user: users of the ranks; None means the agent's own user.
     """
@@ -118,7 +118,7 @@ class InputCache:
 
         Args:
             store: the object store to read from.
-            run: the run.
+            run: run that reads the inputs; each run has its own folder.
             channels: all channels of the run.
             cancelled: when set, the fetch stops between two blocks; complete files stay.
             reader: the role with which `store` reads; files that another role fetched are not used.

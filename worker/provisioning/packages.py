@@ -117,7 +117,7 @@ class PackageLayers:
     """The package layers of one node, owned by the agent.
 
     Args:
-        state: the agent's state directory.
+        state: state directory of the agent; the layers are below it.
         seconds: time limit of one installation.
         limit_bytes: the most disk space of all layers; None: `LAYERS_PART` of the disk.
         user: users of this node's ranks; None means the agent's own user.
@@ -331,8 +331,8 @@ def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
     """Make pip's work folder: an empty home, a temporary folder, an empty working directory and settings.
 
     Args:
-        work: the folder to make.
-        order: the installation.
+        work: folder to create files in; receives mode 0700.
+        order: installation whose environment and user apply to pip.
         is_built: whether pip may build in the source.
 
     Returns:
@@ -358,11 +358,7 @@ def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
 def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Select the agent's variables that pip sees: those needed to reach a package index. Pure.
 
-    Args:
-        environment: the agent's environment.
-
-    Returns:
-        The selected variables, without AWS credentials and Everstep's own.
+    The result contains neither AWS credentials nor Everstep's own variables. `environment` is the agent's environment.
     """
     return {
         name: value
@@ -377,11 +373,8 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
     pip gets them in a file, not as variables: a requirements file could expand `${PIP_INDEX_URL}`, which may contain a
     password, into a URL of its own.
 
-    Args:
-        environment: the agent's environment.
-
-    Returns:
-        Values by option name, as in section `global` of pip's configuration.
+    The result has the values by option name, as in section `global` of pip's configuration. `environment` is the
+    agent's environment.
     """
     given = configparser.RawConfigParser()
     if path := environment.get("PIP_CONFIG_FILE"):
@@ -411,11 +404,7 @@ def _environment_in(work: Path, environment: Mapping[str, str]) -> dict[str, str
 def _end_users(user: RankUser | None) -> None:
     """Kill the processes that an installation has left. None of this job's ranks lives here yet.
 
-    Args:
-        user: the job's user.
-
-    Raises:
-        RequirementsRefused: a process cannot be killed.
+    `user` is the job's user. Raises RequirementsRefused if a process cannot be killed.
     """
     if left := end_processes(user, seconds=END_SECONDS):
         raise RequirementsRefused(f"pip has left what cannot be ended: {left}")

@@ -34,7 +34,7 @@ class Supplies:
     """Preparation of ranks' input, owned by the agent.
 
     Args:
-        state: the agent's state directory.
+        state: state directory of the agent; all prepared files are below it.
         objects: S3 with the node's permissions.
         aws: other AWS services with the node's permissions.
         now: returns Unix time in seconds.
@@ -69,7 +69,7 @@ class Supplies:
 
         Args:
             plan: the plan of the generation.
-            key: the generation's key.
+            key: key of the generation, for the credentials' server.
             here: this node's entry in the plan.
             entry: path of the script in its unpacked source tree.
 

@@ -114,7 +114,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     would use every card, even those without a route to the other nodes (`network_cards`).
 
     Args:
-        environment: the agent's own environment.
+        environment: environment of the agent, not changed.
         card: name of the network card with this node's address; empty if unknown.
 
     Returns:
@@ -152,7 +152,7 @@ def keyed_extensions(cache: str, key: str) -> str:
 
     Args:
         cache: the extension folder that all environments share, or a result of this function.
-        key: identifies the environment.
+        key: name of the Python environment, part of a folder name.
 
     Returns:
         A folder below `cache`, or `cache` itself if it already belongs to this environment.

@@ -92,7 +92,7 @@ class ReplicaReceiver:
             held_ranks: shards of other nodes that the plan places on this node. Replica sessions of other shards are
                 rejected.
             keep: returns the contents of a shard that must survive, given the newest C that its owner knows.
-            slot_count: slots per shard.
+            slot_count: maximum number of slots per shard on this node.
             take_lines: stores printed lines of an owner's ranks. None: the lines are discarded.
         """
         self._take_lines = take_lines

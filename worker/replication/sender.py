@@ -85,7 +85,7 @@ class ReplicaSender:
 
         Args:
             shard: the owned shard to send.
-            peer: the holder.
+            peer: node that holds a copy of the shard.
             dialler: opens connections to the holder.
             store: this node's slots.
             pacer: the node's pacer.

@@ -296,7 +296,10 @@ class ChunkQueue:
 
     @property
     def part_seconds(self) -> float:
-        """Like `busy_seconds`, but only this transfer's share of time in which others used the link as well."""
+        """Seconds like `busy_seconds`, with only this transfer's share of shared time.
+
+        Time is shared while other transfers use the link as well.
+        """
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:
@@ -550,16 +553,16 @@ class IncomingShard:
             self.chunk_digests += chunk_digests
             self.missing.update(missing)
 
-    def follow(self, index: range, tell: Callable[[int], None]) -> None:
-        """Call `tell` with the contiguous verified prefix, now and as chunks arrive.
+    def follow(self, index: range, notify: Callable[[int], None]) -> None:
+        """Call `notify` with the contiguous verified prefix, now and as chunks arrive.
 
         Called on the loop, after all digests are announced and proven to form the payload's digest.
 
         Args:
             index: chunks that must be verified before the first call.
-            tell: receives the number of verified bytes at the start of the payload; called on the loop.
+            notify: receives the number of verified bytes at the start of the payload; called on the loop.
         """
-        self._index, self._tell = index, tell
+        self._index, self._tell = index, notify
         self._look()
 
     def _look(self) -> None:
@@ -588,7 +591,7 @@ class IncomingShard:
         Thread-safe.
 
         Args:
-            index: index of the chunk.
+            index: index of the chunk in the payload.
             size: announced bytes.
 
         Returns:
@@ -615,7 +618,7 @@ class IncomingShard:
         """Verify a claimed chunk while its bytes are in the cache, and release its claim. Thread-safe.
 
         Args:
-            index: index of the chunk.
+            index: index of the chunk, as passed to `claim`.
             data: the result of `claim`; released here.
             is_whole: True if all of the chunk was received.
         """
@@ -710,7 +713,7 @@ def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], No
     """Fill `view` from a socket.
 
     Args:
-        line: blocking socket.
+        line: a blocking socket, optionally with a timeout.
         view: uint8[n].
         come: called with the number of bytes received at a time.
 

@@ -257,9 +257,9 @@ async def dial(
     Args:
         credentials: this node's credentials for the generation that both nodes are members of.
         peer: the node that must answer.
-        address: address of the peer.
-        port: port of the peer.
-        kind: purpose of the session.
+        address: IPv4 address of the peer, from the plan.
+        port: TCP port of the peer, from the plan.
+        kind: purpose of the session, part of the authenticated handshake.
         owner_rank: the shard of a replica session, otherwise -1.
         source: this node's network card, to which the socket is bound.
         session: for a stream, the nonce of the session that it belongs to.

@@ -123,9 +123,9 @@ async def send_shard(
         session: its other side runs `receive_shard`.
         streams: streams of the session.
         answers: returns the receiver's next answer to this transfer.
-        file: file of the slot.
+        file: mapped file of the slot.
         digests: digests of the slot's chunks; they grow until the slot is sealed.
-        begin: announcement of the shard.
+        begin: announcement of the shard, the first message to the receiver.
         queue: a new queue; afterwards it contains the number of sent bytes and the sending time.
         pacer: see `send_chunks`.
         progress: called with 0 when the receiver answered, and with a number of bytes when the kernel accepted them.
@@ -217,7 +217,7 @@ async def receive_shard(
     streams: Streams,
     receiver: Receiver,
     begin: BeginShard,
-    told: Callable[[], Awaitable[ShardDigests | EndShard]],
+    next_message: Callable[[], Awaitable[ShardDigests | EndShard]],
     store: SlotStore,
     *,
     keep: Collection[Content],
@@ -231,8 +231,8 @@ async def receive_shard(
         session: its other side runs `send_shard`; `begin` was read from it.
         streams: streams of the session; their threads run `receiver.receive`.
         receiver: receiver of these streams.
-        begin: the announced shard.
-        told: returns the sender's next message about this transfer.
+        begin: the sender's announcement of the shard, not checked yet.
+        next_message: returns the sender's next message about this transfer.
         store: this node's slots.
         keep: contents of this shard that must survive.
         slot_count: maximum slots of this shard on this node.
@@ -264,7 +264,9 @@ async def receive_shard(
     slot = store.shards[begin.owner_rank][index]
     incoming = receiver.current = IncomingShard(slot.file, transfer=begin.transfer, payload_bytes=begin.payload_bytes)
     try:
-        await _take(session, incoming, begin, told, store, slot, silence_seconds, is_followed=arrived is not None)
+        await _take(
+            session, incoming, begin, next_message, store, slot, silence_seconds, is_followed=arrived is not None
+        )
         if arrived is not None:
             incoming.follow(range(*_index_chunks(begin)), partial(arrived, slot.file, _header(store, begin)))
         await _mend(session, incoming, silence_seconds)

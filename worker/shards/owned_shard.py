@@ -47,13 +47,13 @@ class OwnedShard:
 
         Args:
             rank: the rank that owns the shard.
-            generation: the running generation.
+            generation: number of the running generation.
             core: state of the shard in the rounds.
             base: the content that the generation was restored from; None if there is none.
             store: this node's slots.
             page: the rank's page.
             now: returns Unix time, for times that users see.
-            on_change: called after every change.
+            on_change: called after every change that the agent reports.
         """
         self.rank = rank
         self.generation = generation
@@ -100,7 +100,7 @@ class OwnedShard:
 
     @property
     def trouble(self) -> str:
-        """Why this rank has abandoned several steps in a row; empty if it has not."""
+        """Reason why this rank has abandoned several steps in a row; empty if it has not."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
 
     @property

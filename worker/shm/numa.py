@@ -90,11 +90,13 @@ def set_policy(node: int | None) -> int | None:
 
 @contextmanager
 def near(node: int | None, policy: Policy = set_policy) -> Iterator[None]:
-    """Allocate the calling thread's new pages on a NUMA node while the context is open, as long as it has free memory.
+    """Allocate the calling thread's new pages on a NUMA node while the context is open.
+
+    Pages come from other nodes once that node has no free memory.
 
     Args:
         node: number of the NUMA node; None: change nothing.
-        policy: sets the thread's policy.
+        policy: sets the NUMA policy of the calling thread; None as its argument restores the default.
 
     Yields:
         Nothing.

@@ -445,7 +445,7 @@ class SlotStore:
         """Start or continue to digest the content that is written into a slot.
 
         Args:
-            slot: granted for this content.
+            slot: slot that was granted for this content.
             header: sizes and index position as the writer reports them.
 
         Returns:
@@ -502,7 +502,7 @@ class SlotStore:
         """Seal a slot whose chunks were all verified against these digests, and return the payload's digest.
 
         Args:
-            slot: a WRITING slot.
+            slot: slot in the state WRITING, completely received.
             header: sizes and index position as the owner reported them.
             chunk_digests: chunk digests of the payload, in order.
 
@@ -540,7 +540,7 @@ class SlotStore:
         """Digest a sealed slot again. If it does not match its own digest, it is emptied; other slots stay unchanged.
 
         Args:
-            slot: the slot.
+            slot: a slot in any state.
             threads: number of threads that digest one part each.
             is_pressing: True if training waits for the result. The threads then run at the agent's priority.
 

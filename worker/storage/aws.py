@@ -132,7 +132,7 @@ class Aws(Protocol):
         """Return keys of a role, requested with the node's own keys.
 
         Args:
-            role_arn: ARN of the role.
+            role_arn: ARN of a role that the node's role may assume.
             session_name: name of the session, visible in CloudTrail.
 
         Returns:
@@ -146,7 +146,7 @@ class Aws(Protocol):
         """Return the object store with a role's permissions. Its keys are renewed while it is used.
 
         Args:
-            role_arn: ARN of the role.
+            role_arn: ARN of a role that the node's role may assume.
             session_name: name of the session, visible in CloudTrail.
 
         Returns:
@@ -195,7 +195,7 @@ def aws_client(
 
     Args:
         service: boto3's name of the service.
-        environment: the agent's environment variables.
+        environment: environment of the agent, read for endpoints and local mode.
         region: region of the service; None: the environment's.
         keys: returns keys, and is called again before they expire. None: the keys of the environment or the instance,
             as soon as there are any.

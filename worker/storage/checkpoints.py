@@ -51,7 +51,7 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
 
     Args:
         plan: plan of the generation that uploads.
-        header: header of the slot.
+        header: header of the sealed slot, which names the step and the owner.
         upload_id: a new random id, so that no key is written twice.
 
     Returns:
@@ -70,8 +70,8 @@ async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPla
     The caller has pinned the slot. If cancelled, this returns when its thread no longer reads the slot.
 
     Args:
-        objects: the object store.
-        slot: sealed and pinned.
+        objects: object store that receives the shard.
+        slot: mapped file of the slot, which is sealed and pinned.
         plan: plan of the generation that uploads.
         rank: the rank that owns the shard.
 
@@ -178,7 +178,7 @@ async def download_shard(
     The owner's node calls this while it loads a generation, if no node has the shard in memory.
 
     Args:
-        objects: the object store.
+        objects: object store that holds the checkpoint.
         source: a source of kind s3 with the expected digest.
         store: this node's slots.
         rank: the rank that owns the shard.

@@ -18,7 +18,7 @@ from worker.storage.object_store import ObjectReader, ObjectStore, Piece, Span, 
 
 
 class MemoryObjectStore:
-    """In-memory `ObjectStore`. Its buckets are fixed when it is created."""
+    """`ObjectStore` in memory. Its buckets are fixed when it is created."""
 
     def __init__(self, *buckets: str) -> None:
         self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
@@ -85,7 +85,7 @@ class MemoryObjectStore:
 
 
 class MemoryAws:
-    """In-memory `Aws` with the secrets and roles of its attributes.
+    """`Aws` in memory with the secrets and roles of its attributes.
 
     Args:
         objects: the object store of every role.

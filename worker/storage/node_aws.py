@@ -18,7 +18,7 @@ class NodeAws:
     """Implements `Aws` with the node's own permissions.
 
     Args:
-        environment: the agent's environment variables.
+        environment: environment of the agent, read for endpoints and local mode.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:

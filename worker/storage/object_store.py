@@ -64,8 +64,8 @@ class ObjectStore(Protocol):
         """Store a small object.
 
         Args:
-            reference: bucket and key.
-            data: the whole content.
+            reference: bucket and key; an existing object is replaced.
+            data: the whole content, held in memory.
 
         Returns:
             Description of the stored object.
@@ -78,7 +78,7 @@ class ObjectStore(Protocol):
         """Store a file, which may grow meanwhile.
 
         Args:
-            reference: bucket and key.
+            reference: bucket and key; an existing object is replaced.
             path: a regular file.
             size: number of bytes from its beginning; None: the present size.
 
@@ -95,7 +95,7 @@ class ObjectStore(Protocol):
         The first error of `pieces` or of a part ends the put and is raised.
 
         Args:
-            reference: bucket and key.
+            reference: bucket and key; an existing object is replaced.
             pieces: iterated in the calling thread until the first error; a piece must not change until the call
                 returns.
             size: total bytes of the pieces.
@@ -110,22 +110,15 @@ class ObjectStore(Protocol):
     def get_bytes(self, reference: ObjectReference) -> bytes:
         """Return the content of a small object.
 
-        Args:
-            reference: bucket and key.
-
-        Returns:
-            The whole content.
-
-        Raises:
-            ObjectMissing: the object does not exist.
-            StorageError: the subtype says how to react.
+        Raises ObjectMissing if the object does not exist, and another StorageError if the request fails. The subtype
+        says how to react.
         """
 
     def open(self, reference: ObjectReference, *, etag: str = "") -> AbstractContextManager[ObjectReader]:
         """Open an object of any size for reading.
 
         Args:
-            reference: bucket and key.
+            reference: bucket and key of an existing object.
             etag: required ETag; empty: any.
 
         Returns:
@@ -140,14 +133,8 @@ class ObjectStore(Protocol):
     def head(self, reference: ObjectReference) -> StoredObject | None:
         """Return the description of an object without reading it.
 
-        Args:
-            reference: bucket and key.
-
-        Returns:
-            The description, or None if the object does not exist.
-
-        Raises:
-            StorageError: the subtype says how to react.
+        The result is None if the object does not exist. Raises StorageError if the request fails. The subtype says how
+        to react.
         """
 
     def list(self, prefix: ObjectReference) -> Iterator[StoredObject]:

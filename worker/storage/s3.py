@@ -70,7 +70,7 @@ def s3_store(environment: Mapping[str, str] = os.environ, keys: KeysOf | None = 
     """Return the store that the environment names: AWS, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
 
     Args:
-        environment: the agent's environment variables.
+        environment: environment of the agent, read for endpoints and local mode.
         keys: returns keys, and is called again before they expire. None: the node's own keys.
 
     Returns:
@@ -348,8 +348,8 @@ def _side_by_side(
     The first error, in a thread or in the block, stops the start of further work and is raised.
 
     Args:
-        name: name of the threads.
-        thread_count: maximum number of threads.
+        name: prefix of the threads' names, for debuggers.
+        thread_count: maximum number of pieces of work at one time.
 
     Yields:
         (a function that starts a piece of work, the errors so far).

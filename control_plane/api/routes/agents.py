@@ -266,18 +266,17 @@ def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) ->
     Blocks on the database and, for a join token, on the cloud. A join also creates the session token.
 
     Args:
-        services: services of the application.
+        services: provide the database, the cloud operator and the clock.
         token: the database record of the token.
         secret: the token itself. An existing session keeps it.
-        hello: the agent's first message.
+        hello: the agent's first message, not verified yet.
 
     Returns:
         The fleet and the session token.
 
     Raises:
         _Refusal: the token is not valid for this node, the node is not a member of the fleet's group or has joined
-            before, or
-            the cloud did not answer.
+            before, or the cloud did not answer.
     """
     assert token.fleet_name is not None
     fleet_name = FleetName(token.fleet_name)

@@ -352,16 +352,7 @@ def _summaries(
 def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     """Return a job that the caller may see.
 
-    Args:
-        session: any database session.
-        name: name of the job.
-        caller: the authenticated caller.
-
-    Returns:
-        The job as stored.
-
-    Raises:
-        NotFound: the job does not exist or belongs to another project.
+    `session` may be any database session. Raises NotFound if the job does not exist or belongs to another project.
     """
     job = jobs.get(session, name)
     caller.require_sight("training job", name, job.project)

@@ -136,17 +136,11 @@ def _find(services: Services, name: str, caller: Caller) -> JobRecord:
 
 
 def has_own_outputs(job: JobRecord, bucket: str) -> bool:
-    """Say whether the job's output path holds only the job's own objects.
+    """Return whether the job's output path holds only the job's own objects.
 
-    Deletions call it, too. Jobs from before the check in admission may have an output path among other jobs' objects in
-    the service's bucket.
-
-    Args:
-        job: the job as stored.
-        bucket: the service's bucket.
-
-    Returns:
-        True if the path is in another bucket, or below the job's own prefix in the service's bucket.
+    This is true for a path in another bucket than the service's, `bucket`. In the service's bucket, the path must be
+    below the job's own prefix. Deletions call this function, too: jobs from before the check in admission may have an
+    output path among other jobs' objects.
     """
     return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(
         own_place(bucket, job.name, job.run_id)

@@ -53,7 +53,7 @@ class LastCheckpoint(Shape):
 
 
 class DescribeProtectionResponse(Shape):
-    """How well the job's state is protected at this moment."""
+    """Present protection of the job's state."""
 
     training_job_name: str
     generation: int

@@ -42,7 +42,7 @@ class SourceConfig(Request):
 
 
 class ProtectionConfig(Request):
-    """How many nodes hold each shard in memory, and how much snapshots may slow training."""
+    """Number of nodes that hold each shard in memory, and limit for the slowdown by snapshots."""
 
     copies: int = Field(default=2, ge=1, le=8)
     """Nodes that hold each shard, the owner included.
@@ -114,7 +114,7 @@ class Channel(Request):
 
 
 class OutputDataConfig(Request):
-    """Where the job's outputs are stored."""
+    """Place where the job's outputs are stored."""
 
     s3_output_path: S3Uri | None = None
     """Prefix for outputs.
@@ -141,7 +141,7 @@ class StoppingCondition(Request):
 
 
 class RetryStrategy(Request):
-    """When Everstep stops retrying a failing job."""
+    """Limits after which Everstep stops retrying a failing job."""
 
     max_attempts: int = Field(default=3, ge=1, le=30)
     """Number of times that the same failure may occur at the same step.
@@ -290,7 +290,7 @@ class ListTrainingJobsResponse(Shape):
 
 
 class DeleteTrainingJobResponse(Shape):
-    """What was deleted, or would be deleted after a dry run."""
+    """Deleted items; after a dry run, the items that would be deleted."""
 
     training_job_name: str
     run_id: str

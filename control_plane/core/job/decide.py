@@ -36,7 +36,7 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
         now: Unix seconds.
         spec: what the user asked for.
         observed: the stored record, and what the agents, the fleet and S3 report.
-        policy: the timeouts.
+        policy: timeouts of the job's state machine.
 
     Returns:
         The decision. Its record equals the observed record when nothing has to be stored.

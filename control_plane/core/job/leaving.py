@@ -34,11 +34,7 @@ def leave(view: JobView) -> Decision | None:
     The stop is stored in one pass and sent in the next. Without a stored reason, ranks that stopped would look like a
     completed job.
 
-    Args:
-        view: of a running job.
-
-    Returns:
-        None while the job continues to train.
+    The result is None while the job continues to train. The caller passes only views of running jobs.
     """
     record, plan, timeouts = view.record, view.plan, view.policy.timeouts
     leaving = moves.asked(record.moves)

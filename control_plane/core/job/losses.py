@@ -137,7 +137,7 @@ def with_departures(view: JobView) -> JobView:
 
 
 def decision_words(cause: Cause, lost: tuple[NodeId, ...]) -> str:
-    """Return the sentence that tells users how Everstep answers a failure."""
+    """Return the sentence that describes Everstep's answer to a failure."""
     if not lost:
         return "restart all ranks on the same nodes"
     if cause in (Cause.NOTICE, Cause.REQUESTED):

@@ -104,7 +104,7 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
 
 
 def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:
-    """Return the decision's record with its ledger adjusted to the incidents that this pass opened, changed or closed."""
+    """Return the decision's record with its ledger adjusted to the incidents that this pass has changed."""
     record, found = decision.record, before.incident
     after = {
         incident.id: incident

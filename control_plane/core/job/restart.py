@@ -29,7 +29,7 @@ def start_new_generation(
     """End the generation: number the next one, open or extend the incident, and halt the ranks that still run.
 
     Args:
-        view: of a launched job.
+        view: view of a job that has been launched.
         found: the faults that end the generation; not empty.
         failure: for the circuit breakers, if the job itself failed.
         decision: the incident's decision, if it is already recorded.

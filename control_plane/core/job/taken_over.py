@@ -15,8 +15,8 @@ from everstep.protocol.agent_messages import MemberPhase
 def observe_only(view: JobView) -> Decision:
     """Record progress and write manifests, and send nothing but halts of ended generations.
 
-    Fencing needs these halts whoever looks after the job. The reason says what Everstep would act on. A stop that a
-    user requested waits until the person hands the job back.
+    Fencing needs these halts even while a person controls the job. The reason names the event that Everstep would act
+    on. A stop that a user requested waits until the person hands the job back.
     """
     actions: tuple[JobAction, ...] = ()
     if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):

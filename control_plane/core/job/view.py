@@ -61,7 +61,7 @@ class JobView:
 
     @property
     def wants_pause(self) -> str:
-        """Why the job should release its nodes and continue later; empty if it should not."""
+        """Reason for the job to release its nodes and continue later; empty if there is none."""
         if self.seen.gives_way_to:
             return f"for {self.seen.gives_way_to}"
         before, incident = self.record.no_pause_before, self.record.incident
@@ -76,7 +76,7 @@ class JobView:
 
     @property
     def wants_stop(self) -> str:
-        """Why the job should stop; empty if it should not."""
+        """Reason for the job to stop; empty if there is none."""
         if self.record.stop_reason:
             return self.record.stop_reason
         return "a user asked it to stop" if self.record.stop_requested_at is not None else ""

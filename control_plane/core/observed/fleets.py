@@ -108,7 +108,7 @@ class GroupObserved:
 
 
 class Hold(StrEnum):
-    """Why a node is held.
+    """Reason for holding a node.
 
     - UNREACHABLE: its agent is silent. The hold ends when the agent reports again and no job uses the node.
     - DISTRUSTED: its behaviour is evidence against it, but no evidence permits its termination. A person releases it.

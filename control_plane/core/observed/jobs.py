@@ -91,7 +91,7 @@ class Exclusion:
 
     @property
     def is_to(self) -> Remedy:
-        """What the fleet does about the node. It never terminates a node without permission."""
+        """Action of the fleet for the node. The fleet never terminates a node without permission."""
         if self.may_terminate:
             return self.remedy or Remedy.REPLACE
         if self.remedy is Remedy.RELEASE or self.remedy is Remedy.RETIRE:

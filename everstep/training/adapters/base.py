@@ -166,7 +166,7 @@ class NamedTensors:
         Args:
             live: the current tensors, and other tensors that determine their names.
             key: everything else that determines the list.
-            name: builds a new list.
+            name: builds a new list from the present objects; called only after a change.
 
         Returns:
             The previous list, unless a tensor or the key has changed.
@@ -397,7 +397,7 @@ class ExtraStates:
 
         Args:
             prefix: prefix of the modules' names.
-            model: root module.
+            model: root module; its submodules are included.
 
         Raises:
             CannotResume: a module has no `set_extra_state`, or its extra state holds more than plain values and
@@ -472,7 +472,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
 
     Args:
         name: name under which it was registered.
-        optimizer: the optimizer.
+        optimizer: checked by its class and its options.
         trusted: classes that the script declared as safe.
 
     Raises:
@@ -568,7 +568,7 @@ def check_parameter(name: str, parameter: torch.Tensor) -> None:
     """Reject a parameter that cannot be copied as bytes, or cannot be written.
 
     Args:
-        name: name in a snapshot.
+        name: name in a snapshot, for the error.
         parameter: this rank's local memory of the parameter.
 
     Raises:
@@ -585,7 +585,7 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Reject a tensor that cannot be copied as bytes.
 
     Args:
-        name: name in a snapshot.
+        name: name in a snapshot, for the error.
         tensor: this rank's local memory of a parameter or buffer.
 
     Raises:

@@ -69,7 +69,7 @@ class Buffers:
 
         Args:
             prefix: prefix of the buffers' names.
-            model: root module.
+            model: root module; buffers of submodules are included.
             names: names of `buffers_of(model)`, in that order.
 
         Raises:

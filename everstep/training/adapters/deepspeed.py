@@ -285,8 +285,8 @@ def check_accumulation(name: str, engine: Any) -> None:
     If the script itself reports to DeepSpeed when a step is complete, the check trusts the script.
 
     Args:
-        name: name of the engine.
-        engine: the engine.
+        name: registered name of the engine, for the error.
+        engine: a `DeepSpeedEngine`, asked for its count of micro-batches.
 
     Raises:
         CannotResume: the engine is still accumulating gradients.
@@ -308,7 +308,7 @@ def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> N
     `replay_powers` explains these powers.
 
     Args:
-        name: name of the engine.
+        name: registered name of the engine, for the error.
         optimizer: a `DeepSpeedCPUAdam`.
         betas: the betas of all groups at `init`.
 

@@ -231,8 +231,8 @@ class PlainAdapter:
         """Reject an accumulated gradient whose form differs from the result of `rewrap`.
 
         Args:
-            name: name of the parameter.
-            parameter: owner of the gradient.
+            name: name of the parameter, for the error.
+            parameter: the parameter whose `grad` would be restored.
             gradient: a gradient that a snapshot would contain.
 
         Raises:

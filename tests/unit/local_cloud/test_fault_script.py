@@ -125,7 +125,7 @@ class Stage:
             inject=self.inject,
             clear=lambda name: self.happened.append((round(self.now, 3), name)),
             wait_until=self.wait_until,
-            tell=lambda moment, outcome: self.told.append((moment, outcome)),
+            report=lambda moment, outcome: self.told.append((moment, outcome)),
         )
 
     def outcomes(self) -> list[str]:

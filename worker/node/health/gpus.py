@@ -46,7 +46,7 @@ def gpu_reader(environment: Mapping[str, str] = os.environ) -> GpuReader:
     """Return this node's source of GPU readings.
 
     Args:
-        environment: the agent's environment.
+        environment: environment of the agent; read for the stub and for local mode.
 
     Returns:
         The stub if the environment names one, NVML if it is available, else a source without GPUs.

@@ -47,8 +47,8 @@ def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgrou
     reclaims them before it kills. Source: the working set of kubelet's eviction signal `memory.available`.
 
     Args:
-        proc: mount point of procfs.
-        cgroups: mount point of cgroups.
+        proc: mount point of procfs; replaced in tests.
+        cgroups: mount point of the cgroup file system, v1 or v2; replaced in tests.
 
     Returns:
         The facts, with the cgroup's limit applied.
@@ -98,12 +98,7 @@ def slot_memory_bytes(slots: Path, *, beside_bytes: int) -> int:
 def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None:
     """Read a process's resident memory. One small read that needs no privilege.
 
-    Args:
-        pid: the process.
-        proc: mount point of procfs.
-
-    Returns:
-        None once the process has ended or its memory is being freed.
+    The result is None once the process has ended or its memory is being freed. `proc` is the mount point of procfs.
     """
     try:
         fields = dict(line.partition(":")[::2] for line in (proc / str(pid) / "status").read_text().splitlines())
@@ -119,12 +114,8 @@ def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgr
 
     The node's health compares two readings; the number alone has no meaning.
 
-    Args:
-        proc: mount point of procfs.
-        cgroups: mount point of cgroups.
-
-    Returns:
-        The count, or None if the kernel keeps none.
+    The result is None if the kernel keeps no count. `proc` and `cgroups` are the mount points of procfs and of the
+    cgroups.
     """
     counts = kill_counts(proc, cgroups)
     return counts.node if counts.cgroup is None else counts.cgroup
@@ -135,12 +126,8 @@ def kill_counts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 
     The ranks are in the same memory cgroup as this process.
 
-    Args:
-        proc: mount point of procfs.
-        cgroups: mount point of cgroups.
-
-    Returns:
-        The counts; the root cgroup, which covers the whole machine, is not counted as a cgroup.
+    The root cgroup, which covers the whole machine, is not counted as a cgroup. `proc` and `cgroups` are the mount
+    points of procfs and of the cgroups.
     """
     own = _memory_cgroup(proc, cgroups)
     of_group = group_kill_count(own) if own is not None and own != cgroups / "memory" else None
@@ -148,13 +135,9 @@ def kill_counts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 
 
 def group_kill_count(group: Path) -> int | None:
-    """Read the number of out-of-memory kills in one cgroup.
+    """Read the number of out-of-memory kills in the cgroup with the folder `group`.
 
-    Args:
-        group: folder of the cgroup.
-
-    Returns:
-        The count, or None if the cgroup does not account memory.
+    Return None if the cgroup does not account memory.
     """
     counts = (_counts(group / name).get("oom_kill") for name in ("memory.events", "memory.oom_control"))
     return next((count for count in counts if count is not None), None)

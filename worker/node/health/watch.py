@@ -47,7 +47,7 @@ class HealthWatch:
 
         Args:
             gpus: source of GPU readings; the watch closes it.
-            state: the agent's state directory.
+            state: state directory of the agent, whose disk is watched.
             slots: the node's tmpfs.
             monotonic: returns seconds of a monotonic clock.
             period_seconds: seconds between two readings.

@@ -72,7 +72,7 @@ def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str
 
     Args:
         name: of the node's folder; unique on this machine.
-        proc: mount point of procfs.
+        proc: mount point of procfs; replaced in tests.
 
     Returns:
         (the place or None, its path or the reason for None); the text is for the log.

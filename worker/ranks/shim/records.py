@@ -40,11 +40,7 @@ class RankRecords:
 
         The file survives this process, but is not fsynced: if the node fails, so does the rank.
 
-        Args:
-            record: the complete record.
-
-        Raises:
-            OSError: the disk is full or refuses the write; the earlier record stays.
+        Raises OSError if the disk is full or refuses the write. The earlier record then stays.
         """
         path = self._path(record)
         fresh = path.with_suffix(".new")

@@ -332,7 +332,7 @@ class Shim:
 
         Args:
             client: the connection that requested the start.
-            start: the request.
+            start: the agent's request, which names the rank, its user and its output files.
             why: reason to log and to write to the rank's stderr, where the job itself causes the cold start; else
                 empty.
         """
