@@ -1,0 +1,191 @@
+"""The page `docs/contributing/first-change.md` works: its blocks apply, its commands pass, its changes take effect.
+
+Each part of the page runs in its own copy of the repository. A failure names the step, the file and the place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.test_references import tracked
+
+ROOT = Path(__file__).parents[2]
+PAGE = "docs/contributing/first-change.md"
+BLOCK = re.compile(r"^```(diff|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND_SECONDS = 50
+ENVIRONMENT = ".venv"
+OF_THIS_RUN = ("EVERSTEP_", "PYTEST_", "PYTHON", "COV_")
+"""Prefixes of variables that must not reach the commands of the page."""
+
+
+class Drift(AssertionError):
+    """A step of the page no longer fits the code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One block of the page."""
+
+    title: str
+    """The heading above the block."""
+    kind: str
+    """diff or sh."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hunk:
+    """One place of a diff block."""
+
+    file: str
+    place: str
+    before: str
+    after: str
+
+
+def steps_of(part: str, page: str) -> list[Step]:
+    """Return the blocks of one part of the page, in order."""
+    (section,) = re.findall(rf"^## {re.escape(part)}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    return [
+        Step(title=title, kind=kind, text=text)
+        for title, body in re.findall(r"^### ([^\n]+)\n(.*?)(?=^### |\Z)", section, re.DOTALL | re.MULTILINE)
+        for kind, text in BLOCK.findall(body)
+    ]
+
+
+def hunks(block: str) -> Iterator[Hunk]:
+    """Yield the places of a diff block: a file after `+++`, then its places after `@@`."""
+    for of_file in re.split(r"^\+\+\+ ", block, flags=re.MULTILINE)[1:]:
+        file, _, places = of_file.partition("\n")
+        for one in re.split(r"^@@ ", places, flags=re.MULTILINE)[1:]:
+            place, *lines = one.splitlines()
+            before, after = (
+                "".join(f"{line[1:]}\n" for line in lines if line[:1] not in skipped) for skipped in ("+", "-")
+            )
+            yield Hunk(file=file, place=place, before=before, after=after)
+
+
+def apply(step: Step, root: Path) -> list[str]:
+    """Change the files that a diff block names.
+
+    Args:
+        step: a diff block.
+        root: of the copy.
+
+    Returns:
+        The changed files.
+
+    Raises:
+        Drift: the file does not contain the lines of the block exactly once.
+    """
+    changed = []
+    for hunk in hunks(step.text):
+        path = root / hunk.file
+        text = path.read_text() if path.is_file() else ""
+        count = text.count(f"\n{hunk.before}")
+        if count != 1 or not hunk.before:
+            raise Drift(
+                f"{PAGE}, step {step.title!r}: {hunk.file} has these lines of {hunk.place!r} {count} times, "
+                f"not once:\n{hunk.before}"
+            )
+        path.write_text(text.replace(f"\n{hunk.before}", f"\n{hunk.after}"))
+        changed.append(hunk.file)
+    return changed
+
+
+def run(step: Step, root: Path) -> None:
+    """Run the commands of a sh block in the copy.
+
+    Args:
+        step: a sh block.
+        root: of the copy.
+
+    Raises:
+        Drift: a command failed.
+    """
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(OF_THIS_RUN)},
+        "PATH": os.pathsep.join([str(root / ENVIRONMENT / "bin"), sysconfig.get_path("scripts"), os.environ["PATH"]]),
+    }
+    for command in step.text.splitlines():
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise Drift(f"{PAGE}, step {step.title!r}: {command!r} failed:\n{done.stdout}")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the repository with an environment of its own.
+
+    Processes of the local cloud drop PYTHONPATH. So the environment names the copy, and this interpreter's packages
+    without their `.pth` files, which name the original repository.
+    """
+    root = tmp_path / "checkout"
+    for name in tracked():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, root / name)
+    venv.create(root / ENVIRONMENT, symlinks=True)
+    paths = {"base": str(root / ENVIRONMENT), "platbase": str(root / ENVIRONMENT)}
+    packages = Path(sysconfig.get_path("purelib", vars=paths))
+    (packages / "copy.pth").write_text(f"{root}\n{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    return root
+
+
+def follow(part: str, root: Path) -> None:
+    """Do all steps of one part of the page, and lint the Python files that it changes."""
+    steps = steps_of(part, (ROOT / PAGE).read_text())
+    assert {step.kind for step in steps} == {"diff", "sh"}
+    changed = []
+    for step in steps:
+        if step.kind == "diff":
+            changed += apply(step, root)
+        else:
+            run(step, root)
+    sources = " ".join(sorted({name for name in changed if name.endswith(".py")}))
+    for command in ("check", "format --check"):
+        run(Step(title="the lines of all blocks", kind="sh", text=f"ruff {command} --quiet {sources}"), root)
+
+
+@pytest.mark.timeout(170)
+def test_the_field_of_the_page_is_in_the_contract(copy: Path) -> None:
+    follow("An API field", copy)
+    schemas = json.loads((copy / "docs/openapi.json").read_text())["components"]["schemas"]
+    assert {"CreateTrainingJobRequest", "TrainingJob"} <= {
+        name for name, schema in schemas.items() if "Description" in schema.get("properties", {})
+    }
+    assert "CreateTrainingJob | `Description`" in (copy / "docs/reference/field-coverage.md").read_text()
+
+
+@pytest.mark.timeout(170)
+def test_the_fault_of_the_page_strikes(copy: Path) -> None:
+    follow("A fault kind", copy)
+
+
+def test_a_line_that_has_changed_is_named_with_its_step(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("\nfirst = 1\nsecond = 2\n")
+    step = Step(title="Change it", kind="diff", text="+++ module.py\n@@ the first\n first = 1\n+third = 3\n")
+    assert apply(step, tmp_path) == ["module.py"]
+    assert (tmp_path / "module.py").read_text() == "\nfirst = 1\nthird = 3\nsecond = 2\n"
+    (tmp_path / "module.py").write_text("first = 0\n")
+    with pytest.raises(Drift, match=r"step 'Change it': module.py has these lines of 'the first' 0 times"):
+        apply(step, tmp_path)
