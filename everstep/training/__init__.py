@@ -8,7 +8,7 @@
 
 The script registers its state once with `init`. `batches` then reports each finished step to Everstep.
 
-Invariant: the same script runs alone, under torchrun and under Everstep. Only Everstep takes snapshots.
+Invariant: the same script runs alone, under torchrun and under Everstep. Snapshots are taken only under Everstep.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Connection of a rank to its node's agent: messages on a unix socket, and the shared page.
 
-Invariant: no call blocks training. A message that cannot be sent at once waits in memory until the next call. After a
-lost connection the rank reconnects at boundaries, and starts no capture before it is connected again. This module
-transports messages; it does not interpret them for training.
+The page is a small tmpfs file. The agent writes one half of it, the rank the other half
+(`everstep.protocol.rank_messages`).
+
+Invariant: no call blocks training. A message that the socket does not accept immediately waits in memory until the next
+call. After a lost connection the rank reconnects at boundaries, and starts no capture before the connection is
+restored. This module only transports messages. The session interprets them.
 """
 
 from __future__ import annotations
@@ -51,14 +54,14 @@ from everstep.training.errors import AgentUnreachable, StaleGeneration
 RECONNECT_SECONDS = 0.25
 """Pause between two attempts to reconnect to the agent."""
 MAX_OUTBOX_BYTES = 2 * MAX_LOGGED_BYTES
-"""Unsent bytes above which the agent counts as hung.
+"""Limit of unsent bytes. Above this limit, the agent counts as hung.
 
 The rank then closes the connection and opens a new one.
 """
 MAX_REASON_CHARACTERS = 4096
 """Longest error text that the rank sends.
 
-The agent closes a connection that announces a longer message than it accepts.
+A longer text would exceed the agent's message limit, and the agent would close the connection.
 """
 
 Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
@@ -72,46 +75,47 @@ class AgentLink(Protocol):
 
     @property
     def generation(self) -> Generation:
-        """Generation of the launch that this rank belongs to."""
+        """Generation to which this rank belongs."""
 
     @property
     def has_agent(self) -> bool:
-        """False only if no agent will ever request a snapshot."""
+        """Whether an agent may request snapshots. False only for `NullLink`."""
 
     @property
     def slots(self) -> SlotsGranted | SlotsRefused | None:
         """The agent's answer to the newest request.
 
-        None before the answer, and after a lost connection.
+        None until the agent has answered, and again after a lost connection.
         """
 
     @property
     def word(self) -> AgentHalf | None:
-        """The newest agent half of this generation that the rank could read, or None.
+        """The agent's half of the page, as the rank last read it successfully, or None.
 
-        It stays available while the agent is away. A page that the script has overwritten is ignored.
+        Its generation is the rank's own. The value stays available while the agent is disconnected. A page that the
+        script has overwritten is ignored.
         """
 
     def welcome(self) -> Arriving | Welcome:
-        """Return the newest message about the snapshot to restore to restore. Waits for the agent."""
+        """Wait for the agent, and return its newest message about the snapshot to restore."""
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
         """Pass the result of `poll` to `is_enough` until it returns True.
 
-        The call waits for a sign of the agent between two attempts.
+        Between two attempts, the call waits until the agent sends a message.
         """
 
     def poll(self) -> AgentHalf | None:
         """Return the agent's half of the page, then process received messages.
 
-        Returns None while the agent is away, or if no half of this generation can be read.
+        Return None while the agent is disconnected, or if the page holds no readable half of this generation.
         """
 
     def publish(self, half: RankHalf) -> None:
         """Write the rank's half of the page."""
 
     def send(self, message: Sent) -> None:
-        """Send a message that must arrive, now or as soon as the agent accepts it.
+        """Send a message reliably: now, or as soon as the socket accepts it.
 
         Safe from any thread.
         """
@@ -120,27 +124,25 @@ class AgentLink(Protocol):
         """Send a message that may be lost. Safe from any thread."""
 
     def hold(self, message: Boundary | IdleSpans) -> None:
-        """Send a message together with the next `send`, or at `let_go`.
+        """Queue a message until the next `send` or `let_go`, so that the agent wakes up only once.
 
-        The agent then wakes up only once.
-
-        The order is kept. A `Boundary` may be lost. Safe from any thread.
+        Messages keep their order. A queued `Boundary` may be lost. Safe from any thread.
         """
 
     def let_go(self) -> None:
-        """Send the held messages. Safe from any thread."""
+        """Send the messages that `hold` queued. Safe from any thread."""
 
     def wait(self, seconds: float) -> None:
-        """Return when the agent has sent something, or after `seconds`."""
+        """Wait until the agent has sent a message, for at most `seconds`."""
 
     def close(self) -> None:
-        """Send waiting messages as far as that is possible at once, and close the connection."""
+        """Send the waiting messages that the socket accepts immediately, and close the connection."""
 
 
 class NullLink:
     """Link without an agent: the script runs under plain torchrun, or alone.
 
-    All calls work; nothing is captured.
+    All calls work, and no snapshot is taken.
     """
 
     generation = Generation(0)
@@ -178,7 +180,7 @@ class UnixAgentLink:
         path: path of the agent's socket.
         hello: identity of this rank. The rank sends it on every new connection.
         welcome_seconds: how long the rank tries to connect at the start, for example while the agent restarts. Once
-            connected, the rank waits without a limit while its state is fetched.
+            connected, the rank waits without a limit while the agent fetches the snapshot.
         clock: monotonic clock, in seconds.
     """
 
@@ -228,11 +230,11 @@ class UnixAgentLink:
     def welcome(self) -> Arriving | Welcome:
         """Return the newest message about the snapshot to restore, waiting for the first one.
 
-        `init` and `restore` call this. If all shards are in memory, the agent sends `Arriving` as soon as the
-        snapshot's index is there. Otherwise it sends `Welcome` when every node has verified its shards.
+        `init` and `restore` call this. If all shards are in the memory of nodes, the agent sends `Arriving` as soon as
+        the snapshot's index has arrived. Otherwise it sends `Welcome` when every node has verified its shards.
 
         Returns:
-            Where to restore from.
+            The message, which names the slot to restore from.
 
         Raises:
             AgentUnreachable: the rank was not connected for `welcome_seconds`.
@@ -246,7 +248,8 @@ class UnixAgentLink:
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
         """Pass the result of `poll` to `is_enough` until it returns True.
 
-        The call waits for a sign of the agent between two attempts. It is used only before the first step.
+        Between two attempts, the call waits until the agent sends a message. The session uses this only before the
+        first step.
 
         Args:
             is_enough: returns True to end the wait.
@@ -261,7 +264,7 @@ class UnixAgentLink:
             if is_enough(self.poll()):
                 return
             if self._heard_count != heard:
-                continue  # the message arrived during `poll`: nothing will wake this thread again
+                continue  # the message arrived during `poll`, so no event will wake this thread again
             if self._socket is not None:
                 deadline = self._clock() + self._welcome_seconds
             elif self._clock() >= deadline:
@@ -325,7 +328,7 @@ class UnixAgentLink:
             select.poll()
         )  # select() accepts no descriptor above 1023, and a job with a thousand ranks may use more.
         if line is None:
-            # Without a connection, an empty poll is a plain pause.
+            # Without a connection, an empty poll only pauses.
             poller.poll(min(seconds, RECONNECT_SECONDS) * 1000)
         else:
             with contextlib.suppress(OSError, ValueError):  # another thread may have closed the connection
@@ -432,7 +435,7 @@ class UnixAgentLink:
             if message.generation != self._hello.generation:
                 if isinstance(
                     self._welcome, Welcome
-                ):  # The agent runs a newer generation and will end this rank; until then the rank trains.
+                ):  # The agent runs a newer generation and will end this rank. Until then the rank continues to train.
                     self._disconnect()
                     return
                 raise StaleGeneration(
@@ -453,7 +456,7 @@ class UnixAgentLink:
         return isinstance(message, SlotsRefused) or message.capacity_bytes >= request.capacity_bytes
 
     def _repeat(self) -> None:
-        """Send again, over a new connection, messages that the agent may have lost in a restart."""
+        """Send messages again, over a new connection, that the agent may have lost in a restart."""
         assert self._page is not None
         if self._half is not None:
             write_rank_half(self._page, self._half)
@@ -466,7 +469,7 @@ class UnixAgentLink:
 
 
 def _sendable(message: Sent) -> Sent:
-    """Return the message with a reason that can be sent.
+    """Return the message with its reason shortened and cleaned for sending.
 
     The reason is often the text of a script's exception, of any length and with any characters.
     """

@@ -2,8 +2,8 @@
 
 A fresh optimizer has no state yet, and the first access to new memory is slow.
 
-Invariant: each tensor has its own storage, so a script can save, send or drop a tensor without the others. The mapping
-is freed with its last tensor.
+Invariant: each tensor has its own storage, so a script can save, send or drop a tensor independently. The mapping is
+freed with its last tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 class Arena:
-    """One mapping that hands out memory from its beginning.
+    """A memory mapping that allocates tensors one after another, from its beginning.
 
     Args:
         size: size in bytes. Round each tensor's size up with `align`.
@@ -33,16 +33,16 @@ class Arena:
             prefer_huge(self._address, len(self._map))
 
     def prefault(self) -> None:
-        """Allocate the mapping's pages, huge pages where the kernel has them.
+        """Allocate the mapping's pages, as huge pages where the kernel supports them.
 
-        Runs in a background thread.
+        Called in a background thread.
         """
         populate(self._address, len(self._map), is_written=True)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
         """Return memory for a tensor, initially zero.
 
-        Return None for an empty tensor or if the arena is full.
+        Return None if the tensor is empty or the arena is full.
         """
         size = shape.numel() * dtype.itemsize
         if size == 0 or self._offset + size > len(self._map):

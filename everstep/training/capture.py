@@ -4,8 +4,8 @@
 
 The index holds names, dtypes, shapes and offsets, and the step's plain values.
 
-Invariant: the payload depends on the state alone. The same state gives the same bytes, gaps included. This module
-handles tensors and memory; it does not use the protocol.
+Invariant: the payload depends on the state alone: equal states produce equal bytes, including the zeros between
+tensors. This module handles tensors and memory. It sends no messages.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class StateTensor:
 
     name: str
     tensor: torch.Tensor
-    """The tensor object itself, not a view. Its version and address show whether it changed.
+    """The tensor object itself, never a view of it. Its version and address show whether it changed.
 
     A tensor on the meta device does not exist yet.
     """
     is_deferred: bool
     """True if only an optimizer step changes the tensor.
 
-    It may then be copied during forward and backward.
+    The copier may then copy it during the next forward and backward pass.
     """
     wrapper: torch.Tensor | None = None
     """The tensor that the script uses (a DTensor), if `tensor` is the memory behind it.
@@ -61,7 +61,7 @@ class CapturePlan:
     """
     index_offset: int
     index: IndexWriter
-    """Writes the index of these entries, with the values of each boundary."""
+    """Writes the index of the plan's tensors, with the values of each boundary."""
 
     @classmethod
     def make(cls, tensors: Iterable[StateTensor]) -> CapturePlan:
@@ -89,7 +89,7 @@ class CapturePlan:
         return len(tensors) == len(self.entries) and self.fits_at(0, tensors)
 
     def fits_at(self, first: int, tensors: Sequence[StateTensor]) -> bool:
-        """Return whether these tensors match the plan's entries from `first` on."""
+        """Return whether these tensors match the plan's entries, beginning with entry `first`."""
         entries = self.entries[first : first + len(tensors)]
         return len(entries) == len(tensors) and all(
             entry.name == state.name
@@ -99,7 +99,7 @@ class CapturePlan:
         )
 
     def capacity_bytes(self, values: bytes) -> int:
-        """Return the payload size to request for this state, with reserve for longer values later."""
+        """Return the payload size to request for this state, including a reserve for longer values."""
         return align(self.index_offset + max(MIN_INDEX_ROOM_BYTES, 4 * self.index.size(values)))
 
     def fits_into(self, capacity_bytes: int, values: bytes) -> bool:
@@ -131,7 +131,8 @@ class SlotMemory:
     def views(self, plan: CapturePlan) -> list[torch.Tensor]:
         """Return a view for each planned tensor, with its shape and dtype.
 
-        The first call for a plan writes the plan's constant bytes: zeroed gaps and the beginning of the index.
+        The first call for a plan writes the plan's constant bytes: zeros between tensors, and the beginning of the
+        index.
         """
         if self._plan is not plan:
             self._views = [view_of(self.payload, entry) for entry in plan.entries]
@@ -158,13 +159,13 @@ class SlotMemory:
     def prefault(self) -> None:
         """Allocate all pages of the mapping without changing the content.
 
-        Runs in a background thread.
+        Called in a background thread.
         """
         address, size = self.span
         populate(address, size, is_written=True)
 
     def _write(self, offset: int, data: bytes) -> None:
-        # This holds the interpreter's lock. For a few kilobytes that is cheaper than making tensors.
+        # This holds the interpreter's lock. For a few kilobytes, creating tensors would take longer.
         self._map[HEADER_BYTES + offset : HEADER_BYTES + offset + len(data)] = data
 
 

@@ -1,7 +1,7 @@
 """Copiers: copy live tensors into slots while the script continues to train.
 
-Invariant: after `join` of its ticket a copy has ended, whether it succeeded or failed. The sources must not change
-before `wait` of the ticket has returned.
+Invariant: when `join` of a ticket returns, its copy has ended, with success or an error. The caller must not change the
+sources before `wait` of the ticket has returned.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from everstep.training.capture import SlotMemory
 
 log = logging.getLogger(__name__)
 TENSORS_AT_ONCE = 256
-"""Most tensors per call.
+"""Upper limit of tensors per call of torch's copy function.
 
 Reading a call's arguments takes a microsecond per tensor, with the interpreter's lock held.
 """
 _this_core = ctypes.CDLL(None).sched_getcpu
 PIECE_BYTES = 4 * 1024 * 1024
-"""Size of one copy when its progress is reported: the size of a chunk.
+"""Bytes per copy call while the copier reports progress: the size of a chunk.
 
-A chunk is then still in the processor's cache when it is digested. Larger pieces were slower.
+The chunk is then still in the processor's cache when its digest is computed. Larger pieces measured slower.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies to make, each from a source to the target with the same index."""
+    """A list of copies: each source is copied to the target with the same index."""
 
     sources: Sequence[torch.Tensor]
     targets: Sequence[torch.Tensor]
@@ -44,7 +44,7 @@ class Copies:
 
 Done = Callable[[BaseException | None], None]
 Progress = Callable[[int, int], None]
-"""Progress callback: number of complete targets, and copied bytes of the next one."""
+"""Progress callback. Arguments: the number of complete targets, and the copied bytes of the next target."""
 
 
 class CopyTicket:
@@ -62,7 +62,7 @@ class CopyTicket:
     def wait(self) -> None:
         """Wait until the calling thread may change the sources.
 
-        On a device, the wait is enqueued on the thread's stream: the stream changes the sources after the copy.
+        On a device, the wait is enqueued on the thread's stream, so work that changes the sources runs after the copy.
         """
         self._done.wait()
 
@@ -74,7 +74,7 @@ class CopyTicket:
     def hides_sources(self) -> bool:
         """True while the calling thread captures a CUDA graph.
 
-        Reading the sources would then become part of the graph.
+        The sources must not be read then, because the read would become part of the graph.
         """
         return False
 
@@ -86,7 +86,7 @@ class Copier(Protocol):
     """
 
     is_prompt: bool
-    """True if a copy starts at once. False if it starts after earlier work of a device."""
+    """True if a copy starts immediately. False if it waits for earlier work of a device."""
 
     def copy(self, copies: Copies) -> None:
         """Copy now, and return when the calling thread may change the sources.
@@ -100,14 +100,14 @@ class Copier(Protocol):
         Args:
             copies: sources and targets in the order of copying, each pair of equal size.
             done: called once when the copies have ended, from any thread.
-            progress: called from any thread during the copy, as often as the copier chooses. All calls precede `done`.
+            progress: called from any thread during the copy, as often as the copier chooses, and never after `done`.
 
         Returns:
             The ticket.
         """
 
     def do_later(self, work: Callable[[], object]) -> None:
-        """Run some work in the copier's thread after the copies that were started.
+        """Run `work` in the copier's thread after all copies that were started before.
 
         Safe from any thread; never blocks.
         """
@@ -116,7 +116,7 @@ class Copier(Protocol):
         """Prepare a slot in the background, so that later copies into it are faster."""
 
     def release(self, memory: SlotMemory) -> None:
-        """Release a slot that will not be written any more."""
+        """Release the resources of a slot that no copy will write again."""
 
     def drain(self, limit_seconds: float) -> bool:
         """Wait for started copies, for at most `limit_seconds`, and return whether they have ended.
@@ -134,8 +134,8 @@ class CopierThread:
     The thread survives an error of any work item, because training waits for later items.
 
     With few cores per rank, the kernel may wake the thread on the core of another rank that is still at its boundary.
-    That rank would wait until the next scheduler tick. The thread therefore wakes up on the caller's core, behind the
-    caller, and may move to other cores once it runs.
+    That rank would then wait until the next scheduler tick. The thread is therefore bound to the caller's core when it
+    wakes up, and runs after the caller. Once it runs, it may move to other cores.
 
     Args:
         is_crowded: True when the node has few cores per rank.
@@ -191,7 +191,7 @@ class CopierThread:
 class CpuCopier:
     """Copies host memory in one background thread.
 
-    Torch copies without the interpreter's lock, so training continues. A second thread would be little faster and would
+    Torch copies without the interpreter's lock, so training continues. A second thread would hardly be faster and would
     take a core from training.
 
     Args:
@@ -247,11 +247,11 @@ class CpuCopier:
 def copy_now(copies: Copies) -> None:
     """Copy many tensors per call.
 
-    The interpreter's lock is free within a call, and other threads can take it between calls.
+    Torch releases the interpreter's lock within a call, and other threads can acquire it between calls.
 
     Args:
-        copies: sources and targets of equal shapes. If one of them is on a device, the call returns when the bytes are
-            there.
+        copies: sources and targets of equal shapes. If a source or target is on a device, the call returns when its
+            bytes are copied.
     """
     with torch.no_grad():
         for start in range(0, len(copies.sources), TENSORS_AT_ONCE):
@@ -262,10 +262,10 @@ def copy_now(copies: Copies) -> None:
 def parts(copies: Copies) -> Iterator[tuple[Copies, int, int]]:
     """Yield copies in order, in parts of about `PIECE_BYTES`.
 
-    A part holds many small tensors, or a piece of a large one.
+    A part consists of many small tensors, or of a piece of a large tensor.
 
     Args:
-        copies: copies to divide. A source that is not contiguous is not divided.
+        copies: copies to divide. A non-contiguous source stays undivided.
 
     Yields:
         The part, the number of targets that are complete after it, and the bytes of the next target that are copied.

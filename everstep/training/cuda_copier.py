@@ -1,22 +1,23 @@
 """CUDA copier: copies device memory into slots on a stream of its own.
 
-The order of work on the streams decides which state a copy sees, not the time on the host.
+The order of work on the streams determines which state a copy reads. The time of the call on the host does not matter.
+In the diagram, E₀ and E₁ are events, and k is the number of the step.
 
     training stream  … step k │ E₀ ─────────── forward, backward of k+1 ────────── wait E₁ │ step k+1 …
     copier's stream           └▶ wait E₀ │ piece │ piece │ … │ E₁ ┘
     copier's thread              enqueues the pieces, waits for an event after every few pieces, reports progress, waits
                                  for E₁
 
-Small tensors are gathered on the device, many in one call, into a buffer. Its layout is that of their places in the
-slot, with zeros in the gaps. Tensors that are neighbours in the slot are then copied as one piece. A tensor that is not
-contiguous is gathered too, in parts if it is large.
+Small tensors are first gathered on the device, many in one call, into a gather buffer. The buffer has the same layout
+as the corresponding range of the slot, with zeros between tensors. One copy then transfers many neighbouring tensors. A
+non-contiguous tensor is gathered too, in parts if it is large.
 
-Slots are registered with the driver piece by piece in the background; registered pages are copied as fast as pinned
-pages. Copies to unregistered pages pass through a ring of pinned buffers, and the guard waits for them.
+A background task registers slots with the driver, piece by piece. Copies to registered pages are as fast as copies to
+pinned pages. Copies to unregistered pages pass through a ring of pinned buffers, and the guard waits for these copies.
 
-Invariant: apart from the ring, the training thread waits for the device in two cases only: an audited snapshot, and a
-host that would run more than one boundary ahead. Sources stay alive until their copies have ended. `__init__` makes all
-allocations.
+Invariant: apart from copies through the ring, the training thread waits for the device in two cases only. One is an
+audited snapshot. The other is a host that would run more than one boundary ahead of the device. Sources stay alive
+until their copies have ended. `__init__` allocates all memory.
 
 The module is tested with a fake of the few device calls that it makes. Its speed on a device has not been measured.
 """
@@ -39,31 +40,31 @@ from everstep.training.copier import CopierThread, Copies, CopyTicket, Done, Pro
 from everstep.training.state_tree import tensor_bytes
 
 PIECE_BYTES = 32 * 1024 * 1024
-"""Size of one copy.
+"""Size of one copy in bytes.
 
-It is long enough for the full rate, and short enough that other transfers get the bus in between.
+The size reaches the full transfer rate, and lets other transfers use the bus between two copies.
 """
 SMALL_BYTES = 256 * 1024
-"""Largest tensor that is gathered.
+"""Size of the largest tensor that is gathered as a small tensor, in bytes.
 
-The bus transfers such a tensor in the time (5 us) that it takes to enqueue and start a copy of its own.
+Enqueuing and starting a separate copy takes about 5 us, as long as the transfer of such a tensor.
 """
 GATHER_BYTES = 8 * 1024 * 1024
-"""Device memory of each stream's gather buffer."""
+"""Size of each stream's gather buffer in device memory, in bytes."""
 RING_BUFFERS = 2
 NODE_RING_BYTES = 64 * 1024 * 1024
-"""Pinned memory for the rings of all ranks of a node together.
+"""Pinned memory for the rings of all ranks of a node together, in bytes.
 
-It is the node's only need beside its slots.
+Apart from its slots, the copiers of a node need no other pinned memory.
 """
 MARKS = 64
-"""Most events per copy that mark its progress."""
+"""Upper limit of events per copy that mark its progress."""
 REGISTERED_BYTES = 256 * 1024 * 1024
-"""Size of one registration.
+"""Size of one registered piece, in bytes.
 
-A larger one would hold the driver's locks for longer, and launches need these locks too. No copy may cross the end of a
-registered piece. The driver refuses a copy of which it knows only a part, and does not document that it joins two
-registered neighbours.
+Registering a larger piece would hold the driver's locks for longer, and kernel launches need these locks too. No copy
+may cross the end of a registered piece. The driver rejects a copy whose target is only partly registered. Its
+documentation does not promise that two adjacent registered pieces count as one.
 """
 
 
@@ -89,7 +90,8 @@ class Device(Protocol):
     def enter_thread(self) -> None:
         """Prepare the calling thread for device calls.
 
-        Select the device, and a capture mode in which the thread's calls do not break the script's graph captures.
+        Selects the device, and a capture mode in which the thread's calls do not invalidate the script's graph
+        captures.
         """
 
     def new_stream(self) -> Any:
@@ -108,12 +110,12 @@ class Device(Protocol):
         """Make a stream wait for an event that has been recorded."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
-        """Enqueue a copy to registered or pinned host memory."""
+        """Enqueue a copy from the device to registered or pinned host memory."""
 
     def gather(
         self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any
     ) -> None:
-        """Enqueue `gather_now`."""
+        """Enqueue the work of `gather_now` on the current stream."""
 
     def buffer(self, size: int) -> torch.Tensor:
         """Return memory of the device, uint8[size]."""
@@ -146,7 +148,7 @@ class CudaDevice:
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._index)
-        # In the default mode, a call that captures forbid would invalidate the capture of another thread.
+        # In the default mode, a call that is forbidden during captures would invalidate a capture of another thread.
         thread_local = ctypes.c_int(1)
         _runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
@@ -217,7 +219,7 @@ class _Buffer:
     memory: torch.Tensor
     event: Event
     target: torch.Tensor | None = None
-    """Where the host copies the content once the event is reached. None if the buffer is free."""
+    """The memory into which the host copies the content once the event is reached. None if the buffer is free."""
 
 
 @dataclass(slots=True)
@@ -251,21 +253,18 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Run:
-    """Neighbouring bytes of a slot that are copied together.
-
-    They belong to one tensor or to several small ones.
-    """
+    """A contiguous range of a slot that one copy fills, from one tensor or several small tensors."""
 
     targets: list[torch.Tensor]
     sources: list[torch.Tensor]
     number: int
-    """Index of the run's last tensor among all copies."""
+    """Index of the run's last tensor in the list of copies."""
     end: int
-    """Address behind the run's last byte."""
+    """Address after the run's last byte."""
     complete_count: int
-    """Number of tensors, from the first of all copies on, that are complete after this run."""
+    """Number of tensors at the start of the list of copies that are complete after this run."""
     before_bytes: int = 0
-    """For a tensor that is copied in parts: its bytes before this part."""
+    """Bytes of the tensor before this part. 0 unless the tensor is copied in parts."""
 
     @property
     def begin(self) -> int:
@@ -274,7 +273,7 @@ class _Run:
 
     @property
     def size(self) -> int:
-        """Bytes, gaps included."""
+        """Size in bytes, including the zeros between tensors."""
         return self.end - self.begin
 
     @property
@@ -284,20 +283,21 @@ class _Run:
 
     @property
     def place(self) -> torch.Tensor:
-        """Target range: uint8[size], gaps included."""
+        """Target range in the slot, uint8[size], including the zeros between tensors."""
         return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
 
     def take(self, other: _Run, limit: int) -> bool:
-        """Append `other` if it follows this run directly and both are small.
+        """Append `other` if it directly follows this run and both runs are small.
 
-        Return whether it was appended.
+        Return whether `other` was appended.
         """
         if not (
             other.begin == align(self.end) and other.is_small and self.is_small and other.end - self.begin <= limit
         ):
             return False
         if self.targets[0].untyped_storage().data_ptr() != other.targets[0].untyped_storage().data_ptr():
-            return False  # neighbours by chance: the gap between them is outside the slot
+            # tensors of two mappings that happen to be adjacent: the bytes between them are outside the slot
+            return False
         self.targets += other.targets
         self.sources += other.sources
         self.number, self.end, self.complete_count = other.number, other.end, other.complete_count
@@ -305,7 +305,7 @@ class _Run:
 
     @property
     def is_small(self) -> bool:
-        """True if all its tensors are small enough to be gathered with others.
+        """True if every tensor of the run is small enough to be gathered with other tensors.
 
         False for a part of a tensor.
         """
@@ -315,8 +315,8 @@ class _Run:
 class _Gather:
     """Gathers small tensors on the device before they are copied.
 
-    Each stream has its own. The stream's order guarantees that the buffer's content is copied before it is filled
-    again.
+    Each stream has its own `_Gather`. The order of the stream guarantees that the buffer's content is copied before the
+    buffer is filled again.
 
     Args:
         device: CUDA device that holds the sources and the buffer.
@@ -331,7 +331,7 @@ class _Gather:
     def runs(self, copies: Copies, stream: Any) -> Iterator[tuple[_Run, torch.Tensor]]:
         """Enqueue the gathering of the device's tensors.
 
-        Yield each run, in the order of the copies, with its contiguous bytes.
+        Yields each run with its contiguous bytes on the device, in the order of the copies.
         """
         batch: list[tuple[_Run, int]] = []
         used = 0
@@ -378,7 +378,7 @@ class CudaTicket(CopyTicket):
     def wait(self) -> None:
         self.enqueued.wait()
         if self._device.is_capturing():
-            self.join()  # waiting for an event outside the graph would invalidate the capture
+            self.join()  # a wait for an event outside the graph would invalidate the capture
         else:
             self._device.wait(self._device.current_stream(), self._event)
 
@@ -388,7 +388,7 @@ class CudaTicket(CopyTicket):
 
 
 class CudaCopier:
-    """Copies tensors of one device. The host copies host tensors among the sources.
+    """Copies tensors of one device. Sources in host memory are copied by the host.
 
     Args:
         device: CUDA device that holds the sources.
@@ -423,7 +423,7 @@ class CudaCopier:
     def copy(self, copies: Copies) -> None:
         """Copy on the training stream itself.
 
-        Later work of the stream and the next `start` follow the copy.
+        The copy precedes later work of the stream and copies of the next `start`.
         """
         copy_now(self._of_host(copies))
         stream = self._device.current_stream()
@@ -433,7 +433,7 @@ class CudaCopier:
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         if self._last is not None:
-            self._last.join()  # The host runs at most one boundary ahead; the events can be reused.
+            self._last.join()  # The host runs at most one boundary ahead, so the events can be reused.
         self._begin.record(self._device.current_stream())
         self._last = ticket = CudaTicket(self._device, self._end)
         self._thread.put(lambda: self._copy(copies, done, progress, ticket))
@@ -443,9 +443,9 @@ class CudaCopier:
         self._thread.put(work)
 
     def prepare(self, memory: SlotMemory) -> None:
-        """Register the slot in the background, one piece between two copies.
+        """Register the slot in the background.
 
-        No copy waits for the whole registration.
+        The copier's thread registers one piece at a time, so a copy waits for one piece at most.
         """
         self._registered[memory.span[0]] = _Registered(
             memory, memory.span[0]
@@ -483,7 +483,7 @@ class CudaCopier:
             error = caught
             self._finish()
             for buffer in self._ring:
-                buffer.target = None  # The slot may belong to another step when the ring reuses this buffer.
+                buffer.target = None  # When the ring reuses this buffer, the slot may already hold another step.
         finally:
             ticket.enqueued.set()
         try:
@@ -494,7 +494,8 @@ class CudaCopier:
     def _finish(self) -> None:
         """Wait for copies that were enqueued before an error.
 
-        Afterwards the slot may belong to another step, and the guard no longer protects the sources.
+        This prevents late writes: after an error, the slot may receive another step, and the guard stops protecting the
+        sources.
         """
         with contextlib.suppress(Exception):  # a failed device no longer writes
             self._end.record(self._stream)
@@ -520,7 +521,8 @@ class CudaCopier:
                 if is_one:
                     passed += to.numel()
                 elif is_out:
-                    passed += sum(target.nbytes for target in run.targets)  # less than `copied`, which includes gaps
+                    # less than `copied`, which includes the zeros between tensors
+                    passed += sum(target.nbytes for target in run.targets)
                 if is_marked and passed >= apart:
                     mark, passed = next(free), 0
                     mark.event.record(self._stream)
@@ -565,7 +567,7 @@ class CudaCopier:
         if registered is None:
             return  # released between two pieces
         piece = min(begin + size - registered.end, REGISTERED_BYTES)
-        # If the limit of locked memory is reached, copies of the rest use the slower ring.
+        # If the limit of locked memory is reached, copies to the remaining pages use the slower ring.
         if piece > 0 and self._device.register(registered.end, piece):
             registered.pieces.append(registered.end)
             registered.end += piece
@@ -632,7 +634,7 @@ def _parts(copies: Copies, device: Device, limit: int) -> Iterator[_Run]:
 def _rows(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield parts of at most `limit` bytes, in the target's order.
 
-    The target of each part is contiguous.
+    Each part has a contiguous target.
     """
     if target.nbytes <= limit:
         yield target, source
@@ -649,8 +651,8 @@ def gather_now(memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: S
     Contiguous tensors are copied in one call, as bytes, because torch fuses only tensors of one dtype.
 
     Args:
-        memory: uint8[n]. All of it is written.
-        targets: places in `memory`, uint8[nbytes] of each source.
+        memory: uint8[n]. Every byte is written.
+        targets: for each source, its range of `memory`, uint8[nbytes].
         sources: tensors of the same device.
     """
     with torch.no_grad():

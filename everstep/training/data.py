@@ -1,7 +1,8 @@
-"""Data position: where training is in its data, and how a restart returns there.
+"""Data position: the position of training in its data, and its restoration after a restart.
 
-A position holds the epoch, the number of batches handed out, and the `Place` of the walk through the sampler (or
-through an iterable without a position). The method of resuming depends on the loader:
+A *walk* is one pass through a sampler, or through an iterable that has no state of its own. A data position consists of
+the epoch, the number of batches that the script received, and the `Place` of the walk. The method of resuming depends
+on the loader:
 
     loader                                          resumed by
     torch DataLoader over a map-style dataset       advancing its batch sampler without fetching
@@ -9,19 +10,19 @@ through an iterable without a position). The method of resuming depends on the l
     anything with state_dict and load_state_dict    its own state
     list, tuple                                     skipping
     any other iterable                              replaying the epoch's batches, with a warning
-    an iterator, a generator                        rejected: it can be walked only once
+    an iterator, a generator                        rejected: it can be read only once
 
 **Generators.** A sampler draws from the process's random generators and from generators that it holds. The script may
-draw from the same generators: noise in the loop, a second loader, the dataset. A position therefore keeps two states of
-each generator. The first is the state at the start of the epoch's sampling, for a repeated walk. The second is the
-present state, from which a resumed run continues. If other code has drawn between two draws of a `Walk`, the walk could
-not be repeated. The walk then continues on a random stream of its own.
+draw from the same generators, for example for noise in the loop, in a second loader or in the dataset. A position
+therefore holds two states of each generator. The first is the state at the start of the epoch's sampling, for a
+repeated walk. The second is the present state, from which a resumed run continues. If other code draws between two
+draws of a `Walk`, a repetition would sample differently. The walk then continues on a random stream of its own.
 
-Workers of a DataLoader (augmentation) are seeded for every batch from (seed, epoch, rank, batch index). A batch is
-therefore the same whichever worker makes it, and whenever. The rank is that of the sampler, which divides the data.
-Ranks that must see the same samples (tensor parallel) get the same batches, as with torch.
+Workers of a DataLoader (augmentation) are seeded for every batch from (seed, epoch, rank, batch index). A batch
+therefore does not depend on the worker that loads it, or on the time. The rank is the sampler's rank, because the
+sampler divides the data. Ranks that must see the same samples (tensor parallel) get the same batches, as with torch.
 
-Invariant: an undisturbed run and a resumed one hand out the same batches, and leave all generators in the same state.
+Invariant: an undisturbed run and a resumed run yield the same batches and leave all generators in the same state.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ class Resumable(Protocol):
 
     @property
     def generators(self) -> Sequence[rng.Generator]:
-        """Random generators that its batches draw from, without those of the process."""
+        """Random generators that its batches draw from, except the generators of the process."""
 
     def begin(self, epoch: int) -> Iterator[object]:
-        """Return the batches of an epoch: all of them, or the rest after `load_state_dict`."""
+        """Return the batches of an epoch: all batches, or the remaining batches after `load_state_dict`."""
 
     def end(self) -> None:
         """End the epoch: until the next `begin`, `state_dict` returns a position between two epochs."""
@@ -91,7 +92,7 @@ class DataStream:
         seed: seed of the workers' randomness, for loaders without a generator.
 
     Raises:
-        CannotResume: the loader can be walked only once, or its workers keep generators from epoch to epoch.
+        CannotResume: the loader can be read only once, or its workers keep generators from epoch to epoch.
     """
 
     def __init__(self, name: str, loader: Iterable[object], seed: int) -> None:
@@ -100,18 +101,18 @@ class DataStream:
         self._iterator: Iterator[object] | None = None
         self.epoch = 0
         self.consumed_count = 0
-        """Batches of this epoch that were handed out."""
+        """Batches of this epoch that the script received, in this process or before a restart."""
         self.handed_count = 0
-        """Batches that this process handed out."""
+        """Batches that the script received in this process."""
         self._is_resumed = False
         """True until the first batch after `load_state_dict`."""
 
     def __iter__(self) -> Iterator[object]:
-        """Yield the rest of the current epoch. The next `iter` starts the next epoch.
+        """Yield the remaining batches of the current epoch. The next `iter` starts the next epoch.
 
-        A loop that takes exactly the number of batches of an epoch does not reach its end. The next `iter` then starts
-        the next epoch. There is one exception: if this process was resumed at that position, the rest of the epoch is
-        empty.
+        A loop may stop right after an epoch's last batch without exhausting the iterator. The next `iter` then also
+        starts the next epoch. Exception: if this process was resumed at that position, the next `iter` yields no
+        batches.
         """
         is_rest_possible = self._is_resumed or self.consumed_count == 0
         batch = self._next_of_epoch()
@@ -125,12 +126,12 @@ class DataStream:
         """Return the next batch, starting a new epoch at the end of the current one.
 
         Returns:
-            The batch, as the loader makes it.
+            The batch, as the loader returns it.
 
         Raises:
             SessionMisuse: an epoch has no batches.
         """
-        for _ in range(3):  # the rest of a resumed epoch may be empty, and the epoch after it too
+        for _ in range(3):  # the remainder of a resumed epoch may be empty, and the next epoch too
             batch = self._next_of_epoch()
             if batch is not _END:
                 return batch
@@ -176,7 +177,7 @@ class Seeding:
 
     seed: int
     rank: int
-    """Rank among the ranks that divide the data, or 0 if the sampler has no rank."""
+    """Index of this rank among the ranks that divide the data. 0 if the sampler has no rank."""
 
     def of(self, epoch: int, batch: int) -> int:
         """Return the 64-bit seed of one batch."""
@@ -234,7 +235,7 @@ class PlacedSampler:
 
     Args:
         inner: the user's sampler, which decides the order of the samples.
-        generators: generators that it may draw from, beside the process's own.
+        generators: generators that the sampler may draw from, in addition to those of the process.
         seeding: derives the seed that each batch carries to the workers. None without workers.
     """
 
@@ -244,9 +245,9 @@ class PlacedSampler:
         self._seeding = seeding
         self._held: rng.States | None = None
         self._skip_count: int | None = None
-        """Batches that the next walk skips because they were handed out before.
+        """Batches that the next walk skips, because the script received them before.
 
-        None if it starts an epoch.
+        None if the next walk starts an epoch.
         """
         self.epoch = 0
         self.place: Place | None = None
@@ -261,13 +262,13 @@ class PlacedSampler:
         return self._skip_count is not None
 
     def resume(self, place: Place | None, skip_count: int) -> None:
-        """Start the next walk at a place, after `skip_count` items. None starts an epoch."""
+        """Let the next walk start at `place`, after `skip_count` items. If `place` is None, it starts an epoch."""
         self.place, self._skip_count = place, None if place is None else skip_count
 
     def hold(self) -> None:
-        """Start the next walk with the current states of the generators.
+        """Let the next walk start with the current states of the generators.
 
-        Draws of the loader before the walk then have no effect on it.
+        Draws that the loader makes before the walk then have no effect on the walk.
         """
         self._held = rng.states(self._generators)
 
@@ -289,19 +290,19 @@ class PlacedSampler:
 
 @dataclass(slots=True)
 class Place:
-    """Progress of a walk, with everything needed to repeat it."""
+    """Progress of a walk, with the generator states that a repetition needs."""
 
     began: rng.States
     """Generator states at the start of the walk."""
     walked_count: int = 0
-    """Items that the walk was asked for, its end included.
+    """Items that the loader requested from the walk, including a request that reached the end.
 
-    A loader whose workers prefetch asks for more items than it hands out.
+    A loader whose workers prefetch requests more items than the script receives.
     """
     forks: list[Fork] = field(default_factory=list)
 
     def tree(self) -> Tree:
-        """Return the place as a tree, for a snapshot."""
+        """Return the place as a state tree (`everstep.training.state_tree`), for a snapshot."""
         forks: list[Tree] = [(fork.number, fork.index, fork.found) for fork in self.forks]
         return {"began": list(self.began), "walked": self.walked_count, "forks": forks}
 
@@ -316,10 +317,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A walk's switch from a shared generator to a random stream of its own."""
+    """The moment when a walk changed from a shared generator to a random stream of its own."""
 
     number: int
-    """The last item for which the walk drew from the shared generator."""
+    """Number of the last item for which the walk drew from the shared generator."""
     index: int
     """Index of the generator among the walk's generators."""
     found: Tree
@@ -329,14 +330,14 @@ class Fork:
 class Walk:
     """One walk through a sampler or an iterable that can be repeated exactly.
 
-    Other code may draw from the same generators. The walk draws from the generators themselves as long as no other code
-    does. If other code has drawn from a generator since the walk's last draw, the walk records the state that it found
-    (`Fork`). From the next item on it draws from a stream of its own, derived from the state after that draw. It does
-    not touch the shared generator any more.
+    Other code may draw from the same generators. The walk draws from the shared generators while it is the only user.
+    If other code has drawn from a generator since the walk's last draw, the walk records the state that it finds
+    (`Fork`). From the next item on, the walk draws from a stream of its own, derived from the state after that draw. It
+    then no longer uses the shared generator.
 
     Args:
-        items: walked from their beginning.
-        generators: generators that the items may draw from, beside the process's own.
+        items: the sampler or iterable, read from its beginning.
+        generators: generators that the items may draw from, in addition to those of the process.
         place: progress of the walk, which the walk updates.
     """
 
@@ -356,13 +357,13 @@ class Walk:
             yield item
 
     def repeat(self, skip_count: int) -> Sequence[object]:
-        """Walk to the place again. The generators keep their states.
+        """Repeat the walk up to its place. Afterwards the generators have the same states as before the call.
 
         Args:
-            skip_count: items that were handed out.
+            skip_count: number of items whose batches the script received.
 
         Returns:
-            Items that were walked but not handed out.
+            Items up to the place whose batches the script did not receive.
         """
         waiting: list[object] = []
         with rng.kept(self._generators):
@@ -410,7 +411,7 @@ class Walk:
 
 
 def _draws_once(items: object) -> bool:
-    """Return whether only the draws at the first item affect the items.
+    """Return whether all random draws happen at the first item.
 
     This is true for torch's samplers and for lists.
     """
@@ -451,7 +452,7 @@ class SeededDataset(Dataset[object]):
 
     Args:
         inner: the user's dataset, from which every item is read.
-        collate: the function that makes a batch of samples in the same worker. Its generators are seeded too.
+        collate: the function that combines samples into a batch in the same worker. Its generators are seeded too.
     """
 
     def __init__(self, inner: Dataset[object], collate: object = None) -> None:
@@ -485,7 +486,7 @@ class SeededDataset(Dataset[object]):
 class WorkerBegin:
     """Initializes a worker so that `get_worker_info()` returns the user's own dataset.
 
-    The user's code may then open files or select a share of the data on it.
+    The user's `worker_init_fn` may then open files on this object or select a part of the data.
 
     Args:
         user_init: the loader's `worker_init_fn`.
@@ -540,7 +541,7 @@ class _OwnState:
 
 
 class _Replayed:
-    """An iterable whose epochs can only be walked from their beginning."""
+    """An iterable whose epochs can only be read from their beginning."""
 
     def __init__(self, name: str, iterable: Iterable[object]) -> None:
         self._name = name
@@ -576,13 +577,13 @@ class _Replayed:
 
 
 def check_apart(streams: Iterable[DataStream]) -> None:
-    """Reject loaders that share a generator if one of them restores it itself.
+    """Reject loaders that share a generator if one of the loaders restores the generator itself.
 
     Args:
         streams: all registered streams.
 
     Raises:
-        CannotResume: two loaders share a generator, and one of them restores it.
+        CannotResume: two loaders share a generator, and one loader restores that generator.
     """
     streams = list(streams)
     for stream, other in itertools.permutations(streams, 2):
@@ -635,7 +636,7 @@ def _unwrap(loader: Iterable[object]) -> Iterable[object]:
         return loader
     if getattr(loader, "curriculum_learning_enabled", False):
         raise CannotResume("data", "DeepSpeed's curriculum learning is not known to resume")
-    # Private to DeepSpeed, which builds its loader at each `iter`.
+    # This attribute is private to DeepSpeed, which builds its loader at each `iter`.
     create = getattr(loader, "_create_dataloader")  # noqa: B009
     create()
     return cast("Iterable[object]", getattr(loader, "dataloader"))  # noqa: B009

@@ -1,13 +1,15 @@
 """Device numbers: values that a script logs while the device still computes them.
 
-Each value is copied to pinned memory after its computation, and read when the copy has ended.
+After the computation of a value, the device copies it to pinned memory. The rank reads the value when the copy has
+ended.
 
     log(loss=…)       training stream  … backward │ copy to pinned memory │ event
     boundary, log     pass on each record whose event is reached, in the order of the log calls
     close             wait, then pass on all records
 
-Invariant: only `close` makes the training thread wait for the device. If a slow device leaves no free places, records
-are dropped and counted. The module is tested with the fake device of the copier's tests, not with a real device.
+Invariant: only `close` makes the training thread wait for the device. Values in flight occupy places in the pinned
+memory. If a slow device leaves no free place, records are dropped and counted. The module is tested with the fake
+device of the copier's tests, not with a real device.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from everstep.training.cuda_copier import CudaDevice, Device, Event
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024
-"""Most values in flight per device. A log call with more values gets more places."""
+"""Upper limit of values in flight per device. A single log call with more values gets more places."""
 _NUMBER_BYTES: Final = 8
 
 
 def cuda_device_of(tensor: torch.Tensor) -> Device | None:
-    """Return the device of a tensor, or None if the tensor can be read at once."""
+    """Return the device of a tensor, or None if the tensor can be read without waiting."""
     return CudaDevice(tensor.get_device()) if tensor.is_cuda else None
 
 
@@ -46,11 +48,11 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """Values of one record that are in flight from one device."""
+    """Values of one record that are being copied from one device."""
 
     places: _Places
     taken: Mapping[str, int]
-    """Index of the place of each value, by name."""
+    """Index in the pinned memory of each value, by name."""
     event: Event
 
 
@@ -65,13 +67,13 @@ class _Record:
 
 
 class DeviceNumbers:
-    """Delays records until their values have arrived, then adds them to the ring.
+    """Delays records until their values have arrived in host memory, then adds the records to the ring.
 
     Used only by the training thread.
 
     Args:
         ring: receives each record once its values have arrived, in order.
-        device_of: returns the device of a tensor, or None if the tensor can be read at once.
+        device_of: returns the device of a tensor, or None if the tensor can be read without waiting.
         now: clock, Unix time in seconds.
     """
 
@@ -134,7 +136,7 @@ class DeviceNumbers:
     def close(self) -> None:
         """Wait for the device and pass on all records.
 
-        Values that a failed device does not deliver are counted as dropped.
+        Values that a failed device does not return are counted as dropped.
         """
         try:
             for record in self._records:
@@ -148,7 +150,7 @@ class DeviceNumbers:
 
     def _places_of(self, index: int, tensors: Mapping[str, torch.Tensor]) -> _Places:
         places = self._places.get(index)
-        if places is None or places.count < len(tensors):  # Values in flight keep the old places.
+        if places is None or places.count < len(tensors):  # Values in flight keep their places in the old memory.
             device = self._device_of(next(iter(tensors.values())))
             assert device is not None
             places = self._places[index] = _Places(device, max(PLACES, len(tensors)))
@@ -156,7 +158,7 @@ class DeviceNumbers:
 
 
 def _sent(places: _Places, tensors: Mapping[str, torch.Tensor]) -> _Coming:
-    """Enqueue copies of the values on the training stream."""
+    """Enqueue copies of the values on the training stream, and return them as values in flight."""
     device, stream, event = places.device, places.device.current_stream(), places.device.new_event()
     taken = {name: places.free.pop() for name in tensors}
     for name, place in taken.items():

@@ -7,7 +7,7 @@
     ├── StaleGeneration     the agent runs another generation than this rank
     └── SessionMisuse       the script made a call in the wrong order or with a wrong value
 
-Only `AgentUnreachable` is worth a retry. A retry of the others fails in the same way.
+Only `AgentUnreachable` is worth a retry. For the other errors, a retry fails in the same way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CannotResume(TrainingError):
 class RestoreMismatch(TrainingError):
     """The snapshot does not fit the model, optimizer, versions or world size of this launch.
 
-    Nothing was written, except in the case that `TrainingSession.restore` describes.
+    The session has written no live object, except in the case that `TrainingSession.restore` describes.
     """
 
     code = "restore_mismatch"

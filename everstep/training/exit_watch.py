@@ -1,15 +1,15 @@
 """Exit watch: closes or drains a session that the script left open when the process ends.
 
-    no exception, code 0    close: the last step is committed if possible
-    every end               drain: running torch calls end, also after an interrupted `close`
+    no exception, code 0    call `close`: the last step is committed if possible
+    every end               call `drain`: running torch calls end, also after an interrupted `close`
 
 A thread that returns from a torch call after the interpreter has shut down aborts the process (SIGABRT). A running
-recording of torch's profiler crashes it (SIGSEGV). Both would hide the script's own exit code.
+recording of torch's profiler crashes the process (SIGSEGV). Either signal would hide the script's own exit code.
 
-A `raise SystemExit(3)` in the script looks like a good end at this point. The session is closed, and the exit code
-stays that of the script.
+The exit watch cannot distinguish `raise SystemExit(3)` in the script from a successful end. It then closes the session,
+and the process still exits with the script's code.
 
-Invariant: a failed script is delayed only for `drain`.
+Invariant: the exit of a failed script waits only for `drain`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ExitWatch:
     """Watches how the process ends.
 
     Args:
-        close: called at most once, at a good end, in the process that created the watch.
-        drain: called last, at every end at which Python still runs.
+        close: called at most once, when the script ends with success, in the process that created the watch.
+        drain: called last, at every end of the process that Python itself handles.
     """
 
     def __init__(self, close: Callable[[], None], drain: Callable[[], None]) -> None:

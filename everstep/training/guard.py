@@ -1,13 +1,15 @@
 """Guard: delays an optimizer step while the copy of the last step still runs.
 
-It also rejects copies of tensors that changed. The session assumes that only an optimizer step changes the deferred
-tensors. The guard checks this assumption on every snapshot by version and address. The check runs at the first pause of
-the training thread after the copy (`everstep.training.pauses`), at the latest in `reach`.
+The guard is the wait of the training thread before its next change of the state. It also rejects copies of tensors that
+changed too early. The session assumes that only an optimizer step changes the deferred tensors. The guard checks this
+assumption on every snapshot by version and address. The check runs at the first pause of the training thread after the
+copy (`everstep.training.pauses`), at the latest in `reach`.
 
 Audited snapshots are copied completely at the boundary and compared byte by byte before the next step. A tensor that
-fails is reported once, and from then on copied at the boundary.
+changed too early is reported once. From then on it is copied at the boundary.
 
-Invariant: at most one snapshot is in flight. When `reach` returns, no copy reads the deferred tensors any more.
+Invariant: the copy of at most one snapshot runs at a time. When `reach` returns, no copy reads the deferred tensors any
+more.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(slots=True)
 class Flight:
-    """One snapshot between its boundary and the guard."""
+    """One snapshot, from its boundary until the guard has checked its copy."""
 
     sources: Sources
     """Tensors that must not change before the copy has ended."""
     moved: Callable[[], Sequence[str]]
-    """Returns the names of tensors that changed since the boundary, as far as torch counts.
+    """Returns the names of tensors that changed since the boundary, by version and address.
 
-    Called after the copy.
+    Called after the copy. Changes that torch does not count are not detected.
     """
     copies: Sequence[torch.Tensor] | None
     """For an audited snapshot: the copies in the slot, for the comparison. Otherwise None."""
@@ -66,9 +68,9 @@ class Guard:
         self._flight: Flight | None = None
         self._flight_count = 0
         self.blocked_seconds: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
-        """Seconds for which each recent snapshot blocked training, boundary included."""
+        """Seconds for which each recent snapshot blocked training, at the boundary and at the guard together."""
         self.total_blocked_seconds = 0.0
-        """Sum over all snapshots."""
+        """Seconds for which all snapshots of this process together blocked training."""
         self.unstable: set[str] = set()
         """Names of tensors that changed outside an optimizer step."""
 
@@ -77,7 +79,7 @@ class Guard:
         return self._flight_count < AUDITED_AT_START or (self._flight_count + 1) % AUDITED_EVERY == 0
 
     def arm(self, flight: Flight) -> None:
-        """Start to guard a snapshot."""
+        """Start to guard a snapshot: the next `reach` waits for its copy."""
         assert self._flight is None, "a snapshot is in flight already"
         self._flight = flight
         self._flight_count += 1
@@ -85,8 +87,8 @@ class Guard:
     def reach(self) -> None:
         """Wait for the running copy and check it.
 
-        The training thread calls this, at the latest before the state changes. Without a running copy it returns at
-        once.
+        The training thread calls this, at the latest before the state changes. Without a running copy, the call returns
+        immediately.
         """
         flight = self._flight
         if flight is None:
@@ -96,7 +98,8 @@ class Guard:
         if self._flight is not flight:
             return  # a signal handler has called `reach` meanwhile
         self._flight = (
-            # Not earlier: a script may catch an exception that interrupts the wait, and its next step must wait again.
+            # Clear the flight only after the wait: a script may catch an exception that interrupts it, and its next
+            # step must wait again.
             None
         )
         try:

@@ -1,4 +1,4 @@
-"""Host copy: copies saved tensors into live ones in pieces of the fastest size.
+"""Host copy: copies saved tensors into live tensors, in pieces of the fastest size.
 
 Up to the size of a core's second-level cache, glibc copies with `rep movsb`, which does not read the target first.
 Above that size, on AMD processors, glibc uses a loop that reads the target. Torch uses such a loop at any size.
@@ -19,14 +19,14 @@ PIECE_BYTES = 512 * 1024
 
 
 def copy_into_live(copies: Copies) -> None:
-    """Copy in order, and mark the targets as changed for autograd.
+    """Copy each source to its target in order, and mark the targets as changed for autograd.
 
-    The call suits a thread that waits for nothing else: each piece releases and takes the interpreter's lock.
+    Each piece releases and reacquires the interpreter's lock, so the caller should have no urgent other work.
 
     Args:
         copies: sources and targets of equal shapes, on any devices. A target may be an inference tensor.
     """
-    has_threads = torch.get_num_threads() > 1  # torch's own copy is then faster
+    has_threads = torch.get_num_threads() > 1  # several threads: torch's own copy is faster
     pairs = zip(copies.sources, copies.targets, strict=True)
     for is_plain, run in groupby(pairs, lambda pair: not has_threads and _are_equal_bytes(*pair)):
         sources, targets = zip(*run, strict=True)

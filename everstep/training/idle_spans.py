@@ -1,8 +1,8 @@
-"""Idle spans: compute when training leaves the network idle, from the times of network use.
+"""Idle spans: the recurring parts of an iteration in which training does not use the network.
 
-Pure.
+Pure. Computed from the recorded times of network use.
 
-Invariant: a span is reported only if most iterations have one; differences between iterations are not a pattern.
+Invariant: spans are reported only if most iterations have the same number of spans. Otherwise there is no pattern.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from everstep.protocol.rank_messages import IdleSpan
 
 SHORTEST_RATIO = 0.01
-"""Gaps shorter than this part of an iteration count as busy: no useful transfer fits."""
+"""Shortest idle time that counts as a span, as a fraction of the iteration. No useful transfer fits into less."""
 AGREEING_RATIO = 0.5
-"""Part of the iterations that must show the same number of spans."""
+"""Fraction of the iterations that must have the same number of spans."""
 
 _NORMAL = 1.4826
 """Standard deviation divided by median absolute deviation, for the normal distribution."""
@@ -29,8 +29,8 @@ Interval = tuple[float, float]
 def idle_spans(busy: Sequence[Interval], boundaries: Sequence[float]) -> tuple[IdleSpan, ...]:
     """Return the idle spans of a typical iteration.
 
-    The result uses medians, where GEMINI (section 5.4) uses averages. A single delayed iteration would shift the
-    average of every later span and make its deviation useless.
+    The result uses medians. GEMINI (section 5.4) uses averages, but one delayed iteration would shift the averages of
+    all later spans and inflate their deviations.
 
     Args:
         busy: intervals in which the network was in use, in any order. They may overlap.

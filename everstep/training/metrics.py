@@ -1,8 +1,8 @@
 """Logged values: a bounded ring that is sent to the agent about once a second.
 
 Invariant: `add` never blocks, and the ring never grows without limit. Values that do not fit are counted. There is no
-lock: a signal handler that logs or closes during `add` would deadlock. One thread adds and one thread removes, each
-with single calls of a deque.
+lock, because a signal handler that logs or closes during `add` would deadlock. One thread adds and one thread removes.
+Each uses single calls of a deque, which are atomic.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ RING_RECORDS = 4096
 SEND_SECONDS = 1.0
 MAX_NAME_LENGTH = 255
 MESSAGE_BYTES = MAX_RANK_MESSAGE_BYTES // 4
-"""Most bytes of records in one message.
+"""Upper limit of a message's records, in bytes.
 
-The rank's other messages wait behind at most one such message.
+The rank's other messages wait for at most one such message.
 """
 
 
@@ -33,16 +33,14 @@ def numbers(
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Return logged values as plain numbers.
 
-    Values that their device is still computing are returned separately.
-
-    A tensor's graph is not changed.
+    Values that their device is still computing are returned separately. The autograd graph of a tensor stays unchanged.
 
     Args:
         values: numbers, or tensors of one element. Infinities and NaN are kept.
         is_later: returns whether a tensor cannot be read without waiting for its device.
 
     Returns:
-        Numbers by name, and the later values by name, as tensors of shape [1].
+        Numbers by name. Then the values still being computed, by name, as tensors of shape [1].
 
     Raises:
         SessionMisuse: a value is not one real number, or a name is too long or reserved. The error names the value.
@@ -128,12 +126,12 @@ def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], l
 
 
 def _size(record: LogRecord) -> int:
-    """Return an upper limit for the bytes of a record in a message."""
+    """Return an upper bound of the encoded size of a record, in bytes."""
     return 64 + 12 * len(record.values) + len("".join(record.values).encode())
 
 
 class MetricRing:
-    """Collects records and sends them from a thread of its own.
+    """Collects records and sends them in a background thread.
 
     Args:
         generation: generation of the rank; every message carries it.
@@ -155,15 +153,15 @@ class MetricRing:
         self._capacity = capacity
         self._records: deque[LogRecord] = deque()
         self._dropped_count = 0
-        """Records dropped so far. Only the adding side changes it."""
+        """Number of records dropped in this process. Only the thread that adds records changes it."""
         self._told_count = 0
-        """Dropped records that were reported to the agent. Only the sending side changes it."""
+        """Number of dropped records reported to the agent. Only the thread that sends records changes it."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="everstep-metrics", daemon=True)
         self._has_begun = False
 
     def add(self, step: Step, values: Mapping[str, float], at_seconds: float | None = None) -> None:
-        """Add one record. The training thread calls this at any rate.
+        """Add one record. The training thread may call this at any rate.
 
         Args:
             step: step of the record.
@@ -179,7 +177,7 @@ class MetricRing:
         self._begin()
 
     def drop(self) -> None:
-        """Count a record that could not be stored."""
+        """Count a record as dropped."""
         self._dropped_count += 1
         self._begin()
 
@@ -201,7 +199,7 @@ class MetricRing:
             dropped_count = 0
 
     def close(self) -> None:
-        """Send waiting records, count the rest as dropped, and end the thread."""
+        """Send waiting records, count records that do not fit as dropped, and end the thread."""
         self._closing.set()
         if self._thread.is_alive():  # a thread that is just starting ends by itself
             self._thread.join()

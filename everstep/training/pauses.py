@@ -1,12 +1,11 @@
-"""Pauses of the training thread: moments when it is inside no torch operation.
+"""Pauses of the training thread: moments when the thread executes no torch operation.
 
-Torch raises a tensor's version when an in-place operation ends, not when it starts. A version check from another thread
-therefore misses the running operation. The main thread is inside no operation while it runs Python code, so a check
-after such a moment misses no operation.
+Torch raises a tensor's version when an in-place operation ends, not when it starts. A version check in another thread
+therefore misses a running operation. While the main thread runs Python code, it executes no operation. A check after
+such a moment misses no operation that began before the moment.
 
 Invariant: a callback of `await_pause` runs at most once, in the main thread, between two instructions of its Python
-code. It may never run, so callers need another moment to fall back on. This module handles threads only; it does not
-use snapshots.
+code. The callback may never run, so callers need a second moment for their check. This module handles threads only.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def await_pause(notify: Notify) -> bool:
 
 
 def is_main_thread() -> bool:
-    """Return whether the calling thread is the main thread, whose pauses `await_pause` finds."""
+    """Return whether the caller runs in the main thread, the only thread whose pauses `await_pause` finds."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -60,7 +59,7 @@ def _is_inside_operation() -> bool:
 
     Examples are tensor subclasses and dispatch modes.
 
-    Torch counts such an operation only when this code returns.
+    Torch raises the version for such an operation only when this code returns.
     """
     frame = sys._getframe(1)
     while (outer := frame.f_back) is not None:

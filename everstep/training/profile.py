@@ -1,9 +1,11 @@
 """Network profiler: records when this rank uses the network, for about twenty iterations.
 
-It records again only when the duration of iterations changes. Torch's profiler sees collectives that hooks and patched
-calls miss: those of DDP and FSDP. It records ranges only, not operators, which costs microseconds per iteration.
+The profiler records again only when the duration of iterations changes. Torch's profiler sees collectives that hooks
+and patched calls miss: those of DDP and FSDP. Recording only ranges, without operators, costs microseconds per
+iteration.
 
-Invariant: an error in profiling ends the profile, never training. A profiler that the script starts has priority.
+Invariant: an error in profiling ends the profile, never training. If the script starts a profiler, this profiler ends
+its recording.
 """
 
 from __future__ import annotations
@@ -38,20 +40,20 @@ The first iterations compile, allocate, rebuild buckets and are audited.
 PROFILED_ITERATIONS = 20
 """Iterations per profile, as in GEMINI."""
 WATCHED_ITERATIONS = 64
-"""Iterations between two checks whether iterations still take the profiled time."""
+"""Iterations between two comparisons of the iteration time with the profiled time."""
 DRIFT_RATIO = 0.1
 BOUNDARY = "everstep:boundary"
 
 logger = logging.getLogger("everstep.training")
 Read = Callable[[], tuple[list[Interval], list[float]]]
-"""Reads a recording: intervals of network use, and the marked boundaries, on one clock."""
+"""Function that reads a recording. Returns intervals of network use and marked boundaries, on one clock."""
 
 
 class Trace(Protocol):
     """Records the use of the network."""
 
     def begin(self) -> bool:
-        """Start to record. Return False if that is not possible now."""
+        """Start to record. Return False if a recording cannot start now."""
 
     def mark(self) -> bool:
         """Record a boundary. Return False if other code has ended the recording."""
@@ -109,7 +111,7 @@ class NetworkProfiler:
                 self._trace.end()
 
     def _look(self) -> None:
-        """Start a profile if there is none, or if the duration of iterations has changed."""
+        """Start a profile if none exists, or if the duration of iterations has changed."""
         usual = statistics.median(self._iterations)
         self._iterations.clear()
         self._wait = WATCHED_ITERATIONS
@@ -187,8 +189,8 @@ def _read(result: _ProfilerResult) -> tuple[list[Interval], list[float]]:
 def is_network(name: str, *, is_device: bool) -> bool:
     """Return whether a range is a use of the network.
 
-    Gloo's ranges last as long as the collective. NCCL's ranges on the CPU end when the kernel is launched, so its
-    kernels on the device count instead.
+    Gloo's ranges last as long as the collective. NCCL's ranges on the CPU end at the kernel launch, so NCCL's kernels
+    on the device count as network use.
 
     Args:
         name: name of the range or kernel.

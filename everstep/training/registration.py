@@ -51,14 +51,14 @@ def init(
     Args:
         model: one module, or several by name. Pass the wrapped modules that the script calls.
         optimizer: one optimizer, or several by name.
-        engine: one DeepSpeed engine, or several by name. An engine includes its model and its optimizer; other models
-            and optimizers may be registered as well.
+        engine: one DeepSpeed engine, or several by name. An engine includes its model and its optimizer. Other models
+            and optimizers may be registered in addition.
         scheduler: one scheduler, or several by name. `state_dict` must return tensors and plain values only.
         data: one loader, or several by name. `everstep.training.data` lists the loaders that can be resumed.
         extra: other objects with `state_dict` and `load_state_dict` by name, for example a gradient scaler or averaged
             weights.
-        guard: the call that waits for the background copy. "step": the next optimizer step. "forward": the next forward
-            pass, for optimizers that step inside backward or inside a captured CUDA graph.
+        guard: the call of the script that waits for the background copy. "step": the next optimizer step. "forward":
+            the next forward pass, for optimizers that step inside backward or inside a captured CUDA graph.
         trusted_optimizers: classes outside torch.optim that keep all their state in `state` and `param_groups`.
 
     Returns:
@@ -66,8 +66,8 @@ def init(
 
     Raises:
         CannotResume: a registered object cannot be restored. The error names the object.
-        SessionMisuse: neither a model nor an engine was given, or several ranks run without a process group.
-        AgentUnreachable: the agent that the environment names does not answer.
+        SessionMisuse: the script passes neither a model nor an engine, or several ranks run without a process group.
+        AgentUnreachable: the agent at the socket named in the environment does not answer.
         StaleGeneration: the agent runs another generation.
     """
     environment = Environment.read()
@@ -172,7 +172,7 @@ def _adapters(
 def _is_own(optimizer: object, engine: Any) -> bool:
     """Return whether the optimizer belongs to the engine.
 
-    `deepspeed.initialize` either returned it or received it as an argument.
+    True if `deepspeed.initialize` returned the optimizer or received it as an argument.
     """
     return optimizer is engine.optimizer or optimizer is engine.optimizer.optimizer
 

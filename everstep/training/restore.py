@@ -1,8 +1,8 @@
 """Restore: read a slot, agree with the other ranks, and write the live objects.
 
 Invariant: no rank writes before every rank has reported that its snapshot is of the same step and fits what the script
-built. If one rank refuses, all refuse. If the payload still arrives, a tensor is copied as soon as its bytes are
-verified. No rank continues before all bytes are verified on all nodes (`Arrival`).
+built. If one rank rejects its snapshot, all ranks raise. A payload may still be arriving: then a tensor is copied as
+soon as its bytes are verified. No rank continues before all bytes are verified on all nodes (`Arrival`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     """Content of the `values` field in a slot's index."""
 
     facts: bytes
-    """Layout facts as msgpack. Their digest is the layout hash; the facts explain a mismatch."""
+    """Layout facts as msgpack. Their digest is the layout hash. After a mismatch, the facts explain the difference."""
     adapters: bytes
     """Adapter values, encoded by `state_tree.encode`. `load` needs them first."""
     others: bytes
@@ -67,7 +67,7 @@ class Snapshot:
 
     step: Step
     tensors: SavedTensors
-    """Tensors of the slot. They are copy-on-write, so the slot itself never changes.
+    """Tensors of the slot. Their memory is copy-on-write, so the slot itself never changes.
 
     Reading a tensor waits until its bytes are verified.
     """
@@ -85,7 +85,7 @@ class Snapshot:
         return self._decode(self.values.adapters)
 
     def others(self) -> Tree:
-        """Return all other values. This reads tensors at the end of the payload.
+        """Return all values except those of the adapters. This reads tensors at the end of the payload.
 
         Returns:
             The values of objects, data and generators, by name.
@@ -104,9 +104,9 @@ class Snapshot:
 
 
 class LoadBegunAnew(Exception):
-    """The agent loads the snapshot again, from another source or after its restart.
+    """The agent loads the snapshot again, from another source or after the agent's restart.
 
-    Bytes that were already copied are invalid.
+    Bytes that the rank has already copied are invalid.
     """
 
 
@@ -115,7 +115,7 @@ class Arrival:
 
     Args:
         link: connection to the agent; receives the messages about the progress.
-        named: the agent's message about the snapshot to restore. After a `Welcome`, the whole snapshot is there.
+        named: the agent's message about the snapshot to restore. If it is a `Welcome`, the whole snapshot has arrived.
     """
 
     def __init__(self, link: AgentLink, named: Arriving | Welcome) -> None:
@@ -147,7 +147,7 @@ class Arrival:
         """Check that the agent has not started to load the snapshot again.
 
         Raises:
-            LoadBegunAnew: it has.
+            LoadBegunAnew: the agent has started to load the snapshot again.
             AgentUnreachable: the connection to the agent was lost for too long.
         """
         if self._load is not None:
@@ -156,7 +156,7 @@ class Arrival:
     def finish(self) -> None:
         """Wait until every node has verified its ranks' shards.
 
-        Then check that no load started again.
+        Then check that the agent has not started to load the snapshot again.
 
         Raises:
             LoadBegunAnew: the agent loads the snapshot again.
@@ -164,7 +164,7 @@ class Arrival:
         """
         if self._load is not None:
             self._link.watch(lambda _: isinstance(self._link.welcome(), Welcome))
-            self.check()  # with the page as it is after the `Welcome`
+            self.check()  # compare with the page's content after the `Welcome`
 
     def _look(self, is_enough: Callable[[AgentHalf], bool]) -> None:
         found: list[AgentHalf] = []
@@ -182,7 +182,7 @@ class Arrival:
 
 
 class _Tensors(SavedTensors):
-    """Views of a payload. Reading one waits until its bytes are verified."""
+    """Views of a payload. Reading a view waits until its bytes are verified."""
 
     def __init__(self, memory: mmap.mmap, index_offset: int, index: SlotIndex, arrival: Arrival) -> None:
         super().__init__()
@@ -223,7 +223,8 @@ def encode_facts(facts: Mapping[str, str]) -> tuple[bytes, bytes]:
     """Return the facts as bytes, and their layout hash.
 
     Args:
-        facts: all facts that must be equal for a snapshot to fit. Their order does not matter.
+        facts: facts that must be equal in the launch that saved and the launch that restores. Their order does not
+            matter.
 
     Returns:
         The bytes, and the xxh3-128 digest of the bytes.
@@ -262,9 +263,9 @@ def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
 
 
 def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival, expected: Expected) -> Snapshot:
-    """Return the snapshot in a slot. No other rank is involved.
+    """Return the snapshot in a slot, without communication between ranks.
 
-    The agent has verified the payload's digest, or verifies it chunk by chunk while it arrives.
+    The agent has verified the payload's digest, or verifies arriving chunks one by one.
 
     Args:
         named: the agent's message about the snapshot to restore.
@@ -335,10 +336,10 @@ def agree(step: Step, problem: str) -> None:
 
     Args:
         step: the step that the agent named for this rank, 0 for none.
-        problem: why this rank cannot restore. Empty if it can.
+        problem: why this rank cannot restore. Empty if the rank can restore.
 
     Raises:
-        RestoreMismatch: this rank or another one cannot restore, or the ranks received different steps.
+        RestoreMismatch: this rank or another rank cannot restore, or the ranks received different steps.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         backend = dist.get_backend()  # may be "cuda:nccl"

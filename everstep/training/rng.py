@@ -2,7 +2,8 @@
 
 The process's generators are torch's on CPU and every CUDA device, numpy's global one, and Python's.
 
-Invariant: `restore(observe())` changes nothing, and later draws are the draws that would have followed `observe`.
+Invariant: `restore(observe())` changes no generator. After a later `restore`, the draws repeat those that followed
+`observe`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomS
 States: TypeAlias = list[Tree]
 """States of several generators.
 
-The first item holds all generators of the process; the others belong to objects.
+The first item holds the states of all generators of the process. Each further item holds the state of one generator in
+an object.
 """
 
 SEARCH_DEPTH = 4
 MAX_PARTS = 64
-"""Longest list that the search enters. A longer list holds samples, not transforms."""
+"""Length of the longest list that `find_generators` searches.
+
+Longer lists hold samples, which contain no generators.
+"""
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON_WORDS = struct.Struct("<625I")
 
@@ -40,7 +45,7 @@ def observe(*, with_devices: bool = True) -> RandomState:
     """Return the state of every generator of the process as a tree.
 
     Args:
-        with_devices: include CUDA's generators, which synchronizes each device in use.
+        with_devices: include CUDA's generators. Reading their states synchronizes each device in use.
 
     Returns:
         A tree for `state_tree.encode`.
@@ -48,8 +53,8 @@ def observe(*, with_devices: bool = True) -> RandomState:
     version, words, gauss = random.getstate()
     numpy_state = np.random.get_state()
     state: RandomState = {
-        # Each state is one bytes object. Tensors would be planned and copied one by one, and 625 separate integers
-        # would cost more than the rest of a boundary.
+        # Each state is one bytes object. Tensors would be planned and copied separately, and 625 integers would take
+        # longer than all other work at a boundary.
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": (numpy_state[0], numpy_state[1].tobytes(), *numpy_state[2:])
         if isinstance(numpy_state, tuple)
@@ -62,7 +67,7 @@ def observe(*, with_devices: bool = True) -> RandomState:
 
 
 def restore(state: RandomState) -> None:
-    """Set every generator of the process to the state that `observe` returned."""
+    """Set every generator of the process to its state from `observe`."""
     torch_state, numpy_state, python_state = state["torch"], state["numpy"], state["python"]
     assert isinstance(torch_state, bytes)
     assert isinstance(python_state, tuple)
@@ -82,7 +87,7 @@ def seed(number: int) -> None:
     """Seed every generator of this process.
 
     Args:
-        number: 64 bits.
+        number: the seed, 64 bits.
     """
     torch.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
@@ -90,7 +95,7 @@ def seed(number: int) -> None:
 
 
 def find_generators(roots: Iterable[object]) -> list[Generator]:
-    """Return the random generators that these objects hold, in a fixed order, each once.
+    """Return each random generator inside these objects once, in a fixed order.
 
     Args:
         roots: samplers, datasets or functions. The search follows attributes, lists, dicts and closures, a few levels
@@ -140,7 +145,7 @@ def _cells(function: FunctionType) -> Iterator[object]:
 
 
 def states(generators: Sequence[Generator]) -> States:
-    """Return the states of the process's generators, as one, and of the given generators."""
+    """Return the state of the process's generators as the first item, then the given generators' states."""
     return [observe(with_devices=False), *generator_states(generators)]
 
 
@@ -155,7 +160,7 @@ def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> No
 
     Args:
         generators: the generators that `states` was called with.
-        index: index in the result of `states`. 0 stands for the process's generators.
+        index: index in the result of `states`. 0 selects the process's generators.
         state: state of that generator, from the result of `states`.
     """
     if index == 0:
@@ -166,7 +171,7 @@ def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> No
 
 @contextmanager
 def kept(generators: Sequence[Generator]) -> Iterator[None]:
-    """Restore the process's generators and the given generators when the context ends."""
+    """Return a context that restores the process's generators and the given generators at its end."""
     before = states(generators)
     try:
         yield

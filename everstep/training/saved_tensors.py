@@ -1,7 +1,7 @@
-"""Saved tensors: the tensors of a snapshot, which a restore copies into the live ones.
+"""Saved tensors: the tensors of a snapshot, which a restore copies into the live tensors.
 
-Looking up a tensor and creating its view takes a few microseconds, and several times longer right after a copy has
-flushed the processor's caches. Copies are therefore collected and made many at a time.
+Looking up a tensor and creating its view takes a few microseconds. Right after a copy has flushed the processor's
+caches, it takes several times longer. `SavedTensors` therefore collects copies and makes many at a time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from everstep.training.copier import Copies
 from everstep.training.host_copy import copy_into_live
 
 GATHERED_BYTES = 256 * 1024 * 1024
-"""Bytes that are copied at once.
+"""Bytes of collected copies after which they are made together.
 
-Signal handlers of the script are delayed for the duration of such a copy.
+Meanwhile, signal handlers of the script wait.
 """
 
 
@@ -36,7 +36,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
         """Return a tensor as it was saved."""
 
     def bring(self, saved: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-        """Copy a saved tensor into a live one, now or together with later ones.
+        """Copy a saved tensor into a live tensor, now or together with later copies.
 
         Args:
             saved: a tensor of this mapping.

@@ -1,6 +1,6 @@
 """Environment of a training script: rank, hyperparameters, input and output directories.
 
-Invariant: every function returns a sensible value outside Everstep too. The same script therefore runs alone, under
+Invariant: every function also returns a useful value outside Everstep. The same script therefore runs alone, under
 torchrun and under an agent.
 """
 
@@ -21,9 +21,9 @@ from everstep.training.errors import SessionMisuse
 FINAL_ROUND_SECONDS = 30.0
 """Default limit of the wait in `close()` for the commit of the last step."""
 UNCROWDED_CORES = 4
-"""Cores that each rank needs.
+"""Cores per rank from which a node has enough cores.
 
-The rank, its copier, the agent's digests and its transfers each need a core.
+The rank, its copier, and the agent's digests and transfers each need a core.
 """
 WELCOME_SECONDS = 30.0
 """Default limit of the time in which `init` tries to reach its agent."""

@@ -7,14 +7,15 @@
 
 Each step passes through these calls:
 
-1. `boundary` reads the agent's half of the page and calls `step_rules.decide`.
+1. `boundary` reads the agent's half of the shared page (`everstep.protocol.rank_messages`) and calls
+  `step_rules.decide`.
 2. `Snapshotter.capture` starts a `Copier` in the background.
 3. The guard waits for the copy before the next change of the state.
 4. The rank sends `Captured`.
 
 Invariant: a snapshot of step k holds the state right after the k-th optimizer step. It is taken at that boundary, or in
-`close` if no batch, step or `fence` followed the boundary. Training modes and random generators are recorded as they
-were when the loop ended, so an evaluation after the loop does not change them.
+`close` if no batch, step or `fence` followed the boundary. The session records training modes and random generators
+when the loop ends. An evaluation after the loop therefore does not change the snapshot.
 
 A failed snapshot is skipped; training continues.
 """
@@ -83,24 +84,25 @@ The agent's wake-up message, `WordChanged`, may be lost.
 QUIET_SECONDS = 0.25
 """Longest delay of a boundary report that needs no answer from the agent.
 
-The rank sends such reports together. The delay is short compared with how long users and peers wait.
+The rank combines several such reports into one message. Compared with the waiting times of users and peers, the delay
+is short.
 """
 DRAIN_SECONDS = 5.0
 """Longest wait for a running copy when the process ends after an error.
 
-The largest measured state takes about this long: 33 GiB at 0.15 s per GiB. A limit is needed because a failed device
-may never finish.
+Copying the largest measured state takes about this long: 33 GiB at 0.15 s per GiB. Without a limit, a failed device
+would block the exit forever.
 """
 NOT_COMPILED = (
     "Everstep waits here for the copy of the state: compile optimizer.step() without fullgraph=True, or "
     "call it uncompiled"
 )
-"""Reason that torch.compile prints where the user requires a whole graph.
+"""Reason that torch.compile prints if the user requires a whole graph (`fullgraph=True`).
 
-All other compiled graphs break at the guard, so the guard waits in every step.
+All other compiled graphs break at the guard, so the guard is called in every step.
 """
 ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
-"""Exceptions with which iterators report their end."""
+"""Exceptions that signal the end of an iterator."""
 
 logger = logging.getLogger("everstep.training")
 
@@ -183,9 +185,9 @@ class TrainingSession:
         self._progress = state.progress()
         """Value of `RankState.progress` at the last boundary."""
         self._departure = ""
-        """Why the state in `close` may differ from the last boundary.
+        """Why the state in `close` may differ from the state at the last boundary.
 
-        Empty if it does not; set by `close`.
+        Set by `close`. Empty if the state is the same.
         """
         self._handled = sys.exc_info()[1]
         """The exception that the script was already handling when the session started.
@@ -194,7 +196,7 @@ class TrainingSession:
         """
         self._told_blocked_seconds = 0.0
         self._told_at = -math.inf
-        """Time of the newest boundary that the rank reported at once."""
+        """Time of the newest boundary that the rank reported without delay."""
         self._profiler: NetworkProfiler | None = None
         if (
             link.has_agent and environment.world_size > 1 and environment.local_rank == 0
@@ -205,7 +207,7 @@ class TrainingSession:
         )
         """`fence` as a hook for torch.
 
-        Compiled code leaves its graph to call it; a traced hook would not wait.
+        Compiled code leaves its graph to call this hook. A hook that torch.compile traces would not wait.
         """
         for optimizer in state.optimizers():
             optimizer.register_step_pre_hook(self.fence_hook)
@@ -214,7 +216,7 @@ class TrainingSession:
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
         if link.has_agent:
-            self._snapshotter.foresee()  # The slots are then ready before the first boundary needs one.
+            self._snapshotter.foresee()  # The slots are then ready before the first capture.
             named = link.welcome()
             with contextlib.suppress(OSError):  # `restore` reports this error
                 if named.base_slot_path is not None:
@@ -234,7 +236,7 @@ class TrainingSession:
 
     @property
     def data(self) -> Mapping[str, DataStream]:
-        """The registered loaders by name. Iterating one yields the rest of its current epoch.
+        """The registered loaders by name. Iterating a loader yields the remaining batches of its current epoch.
 
         Scripts with their own loop use this instead of `batches`.
         """
@@ -244,23 +246,24 @@ class TrainingSession:
     def blocked_seconds(self) -> Sequence[float]:
         """Seconds for which each recent snapshot blocked the training thread.
 
-        The time at the boundary and at the guard is added up.
+        Each value is the sum of the times at the boundary and at the guard.
         """
         return tuple(self._guard.blocked_seconds)
 
     def restore(self) -> int:
         """Restore, in place, the step that the agent names.
 
-        Every rank calls this once, after the script has built everything and before the first forward pass. Either all
-        ranks restore or none does. `batches` calls it if the script has not. Further calls change nothing.
+        Every rank calls this once, after the script has built model, optimizer and loaders, and before the first
+        forward pass. Either all ranks restore or none does. `batches` calls it if the script has not. Further calls
+        change nothing.
 
         Returns:
             Number of finished steps, where the script's loop continues. 0 when there is nothing to restore.
 
         Raises:
-            RestoreMismatch: a rank's snapshot does not fit, or the ranks received different steps; then nothing was
-                written. Or a snapshot that was still arriving turned out to be invalid; then the model is partly
-                overwritten and the process must end.
+            RestoreMismatch: a rank's snapshot does not fit, or the ranks received different steps; the live objects are
+                unchanged. Or a snapshot that was still arriving is invalid: the model is partly overwritten, and the
+                process must end.
             AgentUnreachable: the connection to the agent was lost during the restore and did not return in time. The
                 model may be partly overwritten, and the process must end.
         """
@@ -286,12 +289,12 @@ class TrainingSession:
         Calls `restore` first if the script has not done so.
 
         Args:
-            until_step: finished steps at which the loop ends, steps before a restart included.
-            accumulate: batches per optimizer step. Ignored with a DeepSpeed engine, which reports itself when a step is
-                complete.
+            until_step: number of finished steps at which the loop ends. Steps before a restart count.
+            accumulate: batches per optimizer step. Ignored with a DeepSpeed engine, because the engine reports when a
+                step is complete.
 
         Yields:
-            A batch. With loaders registered by name: a dict with one batch of each. Without loaders: None.
+            A batch. With loaders registered by name: a dict with one batch of each loader. Without loaders: None.
 
         Raises:
             SessionMisuse: a loader yields no batches.
@@ -348,7 +351,7 @@ class TrainingSession:
         return Control(self._boundary, self._is_stopped)
 
     def fence(self) -> None:
-        """Wait for the running copy.
+        """Wait for the running copy of the state.
 
         Call this before the script changes registered state outside an optimizer step, for example for weight clipping
         or swapped averages.
@@ -360,18 +363,18 @@ class TrainingSession:
     def phase(
         self, name: Literal["train", "eval", "checkpoint", "wait"], *, limit_seconds: float | None = None
     ) -> Iterator[None]:
-        """Report the script's activity to the service while the context lasts.
+        """Return a context that reports the script's activity to the service.
 
         Each phase has its own time limit.
 
         Args:
             name: the phase. `wait` means that this rank waits on purpose for something outside the job.
-            limit_seconds: the service does not treat the rank as hung before this time has passed, and the job's reason
-                says that the rank waits. At most one day. None: the service uses the limit that it learned from the
-                job.
+            limit_seconds: the service treats the rank as hung only after this time, and the job's reason says that the
+                rank waits. At most one day. None: the service uses its own limit, which it derives from the job's
+                earlier phases.
 
         Yields:
-            Nothing.
+            None.
 
         Raises:
             SessionMisuse: the limit is not above 0, or it is more than a day.
@@ -390,8 +393,8 @@ class TrainingSession:
     def log(self, **values: float | torch.Tensor) -> None:
         """Log numbers for the current step.
 
-        The call never blocks. Values beyond the ring's capacity are dropped and counted. Validation is the same with an
-        agent, without an agent and after `close`. Only an agent stores the values.
+        The call never blocks. Values beyond the ring's capacity are dropped and counted. The checks are the same with
+        an agent, without an agent and after `close`. The values are stored only if the rank has an agent.
 
         Args:
             **values: numbers or tensors of one element, which may require grad. A value on a GPU is read at a later
@@ -418,8 +421,8 @@ class TrainingSession:
     def close(self) -> None:
         """End the session after the last step is captured and committed.
 
-        The wait for the commit is limited; then the rank reports its end to the agent. Further calls change nothing. A
-        script that exits with code 0 without this call gets it at exit.
+        The wait for the commit is limited. Afterwards the rank reports its end to the agent. Further calls change
+        nothing. If a script exits with code 0 without this call, the exit watch makes the call.
 
         Call this right after the loop, before writing results: the snapshot taken here must still be the state of the
         last boundary. Nothing is captured, and a warning says why, in two cases:
@@ -427,8 +430,8 @@ class TrainingSession:
         - The script continued after the last boundary: it fetched a batch, made an optimizer step or called `fence`.
         - The script is handling an exception: `close` runs in a `finally` or `except` block.
 
-        An evaluation before this call is harmless if `batches` ended or `boundary` returned `stop`. Training modes and
-        generators were recorded at that moment.
+        An evaluation before this call is harmless if `batches` ended or `boundary` returned `stop`, because the session
+        recorded training modes and generators at that moment.
         """
         if self._is_closed:
             return
@@ -446,7 +449,7 @@ class TrainingSession:
                 self._nudge()
                 self._final_round()
             elif self._snapshotter.settled != self._boundary:
-                # The other ranks learn of the failure when this process ends.
+                # The other ranks notice the failure when this process ends.
                 self._say_departure()
         self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSED)
         self._nudge()
@@ -462,7 +465,7 @@ class TrainingSession:
     def _drain(self) -> None:
         """Wait for running torch calls after the script failed.
 
-        A torch call that is still running while the process exits would crash it.
+        A torch call that still runs while the process exits would crash the process.
         """
         self._snapshotter.drain(DRAIN_SECONDS)
         if self._profiler is not None:
@@ -489,7 +492,7 @@ class TrainingSession:
     def _final_round(self) -> None:
         """Wait at the last boundary until the step is committed.
 
-        The wait also ends when no commit can follow, or when the time limit passes.
+        The wait also ends when no further commit can follow, or after the time limit.
         """
         deadline = self._clock() + self._environment.final_round_seconds
         while (left := deadline - self._clock()) > 0:
@@ -526,7 +529,7 @@ class TrainingSession:
         return decide_alone(self._view(), word) if (word := self._link.word) is not None else Decision()
 
     def _may_wait(self, decision: Decision, passed_at: float) -> bool:
-        """Return whether this boundary may be reported together with a later one.
+        """Return whether this boundary may be reported together with a later boundary.
 
         Every report takes processor time from the running step.
         """
@@ -591,9 +594,9 @@ class TrainingSession:
     def _read(
         self, named: Arriving | Welcome, arrival: Arrival, expected: Expected
     ) -> tuple[tuple[mmap.mmap, Snapshot] | None, str]:
-        """Return this rank's mapped slot and snapshot, or the reason why there is no snapshot.
+        """Return this rank's mapped slot and snapshot, or the reason why the snapshot is unusable.
 
-        Both are empty when there is nothing to restore.
+        Without a base step, there is neither a snapshot nor a reason.
         """
         mapped, self._mapped = self._mapped, None
         if not named.base_step:
@@ -620,7 +623,7 @@ class TrainingSession:
         return count >= accumulate if before is None else self._state.steps_made() != before
 
     def _nudge(self) -> None:
-        """Ask the agent to read the page."""
+        """Send a message that makes the agent read the page."""
         self._link.hint(
             Boundary(
                 generation=self._link.generation, boundary=Step(self._boundary), at_seconds=0.0, blocked_seconds=0.0
@@ -628,9 +631,9 @@ class TrainingSession:
         )
 
     def _word(self, passed_at: float) -> Boundary:
-        """Return the report of the boundary that was just passed.
+        """Return the report of the current boundary.
 
-        It includes the seconds for which saving blocked training since the last report.
+        The report includes the seconds for which saving blocked training since the last report.
         """
         blocked = self._guard.total_blocked_seconds - self._told_blocked_seconds
         self._told_blocked_seconds += blocked
@@ -645,16 +648,15 @@ class TrainingSession:
         self._link.hold(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))
 
     def _publish(self, **changes: Unpack[_Half]) -> None:
-        """Write the rank's half of the page.
+        """Update the given fields of the rank's half of the page.
 
-        Fields that are not given keep their values. Safe from any thread.
+        Other fields keep their values. Safe from any thread.
         """
         with self._half_lock:
-            self._said.update(changes)  # One call, so that an interrupting signal handler loses no field.
+            self._said.update(changes)  # Update in one call, so that an interrupting signal handler loses no field.
             said = None
-            while (
-                said != self._said
-            ):  # Repeat if a signal handler published meanwhile: this thread has overwritten its fields.
+            while said != self._said:
+                # Repeat if a signal handler published meanwhile, because this write replaced its fields.
                 said = self._said.copy()
                 self._half = RankHalf(self._link.generation, **said)
                 self._link.publish(self._half)

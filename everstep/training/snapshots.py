@@ -3,13 +3,13 @@
 The outcome is `Captured`, or `Abandoned` with a reason.
 
     boundary                      forward and backward              before the next optimizer step
-    observe; copy tensors ───────▶ the copier copies the rest, ────▶ the guard waits for the copy and checks it
+    observe; copy tensors ───────▶ the copier copies the others, ──▶ the guard waits for the copy and checks it
     that may change any time      `Capturing` … `Captured`          (audited snapshots: everything is copied at the
                                                                      boundary, `Captured` is sent only here)
 
-Invariant: the rank reports a snapshot as captured only when every byte belongs to its step. This holds for all changes
-that torch counts and the training thread makes; audits find changes that torch does not count. No failure in this
-module reaches the training script.
+Invariant: the rank reports a snapshot as captured only when every byte belongs to its step. This covers all changes
+that the training thread makes and torch counts. Audits find changes that torch does not count. Errors of this module
+never reach the training script.
 """
 
 from __future__ import annotations
@@ -48,26 +48,27 @@ from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
 LOOK_SECONDS = 0.25
-"""Longest pause between two checks whether the session is still open, before the first slots.
+"""Seconds between two checks for a closed session while a thread waits for the first slots.
 
-The thread that maps the first slots waits for them. It notices a grant at once.
+The thread notices a grant immediately.
 """
 STREAMED_BYTES = 32 * 1024 * 1024
-"""Smallest size of the deferred tensors for which the rank reports the progress of its copy.
+"""Size of the deferred tensors, in bytes, from which the rank reports the progress of its copy.
 
-The agent then digests and sends chunks early. For smaller states each report costs as much as it saves. A rank with few
-cores reports no progress: digests and transfers would take the copier's core, delay the commit and block training.
+The agent then digests and sends chunks early. For smaller states a report costs as much time as it saves. A rank with
+few cores reports no progress, because early digests and transfers would use the copier's core, delay the commit and
+block training.
 """
 ASK_AGAIN_BOUNDARIES = 100
-"""Boundaries between two checks of a state that the agent refused.
+"""Boundaries between two checks of a state for which the agent refused slots.
 
 The state may have become small enough for the node's memory.
 """
 COLD_BYTES = 8 * 1024 * 1024
-"""Size up to which the copier's thread digests tensors that were copied at the boundary.
+"""Limit for bytes copied at the boundary up to which the copier's thread computes the digests.
 
-More bytes are digested there only if the deferred tensors are larger still. Training waits for the copier's end, so
-more digesting would block training.
+Above this limit, the copier's thread computes digests only if the deferred tensors have more bytes than that. Training
+waits for the copier, so longer digest work would block training.
 """
 
 Told = TypeVar("Told", Capturing, Captured)
@@ -95,7 +96,7 @@ class _Capture:
     Args:
         step: number of finished steps.
         slot: index of the granted slot that receives the snapshot.
-        begun: `time.perf_counter` at the boundary.
+        begun: value of `time.perf_counter` at the boundary.
     """
 
     def __init__(self, step: int, slot: int, begun: float) -> None:
@@ -118,9 +119,9 @@ class _Capture:
 class _Verdict:
     """Decides once whether an unaudited snapshot is consistent, and reports the result.
 
-    Safe from any thread. The report is made when the copy has ended. Torch raises a tensor's version only when an
-    operation ends. The deciding check therefore needs a moment when the training thread is inside no operation. That is
-    a pause after the copy, or the guard, whichever happens first.
+    Safe from any thread. The result is reported after the copy has ended. Torch raises a tensor's version only when an
+    operation ends. The deciding check therefore waits until the training thread executes no torch operation: at a pause
+    after the copy, or at the guard, whichever happens first.
 
     Args:
         moved: returns the names of tensors whose version or address changed since the boundary.
@@ -140,10 +141,7 @@ class _Verdict:
         self._is_settled = False
 
     def look(self) -> Sequence[str]:
-        """Decide, if no earlier call has decided.
-
-        Return the names of tensors that changed too early.
-        """
+        """Decide, unless an earlier call has decided. Return the names of tensors that changed too early."""
         with self._lock:
             if self._changed is None and not self._is_settled:
                 changed = self._moved()
@@ -175,7 +173,7 @@ class _Verdict:
 class _Tensors:
     """The tensors of a plan that are the same objects at every boundary.
 
-    They are divided into tensors that are copied at the boundary and tensors that are copied later.
+    Some are copied at the boundary, and the others later in the background.
 
     Args:
         lists: the observed lists of tensors.
@@ -205,9 +203,9 @@ class _Tensors:
 
 
 class _WarmDigests:
-    """Digests a slot's chunks right after the copy, while they are in the cache.
+    """Computes the digests of a slot's chunks right after their copy, while they are in the cache.
 
-    The copier's thread uses it.
+    Used by the copier's thread.
 
     Args:
         memory: the slot that is being written.
@@ -221,7 +219,7 @@ class _WarmDigests:
         self._next = 0
 
     def reach(self, final_bytes: int) -> None:
-        """Digest the chunks that are complete now.
+        """Compute the digests of the chunks that are complete now.
 
         Args:
             final_bytes: length of the payload's prefix that no copy will write again.
@@ -235,7 +233,7 @@ class _WarmDigests:
             self._next += 1
 
     def all(self) -> bytes:
-        """Return the digests of all chunks. Call this when no copy writes to the slot any more."""
+        """Return the digests of all chunks. Call this after the last copy into the slot."""
         self.reach(self._payload_bytes)
         return bytes(self._known)
 
@@ -248,7 +246,7 @@ class Snapshotter:
         link: connection to the agent, which grants the slots.
         copier: copies tensors into slots, from host or GPU memory.
         guard: delays the next change of the state until the copy has ended.
-        on_copying: called with the step when its copy starts, and with `NONE` when the copy ends. Any thread calls it.
+        on_copying: called with the step when its copy starts, and with `NONE` when the copy ends. Called in any thread.
         is_crowded: True when the node has few cores per rank.
         await_pause: finds pauses of the main thread (`everstep.training.pauses`).
     """
@@ -282,17 +280,17 @@ class Snapshotter:
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
         self._refused_count = 0
-        """Boundaries since the agent refused slots."""
+        """Number of boundaries since the agent refused slots."""
         self._ticket: CopyTicket | None = None
         """Ticket of the newest copy."""
         self._unresumable = ""
-        """Why the last attempt to observe or capture the state failed. Empty if none failed."""
+        """Why the last attempt to observe or capture the state failed. Empty if it succeeded."""
         self.settled = NONE
         """The step that was captured or abandoned last."""
         self.telling = NONE
         """The captured step whose boundary report the copier's thread sends, or `NONE`.
 
-        A report from the training thread would wake the agent on the core that training needs at that moment.
+        If the training thread sent the report, the agent would wake up on the core that training needs at that moment.
         """
 
     @property
@@ -361,7 +359,7 @@ class Snapshotter:
     def forget(self) -> None:
         """Forget the settled step, because the agent no longer proposes it.
 
-        If the agent proposes the same step again, in the final round, that is a new proposal.
+        In the final round the agent may propose the same step again. That is a new proposal.
         """
         self.settled = NONE
 
@@ -378,7 +376,7 @@ class Snapshotter:
         try:
             abandoned = self._capture(_Capture(step, slot, begun))
         except Exception as error:
-            # An object changed after `init` in a way that cannot be restored, or its `state_dict` raised an error.
+            # An object has changed after `init` so that it cannot be restored, or its `state_dict` raised an error.
             abandoned = _reason(error)
             self._note(abandoned)
         if abandoned:
@@ -547,7 +545,7 @@ class Snapshotter:
                 return
             final_bytes = (
                 plan.entries[sources.positions[complete_count]].offset + piece_bytes
-            )  # Other bytes before this offset were copied at the boundary.
+            )  # All other bytes before this offset were copied at the boundary.
             if chunks is not None:
                 chunks.reach(final_bytes)
             elif is_streamed:
@@ -562,23 +560,23 @@ class Snapshotter:
         self._guard.arm(Flight(sources, moved, copies, ticket, reached, time.perf_counter() - capture.begun))
 
     def _has_pauses(self, sources: Sources) -> bool:
-        """Return whether a pause of the main thread shows every change of these tensors.
+        """Return whether a check at a pause of the main thread finds every change of these tensors.
 
-        Torch counts a wrapper's change late: only when the Python code of its class has returned, and that code has
-        pauses.
+        False if a tensor has a wrapper. Torch raises a wrapper's version only when the Python code of its class has
+        returned, and this code contains pauses.
         """
         return is_main_thread() and not sources.has_wrappers
 
     def _answer(self, capture: _Capture, message: Captured | Abandoned) -> None:
         """Report a capture's outcome to the agent once. Safe from any thread.
 
-        Both an interrupted capture and its copy may try to report.
+        An interrupted capture and its copy may each try to report.
         """
         if capture.claim_answer():
             self._link.send(message)
 
     def _note(self, reason: str) -> None:
-        """Log once why the rank's steps are not kept. Training continues."""
+        """Log once why the rank's steps are not captured. Training continues."""
         if reason != self._unresumable:
             self._unresumable = reason
             logger.warning("steps are not kept, and a restart goes back to the last one that was: %s", reason)
@@ -623,8 +621,8 @@ class Snapshotter:
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
         """Map the slots whose files have the granted size.
 
-        A smaller file still holds an older, smaller state. The agent replaces the file and sends a new grant before it
-        grants that slot.
+        A smaller file still holds an older, smaller state. Before the agent grants such a slot, it replaces the file
+        and sends a new `SlotsGranted`.
         """
         with self._mapping:
             if granted is not self._granted:  # The agent may have replaced the files behind the same paths.

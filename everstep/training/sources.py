@@ -2,8 +2,10 @@
 
 The copier and the guard use them. Most boundaries find the same tensors as the boundary before.
 
-Invariant: an alias keeps the memory of the newest boundary alive and in place, even if the script gives the live tensor
-other memory. Thousands of tensors are checked in a few calls, not one by one.
+An alias is a tensor that shares the live tensor's memory at the newest boundary.
+
+Invariant: an alias keeps this memory alive and in place, even if the script gives the live tensor other memory. A few
+calls check thousands of tensors.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from everstep.training.capture import StateTensor
 from everstep.training.state_tree import PLAIN_CLASSES, tensor_bytes
 
 COMPARED_BYTES = 8 * 1024 * 1024
-"""Bytes of a copy that are moved to the tensor's device at once for the comparison."""
+"""Bytes of a copy that are moved to the tensor's device in one piece for the comparison."""
 _memcmp = ctypes.CDLL(
     None
-).memcmp  # A ctypes call releases the interpreter's lock; torch.equal on bytes is several times slower.
+).memcmp  # A ctypes call releases the interpreter's lock. torch.equal on bytes is several times slower.
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -31,8 +33,8 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 class Marks:
     """Versions and addresses of some tensors.
 
-    They change when torch changes a tensor in place or replaces its memory. A write through `.data`, a numpy view or a
-    kernel of the script changes neither. An in-place operation counts when it ends.
+    They change when torch changes a tensor in place or replaces its memory. They stay the same after a write through
+    `.data`, a numpy view or a kernel of the script. An in-place operation counts when it ends.
     """
 
     versions: list[int]
@@ -79,7 +81,7 @@ class Sources:
         return Marks([tensor._version for tensor in self._counted], list(map(torch.Tensor.data_ptr, self.live)))
 
     def moved(self, since: Marks) -> list[str]:
-        """Return the names of tensors that have changed since `since`, as far as torch counts."""
+        """Return the names of tensors whose marks differ from `since`."""
         now = self.marks()
         if now == since:
             return []
@@ -109,9 +111,9 @@ def _is_equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def _is_equal_there(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Compare on the tensor's own device, piece by piece.
+    """Return whether tensor and copy are equal, comparing on the tensor's device piece by piece.
 
-    The copy is read from warm pages. Copying the tensor to the host would fill cold pages.
+    This reads the copy from allocated pages. Copying the tensor to the host would first have to allocate pages.
     """
     try:
         pieces = zip(torch.split(tensor, COMPARED_BYTES), torch.split(copy, COMPARED_BYTES), strict=True)

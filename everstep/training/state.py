@@ -1,8 +1,8 @@
 """Rank state: everything that a snapshot of one rank contains.
 
-It covers models, optimizers, other registered objects, data positions and random generators.
+The state consists of models, optimizers, other registered objects, data positions and random generators.
 
-Invariant: `load` and `complete` of an observed state restore the same state, random draws included. The first `observe`
+Invariant: `load` and `complete` restore exactly the observed state, including future random draws. The first `observe`
 runs before the first step and rejects state that cannot be restored.
 """
 
@@ -49,10 +49,10 @@ class Observed:
     lists: Sequence[list[StateTensor]]
     """Live tensors in canonical order.
 
-    A list object is reused as long as it holds the same tensors.
+    While the tensors stay the same, `observe` returns the same list object.
     """
     fresh: list[StateTensor]
-    """Tensors that may be new objects at each boundary, stored behind `lists`.
+    """Tensors whose objects may differ at each boundary. A slot stores them after `lists`.
 
     Examples are buffers that a module replaces, and generator states.
     """
@@ -90,9 +90,9 @@ class RankState:
         self.streams = streams
         self._modules = [list(root.modules()) for adapter in adapters for root in adapter.modules()]
         self._kept: dict[str, Tree] | None = None
-        """Modes, data positions and generators at the call of `keep_passing`.
+        """Training modes, data positions and generator states at the call of `keep_passing`.
 
-        None: `observe` reads the current ones.
+        None: `observe` reads the current values.
         """
         self.facts = {
             "format": str(FORMAT),
@@ -134,8 +134,8 @@ class RankState:
     def on_device(self) -> AbstractContextManager[object]:
         """Return a context that makes this rank's CUDA device the current device.
 
-        A script that always names its device may leave the current device at its default, which is the same for all
-        ranks.
+        The current device may be wrong: a script that always names its device may leave the default, which is the same
+        for all ranks.
         """
         devices = self.devices()
         return torch.cuda.device(min(devices)) if devices else nullcontext()
@@ -157,7 +157,7 @@ class RankState:
         None means that the state cannot be predicted. Tensors that do not exist yet are on the meta device.
 
         Returns:
-            The same tensors and values that `observe` will return then, or nearly the same.
+            About the same tensors and values that `observe` will return then.
 
         Raises:
             CannotResume: a part of the state cannot be restored.
@@ -192,7 +192,7 @@ class RankState:
     def load(self, snapshot: Snapshot) -> None:
         """Copy a snapshot into models and optimizers, in place, while its bytes still arrive.
 
-        No other rank is involved. A second call with the same snapshot is allowed.
+        Needs no communication between ranks. A second call with the same snapshot is allowed.
         """
         values: Any = snapshot.adapters()
         for adapter, of_adapter in zip(self.adapters, values, strict=True):
@@ -200,9 +200,9 @@ class RankState:
         snapshot.tensors.finish()
 
     def complete(self, snapshot: Snapshot) -> None:
-        """Restore everything else after `load`, when the whole snapshot has arrived.
+        """Restore all other state after `load`, when the whole snapshot has arrived.
 
-        Collective: ranks rebuild state that they derive from each other.
+        Collective: the adapters rebuild state that they derive from other ranks.
         """
         tree: Any = snapshot.others()
         for adapter in self.adapters:
@@ -212,16 +212,16 @@ class RankState:
         for name, stream in self.streams.items():
             stream.load_state_dict(tree["data"][name])
         for modules, modes in zip(self._modules, tree["modes"], strict=True):
-            if len(modules) == len(modes):  # The counts differ when the modules are wrapped differently now.
+            if len(modules) == len(modes):  # The counts differ if this launch wraps the modules differently.
                 for module, mode in zip(modules, modes, strict=True):
                     module.training = bool(mode)
         rng.restore(tree["rng"])  # Last, because the calls above may draw random numbers.
 
     def keep_passing(self) -> None:
-        """Fix the training modes, data positions and generator states until the next boundary.
+        """Record the training modes, data positions and generator states for the next `observe`.
 
-        The session calls this when the script leaves its loop, because an evaluation may follow before `close`. Further
-        calls have no effect.
+        The session calls this when the script leaves its loop, because an evaluation may follow before `close`. Until
+        the next boundary, further calls have no effect.
         """
         self._kept = self._kept or self._passing()
 
@@ -232,9 +232,9 @@ class RankState:
             adapter.end_step()
 
     def progress(self) -> tuple[int | None, ...]:
-        """Return counters that grow as soon as a step starts.
+        """Return counters that increase as soon as the script starts a step.
 
-        They count framework steps, and batches taken from loaders.
+        The counters are the framework's steps and the batches taken from loaders.
         """
         return (
             *(adapter.steps_made() for adapter in self.adapters),
@@ -251,7 +251,8 @@ class RankState:
     def _passing(self) -> dict[str, Tree]:
         """Return the state that an evaluation changes.
 
-        This is the training mode of every module, the position of every loader, and the process's random generators.
+        The result has the training mode of every module, the position of every loader, and the states of the process's
+        random generators.
         """
         return {
             "modes": [bytes(map(attrgetter("training"), modules)) for modules in self._modules],

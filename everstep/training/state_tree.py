@@ -5,10 +5,11 @@ arrays and scalars, and torch dtypes, sizes and devices. `encode` writes it as m
 `INLINE_BYTES` are returned separately under their path, and the caller stores them.
 
     plain leaf                    itself
-    anything else                 [tag, …]    the tags are those of `_Tag`
+    any other value               [tag, …]    with a tag of `_Tag`
 
 Invariant: `decode(encode(tree))` equals the tree, types included: a tuple stays a tuple, NaN keeps its bits, a tensor
-keeps its kind of device. `encode` raises an error for all other values. Decoding runs no code that the bytes name.
+keeps its kind of device. `encode` raises an error for all other values. Decoding never imports or calls code named in
+the bytes.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from everstep.protocol.errors import CorruptSlot
 from everstep.training.errors import CannotResume
 
 Tree: TypeAlias = object
-"""Any value that the module's docstring lists."""
+"""A value of the types that the module's docstring lists."""
 
 INLINE_BYTES = 1024
 """Largest tensor, in bytes, that is stored inside the encoded tree.
 
-The shape of such a tensor may change at every step without moving the tensors that are stored separately.
+A change of such a tensor's shape does not move the separately stored tensors.
 """
 MAX_DEPTH = 64
 PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 """Tensor classes that own their memory. Buffers have the class `torch.Tensor`.
 
-Other classes may have no memory of their own, and report contiguous host memory at address 0.
+Tensors of other classes may have no memory of their own, although they report contiguous host memory at address 0.
 """
 
 _INT64 = range(-(2**63), 2**64)
@@ -86,7 +87,7 @@ def encode(tree: Tree, path: str) -> EncodedTree:
 
     Args:
         tree: values of the types that the module's docstring lists.
-        path: prefix of the tensors' names and of the place that an error names.
+        path: prefix of the tensors' names, and of the paths in errors.
 
     Returns:
         The bytes, and the tensors in the order of the tree.
@@ -104,7 +105,8 @@ def decode(data: bytes, tensor: Callable[[str], torch.Tensor]) -> Tree:
 
     Args:
         data: `EncodedTree.data`.
-        tensor: returns the large tensor of a path. The tree uses the tensor itself, so return a copy if it may change.
+        tensor: returns the large tensor of a path. The tree contains the returned tensor itself, so return a copy if
+            the tensor may change.
 
     Returns:
         The tree.
@@ -151,9 +153,9 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def place_of(tensor: torch.Tensor) -> list[str]:
-    """Return the kind of the tensor's device, or an empty list for host memory.
+    """Return the kind of the tensor's device in a list, or an empty list for host memory.
 
-    The index of the device is left out, because a rank uses only one and each launch chooses it.
+    The device's index is omitted, because a rank uses one device and each launch may choose another index.
     """
     return [] if tensor.device.type == "cpu" else [tensor.device.type]
 
@@ -183,7 +185,7 @@ def check_dense(tensor: torch.Tensor, path: str) -> None:
 def _encode(value: Tree, path: str, tensors: list[tuple[str, torch.Tensor]], depth: int) -> object:
     kind = type(value)
     if value is None or kind in _LEAVES:
-        return value  # msgpack keeps the bits of a float, also of NaN
+        return value  # msgpack keeps the bits of a float, including NaN
     if kind is int:
         assert isinstance(value, int)
         return value if value in _INT64 else [_Tag.BIG_INT, hex(value)]

@@ -2,8 +2,8 @@
 
 Pure. This is the rank's part of the step protocol (docs/design.md#rounds).
 
-Invariant: a rank settles a proposed step at most once, by a capture or an abandon. It stops only at the exact step of
-the announced stop.
+Invariant: a rank answers a proposed step at most once, with a capture or an abandonment. It stops only at the exact
+step of the announced stop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RankView:
     """The newest announced stop that the rank answered."""
     has_slots: bool = False
     obstacle: str = ""
-    """Why the rank cannot capture any step now. Empty when it can."""
+    """Why the rank cannot capture any step now. Empty if the rank can capture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Decision:
     abandon: tuple[int, str] | None = None
     """Proposed step to abandon, and the reason."""
     echo: tuple[int, int] | None = None
-    """Step of the announced stop, and `ECHO_YES` or `ECHO_NO`."""
+    """Answer to the announced stop: its step, and `ECHO_YES` or `ECHO_NO`."""
     must_wait: bool = False
     """True when a stop is announced for this boundary and not yet confirmed.
 
@@ -46,14 +46,14 @@ class Decision:
     """
     is_stopped: bool = False
     is_quiet: bool = False
-    """True when the proposed step lies ahead and no stop is announced.
+    """True when the proposed step is still in the future and no stop is announced.
 
     The rank may then report this boundary later.
     """
 
 
 def decide(view: RankView, half: AgentHalf) -> Decision:
-    """Return what the rank does after reading `half`.
+    """Return the rank's next actions after it has read `half`.
 
     The session calls this at every boundary, and repeatedly while the rank waits. Equal inputs give equal decisions.
 
@@ -77,16 +77,16 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 
 
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
-    """Return what the rank does while the agent is away or its page cannot be read.
+    """Return the rank's next actions while the agent is disconnected or the page is unreadable.
 
-    Without the agent the rank captures nothing and answers no stop. It still obeys a stop that it agreed to.
+    Without the agent the rank captures no step and answers no stop. It still obeys a stop that it has accepted.
 
     Args:
         view: the rank's own state.
-        word: the last half of the page that the rank read, of this generation.
+        word: the agent's half of the page as the rank last read it, of this generation.
 
     Returns:
-        Whether to stop here, or to wait until the agent is back because other ranks may stop here.
+        A decision to stop at this boundary, to wait for the agent because other ranks may stop here, or to continue.
     """
     is_here = word.stop == view.boundary
     has_agreed = view.echo_step == word.stop
@@ -97,9 +97,9 @@ def decide_alone(view: RankView, word: AgentHalf) -> Decision:
 
 
 def is_final_round_over(boundary: int, half: AgentHalf) -> bool:
-    """Return whether a rank that waits at `boundary` in `close` may leave.
+    """Return whether a rank that waits at `boundary` in `close` may end.
 
-    This is the case when its step is committed, or when no further commit can follow.
+    True if its step is committed, or if no further commit can follow.
     """
     return half.proposed == FINISHED or half.committed == boundary
 
@@ -113,8 +113,8 @@ def _on_proposal(view: RankView, half: AgentHalf) -> tuple[int | None, tuple[int
     if step < view.boundary:
         return None, None if half.vote_step == step else (step, LATE_REASON)
     if half.slot == NONE or not view.has_slots:
-        # The agent may grant a slot while the rank waits. Otherwise the rank abandons the step as late at the next
-        # boundary.
+        # The agent may grant a slot while the rank waits. Otherwise the rank abandons the step at the next boundary,
+        # with `LATE_REASON`.
         return None, None
     return half.slot, None
 

@@ -1,10 +1,8 @@
-"""Step watch: rejects updates by objects that are not registered.
+"""Step watch: rejects updates by unregistered optimizers, schedulers and gradient scalers.
 
-These objects are optimizers, schedulers and gradient scalers.
-
-No snapshot contains the state of such an object. Training looks healthy, and a resumed run silently continues with
-fresh moments, a fresh schedule or a fresh scale. The first update therefore raises `CannotResume`. The error names the
-class, the updated parameter, and the missing argument of `init`.
+No snapshot contains the state of an unregistered object. Training would seem healthy, but a resumed run would silently
+continue with fresh moments, a fresh schedule or a fresh scale. The first update therefore raises `CannotResume`. The
+error names the class, the updated parameter, and the missing argument of `init`.
 
 Torch calls one global hook before each `Optimizer.step`. Schedulers and scalers have no hook, so their `step` methods
 are wrapped while a session is open. Three cases are not detected:
@@ -13,7 +11,7 @@ are wrapped while a session is open. Three cases are not detected:
 - an optimizer that updates copies of the parameters
 - a scheduler class that is defined after `init` and overrides `step` without calling torch's `step`
 
-Invariant: updates of tensors outside the session are never rejected.
+Invariant: the watch never rejects updates of tensors that are not part of a session.
 """
 
 from __future__ import annotations
@@ -57,10 +55,7 @@ class StepWatch:
         self._report = report
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        """Optimizers that update no parameter of this session.
-
-        The value is the optimizer's parameter count at the last check.
-        """
+        """Optimizers that update no parameter of this session, each with its parameter count at the last check."""
         _open(self)
 
     def close(self) -> None:
@@ -97,7 +92,8 @@ class StepWatch:
             scheduler: the scheduler that is about to step.
 
         Raises:
-            CannotResume: its optimizer updates a parameter of this session, but the scheduler is not registered.
+            CannotResume: the scheduler's optimizer updates a parameter of this session, but the scheduler is not
+                registered.
         """
         optimizer = getattr(scheduler, "optimizer", None)  # a custom scheduler may have no optimizer
         if optimizer is None or getattr(scheduler, "_is_initial", False):
@@ -176,10 +172,7 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
 
 
 def _unfolded(companions: Collection[object]) -> Iterator[object]:
-    """Yield objects and the schedulers inside them.
-
-    Inner schedulers are the parts of a `SequentialLR`, and schedulers that Accelerate wraps.
-    """
+    """Yield objects, and the schedulers inside a `SequentialLR` or inside Accelerate's wrapper."""
     for companion in companions:
         yield companion
         parts = [*getattr(companion, "_schedulers", ()), getattr(companion, "scheduler", None)]
@@ -194,7 +187,7 @@ def _storage(tensor: torch.Tensor) -> int:
 _watches: tuple[StepWatch, ...] = ()
 """The open watches.
 
-The tuple is replaced, never changed, because a hook may iterate over it.
+Code replaces the tuple as a whole, because a hook may be iterating over the old tuple.
 """
 _handle: RemovableHandle | None = None
 _wrapped: list[tuple[type, Callable[..., Any]]] = []

@@ -1,7 +1,7 @@
-"""The `Adapter` interface, and what all adapters share: names, optimizers, checks.
+"""The `Adapter` interface, and code that all adapters share: names, optimizers, checks.
 
-Invariant: each tensor gets its name once, at `init`, and every later list has the same order. Classes that are not
-known to restore bit for bit are rejected by name.
+Invariant: each tensor gets its name once, at `init`, and every later list has the same order. A class that is not known
+to restore bit for bit is rejected, and the error names the class.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ They keep their state in `state` and `param_groups`, and change it only in `step
 """
 
 WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Name parts that torch.compile, DDP and activation checkpointing add to tensor paths."""
+"""Path components that torch.compile, DDP and activation checkpointing add to tensor paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """An adapter's part of a snapshot."""
+    """The part of a snapshot that one adapter contributes."""
 
     lists: Sequence[list[StateTensor]]
-    """Lists of live tensors. A list object is reused as long as it holds the same tensors."""
+    """Lists of live tensors. While the tensors stay the same, the adapter returns the same list object."""
     fresh: list[StateTensor]
-    """Live tensors that may be new objects at each boundary."""
+    """Live tensors whose objects may differ at each boundary."""
     values: Tree
 
     @property
@@ -69,15 +69,15 @@ class Adapter(Protocol):
     kind: str
 
     def prepare(self) -> None:
-        """Make the first step of every launch run like all later steps.
+        """Make the first step of a launch compute bit for bit like all later steps.
 
-        Collective; `init` calls it once per launch.
+        Collective: all ranks call this together. `init` calls it once per launch.
         """
 
     def facts(self) -> dict[str, str]:
-        """Return the facts that two launches must share to exchange snapshots.
+        """Return the facts about the layout that must be equal in two launches.
 
-        Constant after `init`.
+        Only then can one launch restore a snapshot of the other. The facts are constant after `init`.
         """
 
     def check(self) -> None:
@@ -86,28 +86,26 @@ class Adapter(Protocol):
         Called at every captured boundary, after `observe`.
 
         Raises:
-            CannotResume: such a change exists. The error names the object.
+            CannotResume: an object has changed in such a way. The error names the object.
         """
 
     def observe(self) -> AdapterState:
         """Return the current state without copying. Called at every captured boundary."""
 
     def foresee(self) -> AdapterState | None:
-        """Return the predicted state after each optimizer's first step.
+        """Return the state that is expected after each optimizer's first step.
 
-        None means that the state cannot be predicted.
-
-        Tensors that do not exist yet are on the meta device.
+        None means that the state cannot be predicted. Tensors that the first step will create are on the meta device.
         """
 
     def expect_restore(self) -> Sequence[Arena]:
         """Reserve memory for the tensors that `load` will create. Called once, before `load`."""
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:
-        """Write a state into the live objects, in place. No other rank is involved.
+        """Write a saved state into the live objects, in place, without communication between ranks.
 
-        Tensors passed to `tensors.bring` are complete only after the caller has called `tensors.finish`. The saved
-        bytes may turn out to be invalid; then `load` is called again, or the process ends.
+        Tensors passed to `tensors.bring` are complete only after the caller has called `tensors.finish`. If the saved
+        bytes turn out to be invalid, the caller calls `load` again or ends the process.
 
         Args:
             tensors: the saved tensors. Reading one may wait for its bytes, so read in the order of
@@ -118,11 +116,14 @@ class Adapter(Protocol):
     def synchronize(self) -> None:
         """Rebuild derived state of ranks and modules from the loaded state.
 
-        Collective. Called once after `load`, when the whole state is there.
+        Collective. Called once after `load`, when the whole snapshot has arrived.
         """
 
     def optimizers(self) -> Mapping[str, Optimizer]:
-        """Return the optimizers by name. Only their steps change the deferred tensors."""
+        """Return the optimizers by name.
+
+        Only the steps of these optimizers change the tensors with `StateTensor.is_deferred`.
+        """
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """Return the parameters by their names in a slot.
@@ -143,16 +144,16 @@ class Adapter(Protocol):
         """
 
     def end_step(self) -> None:
-        """Start a new step: observations so far belong to the finished step.
+        """Start a new step: gradients observed before this call belong to the finished step.
 
         The session calls this first at every boundary.
         """
 
 
 class NamedTensors:
-    """Caches a list of named tensors until one of the tensors is another object.
+    """Caches a list of named tensors while the tensor objects stay the same.
 
-    A caller that receives the same list object can skip further checks.
+    A caller that receives the same list object as before can skip further checks.
     """
 
     def __init__(self) -> None:
@@ -165,7 +166,7 @@ class NamedTensors:
 
         Args:
             live: the current tensors, and other tensors that determine their names.
-            key: everything else that determines the list.
+            key: further values that determine the list.
             name: builds a new list from the present objects; called only after a change.
 
         Returns:
@@ -193,9 +194,9 @@ FORESEEN: Mapping[type[Optimizer], Callable[[Mapping[str, Any]], tuple[str, ...]
     torch.optim.RAdam: lambda _group: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: lambda group: ("momentum_buffer",) if group["momentum"] else (),
 }
-"""State entries that an optimizer's first step adds to each parameter.
+"""By optimizer class: a function that predicts the state entries of each parameter after the first step.
 
-The function takes the options of the parameter's group.
+Its argument is the options of the parameter's group.
 """
 SCALARS = ("step", "mu_product")
 
@@ -207,27 +208,27 @@ class NamedOptimizer:
     name: str
     optimizer: Optimizer
     members: Sequence[tuple[str, torch.Tensor]]
-    """Name and parameter of everything that the optimizer may change, in canonical order."""
+    """Name and parameter of each tensor that the optimizer may change, in canonical order."""
     local: Callable[[torch.Tensor], torch.Tensor]
     """Returns this rank's local memory of a tensor."""
     rewrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     """Turns a parameter and a local state tensor into the tensor that the optimizer keeps.
 
-    The result shares the memory of the local tensor, because that memory is filled later.
+    The result shares the memory of the local tensor, because a restore fills that memory later.
     """
     listed: NamedTensors = field(default_factory=NamedTensors)
     arenas: list[Arena] = field(default_factory=list)
-    """Memory for the tensors that the expected restore will create."""
+    """Reserved memory for the tensors that the restore will create. Set by `expect_restore`."""
 
     @property
     def prefix(self) -> str:
-        """Prefix of the names of its tensors."""
+        """Prefix of the names of the optimizer's tensors."""
         return f"optimizer/{self.name}/" if self.name else "optimizer/"
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
         """Return the live state tensors, and the groups and other entries as a tree.
 
-        The list object is the previous one if its tensors are the same.
+        If no tensor object has changed, the returned list is the same object as in the previous call.
         """
         entries = list(self.optimizer.state.values())
         keys = list(chain.from_iterable(entries))
@@ -238,7 +239,7 @@ class NamedOptimizer:
             else list(filter(torch.is_tensor, values))
         )
         plain = {} if live is values else self._plain()
-        owners = list(self.optimizer.state)  # an entry that moved to another parameter gets another name
+        owners = list(self.optimizer.state)  # an entry that moved to another parameter needs another name
         # torch's optimizers key their state by parameter. A custom optimizer may keep shared state under a string key.
         shared = {} if all(issubclass(kind, torch.Tensor) for kind in set(map(type, owners))) else self._shared()
         listed = self.listed.of([*owners, *local_tensors(live, self.local)], keys, self._named)
@@ -264,7 +265,7 @@ class NamedOptimizer:
     def expect_restore(self) -> Arena | None:
         """Reserve memory for state that does not exist yet.
 
-        Return None if nothing is missing or predictable.
+        Return None if no state is missing, or if the missing state cannot be predicted.
         """
         missing = [state.tensor for state in self.foresee() or () if state.tensor.is_meta]
         if not missing or any(parameter.device.type != "cpu" for _, parameter in self.members):
@@ -291,7 +292,7 @@ class NamedOptimizer:
     def _options(self) -> dict[str, Mapping[str, Any]]:
         """Return the options of each parameter's group.
 
-        ZeRO-3 removes parameters from their groups; the result then has the optimizer's defaults.
+        ZeRO-3 removes parameters from their groups. The result then contains the optimizer's defaults for them.
         """
         group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
         return {name: group_of.get(id(parameter), self.optimizer.defaults) for name, parameter in self.members}
@@ -334,7 +335,7 @@ class NamedOptimizer:
         for group, entries in zip(self.optimizer.param_groups, values["groups"], strict=True):
             for key, value in entries.items():
                 if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
-                    group[key].copy_(value)  # a compiled step refers to this tensor object
+                    group[key].copy_(value)  # keep the object, because a compiled step refers to it
                 else:
                     group[key] = value
         for name, parameter in self.members:
@@ -383,7 +384,7 @@ class NamedOptimizer:
 
 
 class ExtraStates:
-    """States that modules return from `get_extra_state`, beside parameters and buffers.
+    """States that modules return from `get_extra_state`, in addition to parameters and buffers.
 
     Invariant: as in torch's `load_state_dict`, a module receives its extra state after all tensors are loaded.
     """
@@ -439,7 +440,7 @@ class ExtraStates:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Facts about modules and optimizers, collected once."""
+    """Facts about modules and optimizers that determine the layout of a snapshot. Collected once, at `init`."""
 
     entries: dict[str, str] = field(default_factory=dict)
 
@@ -468,7 +469,7 @@ class Layout:
 
 
 def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) -> None:
-    """Reject an optimizer that may keep state outside `state` and `param_groups`.
+    """Reject an optimizer that may keep state outside its `state` and `param_groups`.
 
     Args:
         name: name under which it was registered.
@@ -476,7 +477,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
         trusted: classes that the script declared as safe.
 
     Raises:
-        CannotResume: the class is not accepted, or its options make it keep state elsewhere.
+        CannotResume: the class is not accepted, or its options make the optimizer keep state in other attributes.
     """
     kind = type(optimizer)
     path = qualified_name(kind)
@@ -488,7 +489,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
         )
     if path in EXPECTED_OPTIMIZERS and getattr(
         optimizer, "master_weights", False
-    ):  # apex keeps these weights in its own lists, not in `state`
+    ):  # apex keeps these weights in lists of its own, outside `state`
         raise CannotResume(
             name, f"{path} with master_weights=True keeps its fp32 weights where a snapshot does not reach them"
         )
@@ -539,7 +540,7 @@ def qualified_name(kind: type) -> str:
 
 
 def plain_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself: without sharding, the whole tensor is local."""
+    """Return the tensor itself, because without sharding the whole tensor is local."""
     return tensor
 
 
@@ -552,15 +553,15 @@ def state_tensor(
 
 
 def local_tensors(tensors: list[torch.Tensor], local: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors and the local memory of each.
+    """Return the tensors and the local memory of each tensor.
 
-    Without sharding, return the list itself, because it has thousands of tensors at every boundary.
+    Without sharding, the two are the same list. This saves a copy of thousands of entries at every boundary.
     """
     return tensors if local is plain_local else [*tensors, *map(local, tensors)]
 
 
 def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Return the state itself."""
+    """Return the state tensor unchanged, because without sharding it needs no wrapper."""
     return local
 
 
@@ -607,7 +608,7 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Return whether elements share memory, as after `expand`.
+    """Return whether several elements of the tensor share memory, as after `expand`.
 
     Torch refuses to write to such a tensor.
     """

@@ -1,11 +1,12 @@
 """Buffers of modules: list, check and restore them.
 
 Buffers are looked up by owner and name at each boundary, because modules replace them. The replacement may have another
-shape or dtype, may be None, or may untie two buffers. A buffer that a module registers after `init`, for example a
-statistic that starts with the first batch, is listed at the next boundary.
+shape or dtype, or may be None. Two names that shared one tensor may then have separate tensors. A module may register a
+buffer after `init`, for example a statistic that starts with the first batch. Such a buffer is listed at the next
+boundary.
 
-Invariant: after a load each buffer has its observed values, shape, dtype and kind of device. Buffers that were one
-tensor are one tensor again.
+Invariant: after a load each buffer has its observed values, shape, dtype and kind of device. Names that shared one
+tensor when the state was observed share one tensor again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
 Place = tuple[str, torch.nn.Module, str]
-"""Name, owner and key of a buffer."""
+"""Name of a buffer, the module that owns the buffer, and its key in the module."""
 _Late = tuple[str, int, str, bool]
 """A buffer that was registered after `init`.
 
-It holds the owner's path, the owner's index among the modules at that path, the key, and whether the buffer is
-persistent. The index counts from the innermost module outwards.
+Holds the path of the owning module, the module's index among the modules at that path, the buffer's key, and whether
+the buffer is persistent. The index counts from the innermost module outwards.
 """
 
 
@@ -53,7 +54,7 @@ class Buffers:
         self._modules: dict[str, list[torch.nn.Module]] = {}
         """Modules by path, innermost first.
 
-        A wrapper has the path of the module inside it, and launches may wrap differently.
+        A wrapper has the same path as the wrapped module, and two launches may wrap differently.
         """
         self._places: list[Place] = []
         self._late: list[_Late] = []
@@ -89,12 +90,12 @@ class Buffers:
         Called at every captured boundary, after `observe`.
 
         Raises:
-            CannotResume: a buffer cannot. The error names the buffer.
+            CannotResume: a buffer cannot be copied. The error names the buffer.
         """
         self._check(self._places[len(self._places) - len(self._late) :])
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
-        """Return the live buffers, and their ties and devices. Called at every captured boundary.
+        """Return the live buffers, the names that share a tensor, and the devices. Called at every captured boundary.
 
         Returns:
             Tensors, and a tree for `load`.

@@ -3,12 +3,12 @@
 The state of a rank consists of:
 
 - its partition of the fp32 master weights, and the wrapped optimizer's state for them
-- parameters that the optimizer does not step, and buffers
+- buffers, and parameters that the optimizer does not update
 - the engine's counters
 
-The 16-bit weights follow from the masters: after a load all ranks gather them together.
+A snapshot does not contain the 16-bit weights. After a load, all ranks rebuild them together from the master weights.
 
-Invariant: only this file names attributes of DeepSpeed's classes, and only of classes that it was tested with.
+Invariant: only this file accesses attributes of DeepSpeed's classes, and only of tested classes.
 """
 
 from __future__ import annotations
@@ -119,8 +119,9 @@ class DeepSpeedAdapter:
     def check(self) -> None:
         """Reject changes that a restart could not restore.
 
-        These are late buffers that cannot be copied, half-accumulated gradients, and changed betas of CPU Adam.
-        `deepspeed.initialize` fixes the parameters that ZeRO optimizes, so they need no check.
+        Such changes are buffers that cannot be copied, a boundary between two micro-batches of one step, and changed
+        betas of CPU Adam. The set of parameters that ZeRO optimizes is constant after `deepspeed.initialize` and needs
+        no check.
         """
         self._buffers.check()
         check_accumulation(self._name, self._engine)
@@ -147,14 +148,14 @@ class DeepSpeedAdapter:
 
     def _named_weights(self) -> list[StateTensor]:
         weights = [(name, master, True) for name, master in self._masters]
-        # A trainable parameter without a master may change at any time.
+        # A trainable parameter without a master weight may change at any time.
         weights += [(name, _partition(parameter), not parameter.requires_grad) for name, parameter in self._others]
         return [
             StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred) for name, tensor, is_deferred in weights
         ]
 
     def expect_restore(self) -> Sequence[Arena]:
-        """Return nothing: `deepspeed.initialize` has created all state."""
+        """Return no arenas: `deepspeed.initialize` has already created all state."""
         return ()
 
     @torch.no_grad()
@@ -228,7 +229,8 @@ class DeepSpeedAdapter:
         for name in self._extra.names:
             layout.entries[f"extra state model/{self._prefix}{name}"] = ""
         for name, parameter in self._parameters:
-            # Masters are flat. The parameters' shapes reveal a changed model with the same number of elements.
+            # Master weights are flat. Recording the parameters' shapes detects a changed model with the same number of
+            # elements.
             shape = list(getattr(parameter, "ds_shape", parameter.shape))
             layout.entries[f"parameter {self._prefix}{name}"] = f"{dtype_name(parameter.dtype)}{shape}"
         layout.add_optimizer(self._optimizer)
@@ -282,7 +284,7 @@ def _is_on_nvme(offload: Any) -> bool:
 def check_accumulation(name: str, engine: Any) -> None:
     """Reject a boundary between two micro-batches of one step.
 
-    If the script itself reports to DeepSpeed when a step is complete, the check trusts the script.
+    If the script itself marks the end of a step for DeepSpeed, the check trusts the script.
 
     Args:
         name: registered name of the engine, for the error.
@@ -303,9 +305,9 @@ def check_accumulation(name: str, engine: Any) -> None:
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
-    """Reject a CPU Adam if its state does not determine the powers of its betas.
+    """Reject a CPU Adam whose state does not determine the powers of its betas.
 
-    `replay_powers` explains these powers.
+    See `replay_powers`.
 
     Args:
         name: registered name of the engine, for the error.
@@ -329,10 +331,11 @@ def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> N
 
 
 def replay_powers(optimizer: Any) -> None:
-    """Restore the powers of the betas that CPU Adam multiplies step by step in its C++ code.
+    """Restore the powers of the betas that CPU Adam keeps in its C++ code.
 
-    No state contains these powers. In the first step of a launch CPU Adam would compute them with `pow`, and the last
-    bits would differ from repeated multiplication. The replay takes about a microsecond per step.
+    CPU Adam multiplies them once per step, and its state dict does not contain them. In the first step of a launch, CPU
+    Adam would compute the powers with `pow`. The last bits would differ from repeated multiplication. The replay takes
+    about a microsecond per step.
 
     Args:
         optimizer: a `DeepSpeedCPUAdam` whose state is already restored.
@@ -352,7 +355,7 @@ def _gather_stage_3(zero: Any) -> None:
             bit16.data.copy_(master.data)
         zero._unflatten_partitioned_parameters(number)
     persistent = zero.persistent_parameters
-    if persistent:  # small parameters stay gathered: release them and gather again
+    if persistent:  # small parameters stay gathered: release them, then gather them again
         persistent[0].partition(persistent)
         persistent[0].all_gather(persistent)
 

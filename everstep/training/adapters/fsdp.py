@@ -19,7 +19,7 @@ from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.errors import CannotResume
 
 REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
-"""Optimizers whose state is not shaped and sharded like its parameter."""
+"""Optimizers whose state differs from its parameter in shape or sharding."""
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,7 @@ def is_unreduced(group: FSDPParamGroup) -> bool:
     """Return whether a parameter group holds gradients that are not yet summed over ranks.
 
     Args:
-        group: parameter group of torch. Its fields are private; only this function reads them.
+        group: FSDP parameter group of torch. Its fields are private, and only this function reads them.
 
     Returns:
         True between a backward pass without synchronization and the next one with synchronization.
@@ -94,7 +94,8 @@ class FSDPAdapter(PlainAdapter):
 
     def check_gradient(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         placed = [tensor.placements for tensor in (parameter, gradient) if isinstance(tensor, DTensor)]
-        if len(set(placed)) > 1:  # A gradient that is a partial value per rank must not be restored as a whole one.
+        # A gradient whose ranks hold partial values must not be restored as a complete gradient.
+        if len(set(placed)) > 1:
             raise CannotResume(
                 f"gradient/{name}",
                 f"accumulated across a step as {placed[1]}, where its parameter is {placed[0]}; use accumulate=",

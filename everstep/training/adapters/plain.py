@@ -1,6 +1,6 @@
 """Plain torch: unmodified modules and optimizers. Base class of the DDP and FSDP2 adapters.
 
-Invariant: a snapshot contains the parameters and owners that `init` listed.
+Invariant: a snapshot contains exactly the parameters that `init` listed, each with its optimizer.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
 GRADIENT_BOUNDARIES = 8
-"""Boundaries for which accumulated gradients of an optimizer stay in the plan.
+"""Boundaries for which an optimizer's accumulated gradients stay in the capture plan.
 
-Each further boundary with accumulated gradients renews the count. A single step that a gradient scaler skipped does not
-keep them for ever.
+Each further boundary with accumulated gradients restarts the count. After a single step that a gradient scaler skipped,
+the gradients therefore leave the plan again.
 """
 
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
@@ -50,7 +50,7 @@ _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
 class PlainAdapter:
     """Adapter for plain torch.
 
-    It serves one rank, or any parallelism that gives each rank plain tensors.
+    It supports one rank, or any parallelism that gives each rank plain tensors.
 
     Args:
         models: root modules by name. A single module has the empty name.
@@ -80,13 +80,13 @@ class PlainAdapter:
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._used: dict[str, list[_GradientMark]] = {}
-        """Gradients of each optimizer after its newest step.
+        """Gradients as each optimizer's newest step left them, by optimizer name.
 
         Only optimizers that stepped since the last boundary have an entry.
         """
         self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
         self._accumulating: dict[str | None, int] = {}
-        """Boundaries for which gradients stay in the plan, by optimizer.
+        """Number of further boundaries for which gradients stay in the capture plan, by optimizer.
 
         The key None stands for parameters without an optimizer.
         """
@@ -95,7 +95,7 @@ class PlainAdapter:
         self._facts = self._describe()
 
     def prepare(self) -> None:
-        """Do nothing: the first step of a launch already runs like the later ones."""
+        """Do nothing: the first step of a launch already computes like the later steps."""
 
     def facts(self) -> dict[str, str]:
         return self._facts
@@ -174,7 +174,7 @@ class PlainAdapter:
             named.load(tensors, values["optimizers"][named.name])
         self._buffers.load(tensors, values["buffers"])
         gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
-        # Most gradients are dropped before anything reads them. Zeros in untouched memory cost nothing.
+        # The script clears most gradients before it reads them. Zeros in untouched memory cost nothing.
         made = (
             local
             for (_, parameter), state in gradients
@@ -208,7 +208,8 @@ class PlainAdapter:
             gradients = [parameter.grad for _, parameter in named.members]
             used = self._used.get(named.name, repeat(None))
             self._keep_place(named.name, not all(map(_is_used, gradients, used)))
-        # No hook reports the use of such a gradient. It may also contribute to the norm that clips other gradients.
+        # No hook reports the use of a gradient without an optimizer. The gradient may also contribute to a clipping
+        # norm.
         self._keep_place(None, any(parameter.grad is not None for parameter in self._ownerless))
         self._used.clear()
 
@@ -223,7 +224,7 @@ class PlainAdapter:
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         """Return optimizer state or a gradient in the form that torch keeps for this parameter.
 
-        The result shares the memory of `local`, because that memory may be filled later.
+        The result shares the memory of `local`, because a restore may fill that memory later.
         """
         return plain_rewrap(parameter, local)
 
@@ -294,7 +295,7 @@ class PlainAdapter:
         return id(parameter) in self._owner or not parameter.requires_grad
 
     def _watch_gradients(self, named: NamedOptimizer) -> None:
-        """Record which gradients an optimizer's step used, and which were cleared after it."""
+        """Install hooks that record which gradients an optimizer's step used or cleared."""
         clear = named.optimizer.zero_grad
 
         def mark(*_: object) -> None:
@@ -309,18 +310,17 @@ class PlainAdapter:
         named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
 
     def _gradients(self, tensors: list[StateTensor]) -> bytes:
-        """Return a flag per parameter for its gradient, and collect gradients that are state.
+        """Return for each parameter whether it has a gradient, and append gradients that are state to `tensors`.
 
-        The gradients are appended to `tensors`. A gradient that its optimizer's step has used is not state; only its
-        existence matters. AdamW moves a parameter with a zero gradient, and skips a parameter without a gradient. All
-        other gradients are state:
+        If its optimizer's step has used a gradient, its value is not state, but its existence is: AdamW updates a
+        parameter with a zero gradient and skips a parameter without a gradient. All other gradients are state:
 
         - gradients of an optimizer that did not step
         - gradients that were created or changed after the step
         - gradients of parameters without an optimizer
 
-        Once an optimizer has such gradients, its gradients stay in the plan for some boundaries. Otherwise the plan
-        would be rebuilt at each of its steps.
+        Once an optimizer has such gradients, its gradients stay in the capture plan for `GRADIENT_BOUNDARIES`
+        boundaries. Otherwise every step of the optimizer would rebuild the plan.
         """
         if not self._accumulating:
             return bytes(map(operator.is_not, map(attrgetter("grad"), self._parameters.values()), repeat(None)))
@@ -351,9 +351,9 @@ class PlainAdapter:
 
 
 _GradientMark = tuple[weakref.ref[torch.Tensor], int] | None
-"""A gradient and its version.
+"""A gradient tensor and its version at one moment.
 
-The reference is weak: an optimizer that steps inside backward frees gradients early.
+The reference is weak, because an optimizer that steps inside backward frees gradients early.
 """
 
 
@@ -362,10 +362,10 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 
 
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
-    """Return whether a gradient is absent, or is the recorded gradient and unchanged since."""
+    """Return whether a gradient is absent, or is the recorded tensor with the recorded version."""
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 
 
 def _is_of_host(local: torch.Tensor) -> bool:
-    """Return whether this parameter's gradient can be created in an arena in host memory."""
+    """Return whether this parameter's gradient belongs in host memory, where an arena can hold it."""
     return local.device.type == "cpu" and local.is_contiguous()
