@@ -23,7 +23,7 @@ class EventStream(Protocol[T_co]):
 class Channel(TypedDict):
     """One named input of a job."""
     ChannelName: str
-    """Ranks find the channel's directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`."""
+    """Name of the channel. Ranks find its directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`."""
     DataSource: DataSource
 
 class Checkpoint(TypedDict):
@@ -821,7 +821,7 @@ class TrainingJob(TypedDict):
     Tags: dict[str, str]
     CreationTime: datetime
     LastModifiedTime: datetime
-    """When the job last changed its state, or a user last changed the job."""
+    """Time when the job last changed its state, or when a user last changed the job."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
     StopRequestedTime: NotRequired[datetime]
@@ -963,7 +963,7 @@ class UpdateTrainingJobResponse(TypedDict):
     RunId: str
     Revision: int
     Changes: list[FieldChange]
-    """Empty if all fields already had these values. Then there is no new revision."""
+    """Changed fields. Empty if all fields already had these values. Then there is no new revision."""
 
 class PaginatorConfig(TypedDict, total=False):
     MaxItems: int

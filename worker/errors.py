@@ -103,7 +103,7 @@ class LoadFailed(WorkerError):
 
         Args:
             parent: parent of the generation; 0 at the first launch.
-            code: code of the fault, shown to the control plane and in the API.
+            code: code of the fault, as in `NodeFault.code`.
             message: a complete sentence for the user.
             is_passing: True if the same attempt may succeed later.
 

@@ -51,7 +51,7 @@ class Caller:
 
     role: Role
     project: str
-    """Empty if the caller may access every project."""
+    """Project that the caller may access. Empty if the caller may access every project."""
     token: TokenRecord
     """The token that authenticates the request."""
     ends_at: datetime | None = None
@@ -128,7 +128,7 @@ def find_token(services: Services, token: str) -> TokenRecord | None:
 
 
 def is_token_good(scope: Scope, token_id: str) -> bool:
-    """Say whether a token is valid. Called during long responses. Blocks on the database."""
+    """Return whether a token is valid. Called during long responses. Blocks on the database."""
     services: Services = scope["app"].state.services
     with services.database.read() as session:
         return tokens.find_by_id(session, token_id, services.now()) is not None
@@ -170,7 +170,8 @@ class Authenticated:
     """ASGI middleware that authenticates requests before FastAPI reads and parses their body.
 
     Args:
-        app: inner ASGI application, which receives only authenticated requests.
+        app: inner ASGI application; receives requests below `/v1/` from authenticated callers only, except those to
+            `OPEN_PATHS`.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -34,7 +34,7 @@ class CallerThreads:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
     def is_closed(self) -> bool:
-        """Say whether the server is shutting down. Callable from any thread.
+        """Return whether the server is shutting down. Callable from any thread.
 
         Python waits for running threads at exit, so long-running work checks this value and returns early.
         """

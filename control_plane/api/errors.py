@@ -228,8 +228,7 @@ def unexpected(error: Exception) -> ApiError:
 
     Returns:
         `DiskFull` if the exception's code reports a full disk (ENOSPC, EDQUOT, SQLite's message, PostgreSQL's 53100),
-            else
-            `InternalError`.
+            else `InternalError`.
     """
     if is_disk_full(error):
         return DiskFull(

@@ -30,7 +30,7 @@ class HeldTokens:
     """Finds token records, with a cache. Used on the server's event loop only.
 
     Args:
-        database: read when the cache misses or a token has changed.
+        database: read for every token that is not in the cache.
         versions: versions of the same database.
         now: returns the time in UTC.
     """

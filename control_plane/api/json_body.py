@@ -122,6 +122,6 @@ def _complaint(part: Any) -> str | None:
 
 
 def _is_json(request: Request) -> bool:
-    """Say whether FastAPI would parse the body as JSON."""
+    """Return whether FastAPI would parse the body as JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

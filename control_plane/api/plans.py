@@ -71,7 +71,7 @@ def plan(
         spec: specification from `admit`.
         job: the job as an entry of the queue.
         turns: the fleet's schedule, including this job.
-        fleet: the fleet's record, nodes, connected agents and history, read at one time.
+        fleet: the fleet's record, nodes, connected agents and history.
         only_project: restrict job names in the plan to this project. None: show all.
 
     Returns:

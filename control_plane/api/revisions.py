@@ -47,7 +47,7 @@ class Revised:
     priority: int
     tags: Mapping[str, str]
     changes: tuple[Change, ...]
-    """Empty if the update changes nothing."""
+    """Changed fields, with old and new value. Empty if the update changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

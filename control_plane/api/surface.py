@@ -143,7 +143,7 @@ def least_roles() -> dict[str, str]:
 
 
 def is_server_sent(operation: Json) -> bool:
-    """Say whether an operation returns server-sent events, which browsers can read but botocore cannot."""
+    """Return whether an operation returns server-sent events, which browsers can read but botocore cannot."""
     return any(EVENT_STREAM in answer.get("content", {}) for answer in operation["responses"].values())
 
 

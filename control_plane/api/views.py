@@ -166,7 +166,7 @@ def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView])
 
 
 def holds_memory(job: JobRecord) -> bool:
-    """Say whether agents hold a job's snapshots: it was launched, and is neither ended nor paused."""
+    """Return whether agents hold a job's snapshots: it was launched, and is neither ended nor paused."""
     return job.generation > 0 and job.state not in states.ENDED_JOBS and not _is_paused(job)
 
 

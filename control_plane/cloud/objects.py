@@ -89,7 +89,7 @@ class ObjectStore(Protocol):
         """Yield the objects whose keys start with a prefix, in key order.
 
         Args:
-            prefix: bucket and key prefix; an empty prefix lists the whole bucket.
+            prefix: bucket and key prefix; an empty key selects the whole bucket.
             after: yield only keys after this one, which need not exist. Empty: all keys.
 
         Returns:

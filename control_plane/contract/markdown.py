@@ -13,7 +13,7 @@ COLUMNS = 120
 _ITEM = re.compile(r"(\s*)(?:[-*+]|\d+[.)])\s+|> ?")
 _FENCE = re.compile(r" *(```+|~~~+)")
 _WORD = re.compile(r"(?:`+[^`]+`+|\[[^\]\n]{1,30}\]\([^)\s]+\)|[^\s`\[]+|[`\[])+")
-"""Code spans and links with a short text stay on one line."""
+"""One word of a text. A code span or a short link is one word, so it stays on one line."""
 _MISREAD = re.compile(r"(?:[-+*]|#+|\d+[.)])(?: |$)")
 """Text that Markdown would read as a list or a heading at the start of a line."""
 

@@ -137,7 +137,7 @@ class RebootMember:
 
 
 def reboot_key(node_id: NodeId, since: float) -> str:
-    """Return the key of the stored intent to reboot a node that has been REBOOTING since then.
+    """Return the key of the stored intent to reboot a node that is REBOOTING from the time `since` on.
 
     The intent under this key shows whether EC2 accepted the reboot.
     """
@@ -164,7 +164,7 @@ class SendKeepSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteTermination:
-    """Let AWS terminate an instance that a terminating hook holds."""
+    """Permit AWS to terminate an instance that a terminating hook holds."""
 
     group: str
     hook: str

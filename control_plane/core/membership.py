@@ -31,7 +31,7 @@ class Span:
     node_id: str
     start: datetime
     end: datetime | None
-    """None while the node still works for the job."""
+    """End of the period. None while the node still works for the job."""
 
 
 def spans(launches: Sequence[Launch], given_back: Sequence[datetime], ended_at: datetime | None) -> tuple[Span, ...]:

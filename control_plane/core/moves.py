@@ -174,7 +174,7 @@ def due(
     Args:
         known: all departures of the job; the first ones leave first.
         ready_count: nodes that could take a place.
-        upload_seconds: how long the last checkpoint took to S3, or None.
+        upload_seconds: duration of the last checkpoint's upload, or None.
         now: Unix seconds.
         timeouts: `final_round_seconds` precedes the end of a departing node.
 
@@ -284,10 +284,10 @@ def checkpoint_wait(
     no node, the job waits only for the last copy of a shard. If the upload fails, the job keeps the node.
 
     Args:
-        ends_at: when the first leaving node may end, or None if no source names a time.
-        is_announced: whether AWS takes one of the nodes.
-        stopped_at: when the last rank stopped, in Unix seconds.
-        upload_seconds: how long the last checkpoint took, or None.
+        ends_at: Unix seconds at which the first leaving node may end, or None if no source names a time.
+        is_announced: whether AWS removes one of the nodes.
+        stopped_at: Unix seconds at which the last rank stopped.
+        upload_seconds: duration of the last checkpoint's upload, or None.
         is_replaceable: whether a ready node exists for every departure, so the wait costs training time.
         is_held: whether staying nodes hold every shard, so no step depends on the checkpoint.
         now: Unix seconds.

@@ -224,7 +224,7 @@ class _Search:
             self.borrow(exposed[domain], domain)
 
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
-        """Give each of these groups a member from outside its domain.
+        """Exchange members so that each of these groups has one from outside its domain.
 
         All these groups are in the same domain. A lending group keeps at least one member outside that domain.
         """

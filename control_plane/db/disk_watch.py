@@ -33,7 +33,7 @@ class FullDisk:
     place: str
     """The directory. For a remote database: its name."""
     free_bytes: int | None
-    """None: the disk is not on this machine."""
+    """Free space in bytes. None: the disk is not on this machine."""
     words: str
     """Error message of the newest failed write."""
     seconds: float

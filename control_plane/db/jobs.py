@@ -482,7 +482,7 @@ def take_over(session: Session, name: str, who: str, now: datetime) -> bool:
 
 
 def hand_back(session: Session, name: str) -> bool:
-    """Let Everstep operate a job again. Return whether a user had taken it over."""
+    """End a user's control of a job. Return whether a user had taken the job over."""
     query = update(Job).where(Job.name == name, Job.taken_over_at.is_not(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 

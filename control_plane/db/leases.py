@@ -38,7 +38,7 @@ class Lease:
     owner: str
     counter: int
     taken_at: float = field(default=float("-inf"), compare=False)
-    """When the owner claimed or renewed it, on the owner's monotonic clock. Meaningless to other processes."""
+    """Time of the owner's claim or last renewal, on the owner's monotonic clock. Other processes cannot compare it."""
 
 
 class Leaser:

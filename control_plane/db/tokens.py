@@ -75,7 +75,7 @@ class NewToken:
     kind: TokenKind
     role: Role
     project: str = ""
-    """Empty: all projects."""
+    """Project that the token may access. Empty: all projects."""
     fleet_name: str | None = None
     node_id: str | None = None
     description: str = ""

@@ -70,7 +70,7 @@ class Interest:
     ends_at: datetime | None
     """End of the browser's session. None for other clients."""
     project: str | None
-    """None: all projects."""
+    """Project whose events the reader receives. None: all projects."""
     job_name: str | None
     fleet_name: str | None
 

@@ -245,8 +245,7 @@ class Runner:
         Args:
             run: run id of the job.
             around: rows that passes over other jobs of this sweep have read. This pass adds its own, and empties the
-                mapping
-                when it changes such rows. None: no shared rows.
+                mapping when it changes such rows. None: no shared rows.
 
         Returns:
             The last decision, or None while another replica holds the job's lease.

@@ -46,7 +46,7 @@ The agent must present the node's session token.
 """
 SEND_LINES_SECONDS = 10.0
 MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
-"""Bytes that `CommandEnded` carries of stdout, and of stderr, at most."""
+"""Maximum bytes of stdout, and of stderr, that `CommandEnded` carries."""
 
 
 class MemberPhase(StrEnum):
@@ -550,7 +550,7 @@ class Load(Message, frozen=True):
 
 
 class Start(Message, frozen=True):
-    """Let the ranks train. Sent when every member has verified its shards."""
+    """Command to start training, sent once every member has verified its shards."""
 
     job: JobName
     run: RunId

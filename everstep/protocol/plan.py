@@ -85,7 +85,7 @@ class RankPlan(Message, frozen=True):
     holders: tuple[NodeId, ...]
     """The owner's node first, then the peers. One entry per copy."""
     sources: tuple[ShardSource, ...] = ()
-    """Empty if and only if the base step is 0."""
+    """Sources of the base for this shard, best first. Empty if and only if the base step is 0."""
 
 
 class SourceArchive(Message, frozen=True):

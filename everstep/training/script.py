@@ -26,7 +26,7 @@ UNCROWDED_CORES = 4
 The rank, its copier, and the agent's digests and transfers each need a core.
 """
 WELCOME_SECONDS = 30.0
-"""Default limit of the time in which `init` tries to reach its agent."""
+"""Default time limit within which `init` must reach its agent."""
 
 
 @dataclass(frozen=True, slots=True)

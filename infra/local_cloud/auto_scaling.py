@@ -230,7 +230,7 @@ class AutoScaling:
             hook: name of the hook that holds the member.
             instance_id: the held member's id; None if `token` is set.
             token: the lifecycle action's token; None if `instance_id` is set.
-            result: CONTINUE puts the member into service; ABANDON terminates it.
+            result: CONTINUE or ABANDON, as in the request.
 
         Raises:
             ValidationError: the result is invalid, or this hook holds no such member.

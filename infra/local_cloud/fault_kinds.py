@@ -91,7 +91,7 @@ class Crash(_OnInstance, frozen=True):
 
 
 class FailStatus(_OnInstance, frozen=True):
-    """Let a status check of a healthy instance fail."""
+    """Fault that makes a status check of a healthy instance fail."""
 
     check: Annotated[StatusCheck, msgspec.Meta(description="status check that fails")] = "instance"
 

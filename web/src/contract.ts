@@ -23,7 +23,7 @@ export interface AcknowledgeIncidentRequest {
 
 /** One named input of a job. */
 export interface Channel {
-  /** Ranks find the channel's directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`. */
+  /** Name of the channel. Ranks find its directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`. */
   ChannelName: string
   DataSource: DataSource
 }
@@ -117,9 +117,9 @@ export interface CreateFleetRequest {
   MaxReplacementsPerHour?: number
   /** Name of the IAM role of the group's instances. Their agents authenticate with this role through STS. Without a role name, agents need a join token. */
   NodeRoleName?: string
-  /** Let administrators inject faults into this fleet's nodes with StartDrill. false unless given. */
+  /** Whether administrators may inject faults into this fleet's nodes with StartDrill. false unless given. */
   AllowDrills?: boolean
-  /** Let submitters run programs beside their own ranks on this fleet's nodes, with ExecuteCommand. false unless given. */
+  /** Whether submitters may run programs beside their own ranks on this fleet's nodes, with ExecuteCommand. false unless given. */
   AllowCommands?: boolean
   Project?: string
   Tags?: Record<string, string>
@@ -613,7 +613,7 @@ export interface HealthResponse {
   Conditions: ServiceCondition[]
 }
 
-/** Keeps an idle node out of use. */
+/** Request to keep an idle node out of use. */
 export interface HoldNodeRequest {
   NodeId: string
   /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
@@ -1349,7 +1349,7 @@ export interface TrainingJob {
   QueuedBehind: string[]
   Tags: Record<string, string>
   CreationTime: Timestamp
-  /** When the job last changed its state, or a user last changed the job. */
+  /** Time when the job last changed its state, or when a user last changed the job. */
   LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
@@ -1535,7 +1535,7 @@ export interface UpdateTrainingJobResponse {
   TrainingJobName: string
   RunId: string
   Revision: number
-  /** Empty if all fields already had these values. Then there is no new revision. */
+  /** Changed fields. Empty if all fields already had these values. Then there is no new revision. */
   Changes: FieldChange[]
 }
 

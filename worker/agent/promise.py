@@ -56,8 +56,7 @@ class PromiseFile:
 
         Raises:
             msgspec.DecodeError: the file is damaged or of another version. An operator must check the node before it
-                joins a
-                generation.
+                joins a generation.
         """
         try:
             promise = _decoder.decode(self._path.read_bytes())

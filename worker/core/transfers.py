@@ -1,4 +1,4 @@
-"""Decides which chunks of a shard are transferred, and over how many streams.
+"""Selection of the chunks of a shard to transfer, and of the number of streams.
 
 Invariant: a receiver never requests a chunk that another slot of the same shard already contains.
 """

@@ -49,7 +49,7 @@ JOURNAL_BYTES: Final = 64 * 1024 * 1024
 WHOLE_BYTES: Final = 32 * 1024 * 1024
 """Length up to which a stream stays whole on disk. Of a longer stream, disk space of the read part is freed."""
 BEHIND_BYTES: Final = 256 * 1024 * 1024
-"""Unread bytes that a stream may have. Beyond it the oldest are skipped, and the log says so."""
+"""Limit for the unread bytes of a stream. Beyond it, the oldest bytes are skipped, and the log reports the gap."""
 TAIL_BYTES: Final = 64 * 1024
 """The end of a stream that always stays on disk, to be shown if the rank fails."""
 _PUNCH_HOLE: Final = 0x02 | 0x01

@@ -42,8 +42,7 @@ def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
 
     Args:
         environment: the agent's environment. `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `AWS_EC2_METADATA_DISABLED` have
-            the
-            same meaning as in the AWS SDKs.
+            the same meaning as in the AWS SDKs.
         dmi: folder with the firmware's identification of the machine.
 
     Returns:

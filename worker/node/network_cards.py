@@ -57,8 +57,7 @@ def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCar
 
     Returns:
         The agent's own card first, the others by name. With a single card, on loopback, or if the kernel lists no
-            cards:
-        the agent's address alone, without a name.
+            cards: the agent's address alone, without a name.
     """
     alone = (NetworkCard(address),)
     if ipaddress.ip_address(address).is_loopback or not class_net.is_dir():

@@ -115,13 +115,13 @@ class RoundMember:
     async def run(
         self, dial: Callable[[NodeId], Awaitable[Session]], *, patience_seconds: float, is_restarted: bool
     ) -> None:
-        """Take part until cancelled. A broken connection is dialled again.
+        """Take part in the rounds until cancelled. After a broken connection, open a new one.
 
         Args:
             dial: opens a round session to a node.
             patience_seconds: time for which only the parent is dialled; after that, the nodes above it are tried, too.
-            is_restarted: this agent took part before and does not know which announcements it received. Another node
-                may be behind, and could lead it back to a step that it has voted on. So the first announcement must
+            is_restarted: True if an earlier agent process took part, because this process does not know which
+                announcements the earlier one received. A parent may have older announcements, so the first one must
                 come from the coordinator itself.
         """
         await first_of(self._take_part(dial, patience_seconds, is_restarted=is_restarted), self._watch())

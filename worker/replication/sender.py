@@ -301,7 +301,7 @@ class ReplicaSender:
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
-        """Digest the own slot again after its copy arrived damaged. If the slot itself is damaged, it is emptied."""
+        """Digest this node's own slot again after its copy arrived damaged. If the slot itself is damaged, empty it."""
         self._is_verifying = True
         try:
             return await self._store.verify(slot) is False

@@ -96,7 +96,7 @@ def near(node: int | None, policy: Policy = set_policy) -> Iterator[None]:
 
     Args:
         node: number of the NUMA node; None: change nothing.
-        policy: sets the NUMA policy of the calling thread; None as its argument restores the default.
+        policy: sets the calling thread's NUMA policy and returns the earlier one; see `Policy`.
 
     Yields:
         Nothing.

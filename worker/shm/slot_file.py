@@ -22,7 +22,7 @@ from worker.core.slots import Content
 
 
 class SlotFile:
-    """A mapped slot. One owner: the node's `SlotStore`, which closes it."""
+    """A mapped slot, owned by the node's `SlotStore`, which closes it."""
 
     def __init__(self, path: Path, mapping: mmap.mmap, header: SlotHeader) -> None:
         self.path = path

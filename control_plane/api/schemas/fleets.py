@@ -78,9 +78,9 @@ class CreateFleetRequest(Request):
     Without a role name, agents need a join token.
     """
     allow_drills: bool = False
-    """Let administrators inject faults into this fleet's nodes with StartDrill."""
+    """Whether administrators may inject faults into this fleet's nodes with StartDrill."""
     allow_commands: bool = False
-    """Let submitters run programs beside their own ranks on this fleet's nodes, with ExecuteCommand."""
+    """Whether submitters may run programs beside their own ranks on this fleet's nodes, with ExecuteCommand."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
     dry_run: bool = False

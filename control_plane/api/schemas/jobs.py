@@ -109,7 +109,10 @@ class Channel(Request):
     """One named input of a job."""
 
     channel_name: ChannelName
-    """Ranks find the channel's directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`."""
+    """Name of the channel.
+
+    Ranks find its directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`.
+    """
     data_source: DataSource
 
 
@@ -415,7 +418,7 @@ class TrainingJob(Shape):
     tags: dict[str, str]
     creation_time: datetime
     last_modified_time: datetime
-    """When the job last changed its state, or a user last changed the job."""
+    """Time when the job last changed its state, or when a user last changed the job."""
     training_start_time: datetime | None
     training_end_time: datetime | None
     stop_requested_time: datetime | None

@@ -51,7 +51,7 @@ class RebootNodeRequest(NodeOperation):
 
 
 class HoldNodeRequest(NodeOperation):
-    """Keeps an idle node out of use."""
+    """Request to keep an idle node out of use."""
 
 
 class ResetNodeSessionRequest(NodeOperation):

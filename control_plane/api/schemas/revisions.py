@@ -64,7 +64,7 @@ class UpdateTrainingJobResponse(Shape):
     run_id: str
     revision: int
     changes: list[FieldChange]
-    """Empty if all fields already had these values. Then there is no new revision."""
+    """Changed fields. Empty if all fields already had these values. Then there is no new revision."""
 
 
 class TrainingJobRevision(Shape):

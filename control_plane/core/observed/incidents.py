@@ -17,7 +17,7 @@ class FailureRecord:
     generation: Generation
     step: Step
     exit_class: ExitClass | None
-    """None if no rank exited: a load failed, or the ranks hung."""
+    """Kind of the exit of the rank. None if no rank exited: a load failed, or the ranks hung."""
     code: int
     at: float
     max_boundary: Step

@@ -87,7 +87,7 @@ class Exclusion:
     A node that is only unreachable is held and never terminated.
     """
     remedy: Remedy | None = None
-    """None means REPLACE if the node may be terminated, else HOLD."""
+    """Action of the fleet for the node. None means REPLACE if the node may be terminated, else HOLD."""
 
     @property
     def is_to(self) -> Remedy:

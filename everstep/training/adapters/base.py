@@ -472,7 +472,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
     """Reject an optimizer that may keep state outside its `state` and `param_groups`.
 
     Args:
-        name: name under which it was registered.
+        name: name under which the script registered the optimizer.
         optimizer: checked by its class and its options.
         trusted: classes that the script declared as safe.
 

@@ -67,7 +67,7 @@ class StopRanks(Message, frozen=True):
     """
 
     run: RunId | None
-    """None: the ranks of every run."""
+    """Run whose ranks are killed. None: the ranks of every run."""
     generation: Generation
 
 
