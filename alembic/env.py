@@ -1,6 +1,6 @@
 """Alembic's entry point.
 
-It migrates the connection that `control_plane.db.schema` passes, or for developers the URL in alembic.ini.
+Migrations run on the connection that `control_plane.db.schema` passes, or for developers on the URL in alembic.ini.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Installs the service's model, so that plain boto3 and the AWS CLI can call an Everstep service.
 
 botocore itself sends bearer tokens over https only. It reads them from the environment or from a login of IAM Identity
-Center, and a local cluster has neither. But botocore's endpoint rules may add headers. So the installed rules contain
-the configured endpoints, and an Authorization header for each:
+Center, and a local cluster has neither. However, botocore's endpoint rules may add headers. The installed rules
+therefore contain the configured endpoints, each with an Authorization header:
 
     no endpoint given                      the default profile's endpoint and token
     the endpoint of a profile given        that profile's token

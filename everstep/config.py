@@ -157,7 +157,7 @@ def write(
 
 
 def profiles(environment: Mapping[str, str] = os.environ) -> dict[str, ClientConfig]:
-    """Return the complete profiles of the user's file, by name: those with an endpoint and a token."""
+    """Return the profiles in the user's file that have an endpoint and a token, by name."""
     found = _read_file(_path(environment))
     return {
         name: ClientConfig(values["endpoint_url"].rstrip("/"), values["token"], values.get("ca_bundle"))

@@ -81,8 +81,8 @@ class Level(StrEnum):
     """The severity of a finding.
 
     - OK: the checked thing works.
-    - WARNING: it works, but needs attention.
-    - WRONG: it does not work.
+    - WARNING: the checked thing works, but needs attention.
+    - WRONG: the checked thing does not work.
     """
 
     OK = "ok"

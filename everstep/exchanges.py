@@ -1,6 +1,6 @@
 """Debug log of the HTTP exchanges with the service, on the logger `everstep.http`.
 
-`everstep … --debug` shows the log, and so does a program that sets the logger to DEBUG.
+`everstep … --debug` shows the log. A program shows it by setting the logger to DEBUG.
 
     endpoint http://127.0.0.1:8443, everstep 0.1.0, botocore 1.42.0
     DescribeTrainingJob {"TrainingJobName": "gpt"}
@@ -30,7 +30,7 @@ log = logging.getLogger("everstep.http")
 
 MASK: Final = "*****"
 TOLD_LENGTH: Final = 4_000
-"""Characters of a request or response body that are logged."""
+"""Number of characters of a request or response body that are logged."""
 _HIDDEN_HEADERS: Final = ("authorization", "proxy-authorization", "cookie", "set-cookie")
 
 

@@ -1,6 +1,6 @@
 """Translation of botocore's errors into `everstep.errors`, for programs that show errors to people.
 
-The command line uses it. Users of the SDK need not.
+The command line uses this module. Programs that use the SDK can handle botocore's errors directly.
 
 Invariant: every error that a client call raises deliberately becomes an `everstep.errors.EverstepError`.
 """

@@ -45,7 +45,10 @@ REGION: Final = "us-east-1"
 """botocore requires a region. The service has none."""
 CHUNK_BYTES: Final = 1024 * 1024
 SIGNED_ADDRESSES: Final = 2
-"""Signed upload URLs that the client requests at most, because a URL may expire during a slow upload."""
+"""Upper limit of signed URLs that the client requests for one upload.
+
+A URL may expire during a slow upload.
+"""
 _DEFAULTS: Final = Config(
     connect_timeout=5,
     read_timeout=60,
@@ -75,7 +78,8 @@ def client(
     """Return a boto3 client of the service.
 
     Args:
-        endpoint_url: of the service. Default: from the environment or the user's configuration, see `everstep.config`.
+        endpoint_url: URL of the service. Default: from the environment or the user's configuration, see
+            `everstep.config`.
         token: bearer token. Default: from the same sources.
         profile_name: profile written by `everstep configure --profile`. It overrides the environment.
         region_name: region that the client reports, as boto3's clients do. The service has no regions.

@@ -1,1 +1,1 @@
-"""The infrastructure that Everstep runs on: for now, the local cloud, which emulates AWS on one machine."""
+"""The infrastructure that Everstep runs on: the local cloud, which emulates AWS on one machine."""

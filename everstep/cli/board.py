@@ -2,7 +2,7 @@
 
 Pure: `everstep.cli.top` polls the service, updates the board and draws it.
 
-Invariant: each figure is the service's latest answer, and the heading shows the age of that answer.
+Invariant: each value is from the service's latest answer, and the heading shows the age of that answer.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
         answer = pages.of(service, "list_project_quotas")
         return Shown(answer, Rows(answer["Quotas"], {"PROJECT": "Project"}, empty="No project has a quota."))
 
-A command returns the service's answer and the part of it that a person sees. The decorator adds options to the command:
+A command returns the service's answer and the part of the answer that a person sees. The decorator adds options to the
+command:
 
 - Every command has `--output` and `--query`.
 - A command with a parameter `service` has the options that select the service.

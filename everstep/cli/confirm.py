@@ -1,7 +1,7 @@
 """Confirmation of commands that cannot be undone.
 
-Invariant: the command runs only after a person at a terminal agreed or with `--yes`. Without a terminal and without
-`--yes`, the command is refused.
+Invariant: the command runs only with `--yes`, or after a person at a terminal has agreed. Without a terminal and
+without `--yes`, the command is refused.
 """
 
 from __future__ import annotations

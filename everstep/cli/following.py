@@ -79,8 +79,8 @@ def kept_up(
     """Yield the items of successive connections.
 
     Args:
-        connect: opens a connection. Called again after a connection ends or breaks, so it has to resume at the right
-            place.
+        connect: opens a connection. Called again after a connection ends or breaks, so it has to resume after the last
+            received item.
         is_over: returns True if the stream is complete after a connection that ended without an error. A server that
             shuts down ends a connection without an error, too.
         has_spoken: returns True if the newest connection received data that is not an item, such as a heartbeat. An

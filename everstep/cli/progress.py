@@ -22,7 +22,10 @@ from everstep.cli.output import Json, cell, counted, seconds, stderr, step
 QUIET_SECONDS: Final = 10.0
 """Minimum seconds between printed lines if only the step or an age has changed. The live display has no such limit."""
 _AGES: Final = re.compile(r"\b\d+(\.\d+)? s\b")
-"""A number of seconds in a reason. The age of a suspected hang grows with every poll, which is no news."""
+"""A number of seconds in a reason.
+
+The age of a suspected hang grows with every poll, so a change of the age alone prints no line.
+"""
 _TRAINS: Final = "trains from step "
 """Beginning of the reason of a job that trains without problems. Such a reason is not printed."""
 
@@ -66,7 +69,7 @@ class Progress:
             self._live.stop()
 
     def show(self, job: Json) -> None:
-        """Print the job's present state if it is news. Called after every poll."""
+        """Print the job's present state if it has changed. Called after every poll."""
         self._show_incidents(job)
         line = line_of(job)
         if self._live is not None:

@@ -95,7 +95,7 @@ def changed(request: Request, changes: Sequence[str]) -> Request:
 
 
 def texts_of(job: Mapping[str, Any], changes: Sequence[str]) -> Request:
-    """Return those text fields of a job of which `--set` changes single entries.
+    """Return the text fields of a job in which `--set` changes single entries.
 
     The service replaces such a field as a whole, so an update has to contain the other entries, too.
 

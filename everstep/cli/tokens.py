@@ -73,6 +73,6 @@ def list_tokens(
 def revoke(
     service: Service, token_id: Annotated[str, typer.Argument(help="Id of the token, as tokens list shows it.")]
 ) -> Shown:
-    """Revoke a token at once. Browser sessions and open streams that use the token end, too."""
+    """Revoke a token immediately. Browser sessions and open streams that use the token end, too."""
     token = service.revoke_token(TokenId=token_id)
     return Shown(token, f"{token_id} is revoked since {moment(token.get('RevocationTime'))}")

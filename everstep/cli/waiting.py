@@ -29,7 +29,7 @@ def ended(
     pause: Callable[[float], object] = threading.Event().wait,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Json:
-    """Wait until a job has ended, in whichever status.
+    """Wait until a job has ended, in any final status.
 
     Args:
         service: botocore client of this service.

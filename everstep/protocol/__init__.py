@@ -1,5 +1,5 @@
 """The wire format: messages between Everstep processes, and the layouts of shared memory and stored objects.
 
-Invariant: a value that this package decodes is well formed, so its users check no types again. The package defines
-messages and layouts only. It does not use sockets, clocks or torch.
+Invariant: every value that this package decodes has checked types, so callers need no further type checks. The package
+defines messages and layouts only. It uses neither sockets nor clocks nor torch.
 """

@@ -1,8 +1,11 @@
 """Messages between an agent and the control plane, over one websocket that the agent opens.
 
-The exchange is level-triggered in both directions. The agent sends `AgentReport`, its whole state, on every change and
-at least every `lease_seconds / 3`. Each report replaces all earlier reports. The control plane's commands are
-idempotent, and it repeats a command until a report shows the effect. Neither side acknowledges other messages.
+The exchange is level-triggered in both directions: messages describe states, and a later message replaces a lost one.
+The agent sends `AgentReport`, its whole state, on every change and at least every `lease_seconds / 3`. Each report
+replaces all earlier reports. The control plane's commands are idempotent, and it repeats a command until a report shows
+the effect. All other messages are sent without an acknowledgement.
+
+In the diagram, g is a generation, k a step and n a number.
 
     agent                                     control plane
     Hello (join token or session token in the HTTP request's Authorization)
@@ -12,17 +15,19 @@ idempotent, and it repeats a command until a report shows the effect. Neither si
                                   ◀─────      Load(plan, key)         until phase is loading or later
                                   ◀─────      Start(g)                when every member reports loaded
                                   ◀─────      StopTraining(g)         to the coordinator's agent
-                                  ◀─────      HaltRanks(g)            a rank of the job died: kill this node's ranks
+                                  ◀─────      HaltRanks(g)            when a rank of the job has died
                                   ◀─────      TakeCheckpoint(g, k)    to the coordinator, until a step ≥ k is stored
                                   ◀─────      TakeStacks(g, n)        until the report contains stacks with number n
-                                  ◀─────      Release(run)            the job ended or left this node: delete its state
+                                  ◀─────      Release(run)            when the job has ended or released this node
                                   ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
                                   ◀─────      SendLines(run)          every few seconds while a client follows the logs
-    LogLines …                    ─────▶      as the ranks print; lost lines are in the object store
+    LogLines …                    ─────▶      as the ranks print. Lost lines are in the object store
                                   ◀─────      RunCommand(id, argv)    once: run a user's command beside a rank
     CommandEnded(id)              ─────▶      once, and again when a RunCommand repeats the id
 
-Invariant: an agent obeys no command of a generation below the newest one that it promised.
+Promising a generation means that the agent ends all older ranks and records the number on disk.
+
+Invariant: an agent ignores commands of generations below the newest promised generation.
 """
 
 from __future__ import annotations
@@ -52,9 +57,10 @@ MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
 class MemberPhase(StrEnum):
     """The phases of a node in one generation of a job.
 
-    PROMISED: The promise is on disk, the old ranks have ended, and the inventory is frozen. Load ends this phase.
+    PROMISED: The promise is on disk, the old ranks have ended, and the list of sealed slots is frozen. `Load` ends
+        this phase.
     LOADING: The agent unpacks the source, starts the ranks, and fetches and verifies their shards.
-    LOADED: Every shard is verified. Start ends this phase.
+    LOADED: Every shard is verified. `Start` ends this phase.
     LOAD_FAILED: A source failed verification.
     RUNNING: The ranks may train. The phase ends when all ranks have exited.
     EXITED: No rank is alive. The agent has uploaded outputs and logs as far as it could.
@@ -145,7 +151,7 @@ class RankExit(Message, frozen=True):
 
 
 class RankStatus(Message, frozen=True):
-    """The progress of one rank, and its exit if it has ended."""
+    """The progress of one rank, and its exit if the rank has ended."""
 
     rank: Rank
     boundary: Step
@@ -161,7 +167,7 @@ class RankStatus(Message, frozen=True):
     limit_seconds: float = 0.0
     """The phase's time limit that the script declared, in seconds. 0: the script declared none."""
     passed_at_seconds: float = 0.0
-    """Unix time at which the rank passed its boundary, by the rank's own stamp. 0: not recorded."""
+    """Unix time at which the rank passed its boundary, as recorded by the rank. 0: not recorded."""
     first_passed_at_seconds: float = 0.0
     """Unix time at which the rank finished its first step after the base step.
 
@@ -181,7 +187,7 @@ class RankStacks(Message, frozen=True):
     Empty if the agent could not read the stacks.
     """
     same_seconds: float
-    """Seconds for which the agent has read these same stacks. 0 at the first reading."""
+    """Seconds for which all readings returned these same stacks. 0 at the first reading."""
     cpu_seconds: float
     """CPU time that the rank and its child processes used during `same_seconds`."""
     is_stopped: bool = False
@@ -195,7 +201,8 @@ class RankStacks(Message, frozen=True):
 class ShardProtection(Message, frozen=True):
     """The holders of one rank's shard and their state, as the owner's agent sees them.
 
-    A holder is in view while it responds to the owner. Votes wait for holders in view and for returning holders.
+    The *view* is the set of holders that respond to the owner. Votes wait for the holders in view and for holders that
+    are returning to the view.
     """
 
     rank: Rank
@@ -204,14 +211,14 @@ class ShardProtection(Message, frozen=True):
     committed: Step
     payload_bytes: int
     reason: str = ""
-    """Why the shard is not fully protected. Empty if every holder keeps up.
+    """Why the shard is not fully protected. Empty if every holder has the shard of recent steps.
 
-    Reasons are a holder that is out of view, slow or hard to reach, and a refused snapshot.
+    Possible reasons: a holder is out of view, slow or hard to reach, or a holder or agent refused a snapshot.
     """
     verified: tuple[tuple[Step, float], ...] = ()
-    """For each holder, in the order of `holders`: its newest verified step, and since when.
+    """Newest verified step of each holder and the time of its verification, in the order of `holders`.
 
-    The step is -1 if the owner has seen no verified step there. The time is Unix time in seconds.
+    The step is -1 if the owner has seen no verified step of the holder. The time is Unix time in seconds.
     """
 
 
@@ -242,7 +249,7 @@ class UploadedShard(Message, frozen=True):
     payload_digest: bytes
     layout_hash: bytes
     upload_seconds: float = 0.0
-    """Duration of the upload. The control plane expects about the same of the next upload."""
+    """Duration of the upload in seconds. The control plane expects about the same duration for the next upload."""
 
 
 class MetricPoint(Message, frozen=True):
@@ -261,7 +268,7 @@ class MetricPoint(Message, frozen=True):
 class MetricBatch(Message, frozen=True):
     """Metric values of one run that the control plane has not yet confirmed as stored.
 
-    An agent numbers all values that its ranks log, from 0. Lost values have numbers too.
+    An agent numbers all values that its ranks log, from 0. Lost values also consume numbers.
     """
 
     run: RunId
@@ -324,7 +331,7 @@ class NodeFault(Message, frozen=True):
     code: str
     """A `FaultCode`, or a code that only one module reports.
 
-    Examples of the latter: `protection_does_not_fit`, `source_refused`, `cannot_resume`, `upload_failed`,
+    Examples of codes of one module: `protection_does_not_fit`, `source_refused`, `cannot_resume`, `upload_failed`,
     `archive_unavailable`, `input_unavailable`, `secret_unavailable`, `requirements_failed`, `agent_error`.
     """
     message: str
@@ -347,7 +354,8 @@ class NoticeKind(StrEnum):
     - REBALANCE: the instance has a raised risk of interruption.
     - MAINTENANCE: AWS has scheduled a reboot, a retirement or a stop.
     - CAPACITY_BLOCK_END: the instance's capacity reservation ends.
-    - TERMINATING: the Auto Scaling group terminates the instance. A lifecycle hook delays this until it is completed.
+    - TERMINATING: the Auto Scaling group terminates the instance. A lifecycle hook delays the termination until the
+      hook is completed.
     """
 
     SPOT_INTERRUPTION = "spot_interruption"
@@ -368,7 +376,10 @@ class NodeNotice(Message, frozen=True):
 
 
 class EndedRanks(Message, frozen=True):
-    """Facts for the dashboard about ranks that the agent ended before it promised a new generation."""
+    """The last state of the ranks that the agent ended before it promised a new generation.
+
+    The agent reads it from the ranks' shared pages.
+    """
 
     generation: Generation
     """The generation of the ended ranks."""
@@ -379,8 +390,9 @@ class EndedRanks(Message, frozen=True):
 class PageCommit(Message, frozen=True):
     """The newest committed step (C) on a node's rank pages of one generation.
 
-    An agent writes C to the pages before it acts on C, and the pages survive the agent. The control plane counts a
-    commit only if it is on the path of the newest started generation, because abandoned branches have commits too.
+    An agent writes C to the pages before it acts on C, and the pages outlive the agent process. The control plane
+    counts a commit only if its step is on the path of the newest started generation. Branches that were abandoned by a
+    restore from an older step have commits too.
     """
 
     generation: Generation
@@ -400,7 +412,7 @@ class MemberReport(Message, frozen=True):
     ended: EndedRanks | None = None
     """The run's last ranks on this node. Sent only while PROMISED.
 
-    None: no rank of the run has been on this node.
+    None: no rank of the run has run on this node.
     """
     commits: tuple[PageCommit, ...] = ()
     """One entry per generation that has a commit on this node's pages, oldest first.
@@ -419,18 +431,18 @@ class MemberReport(Message, frozen=True):
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
     longest: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-    """Longest time in seconds for which any rank made no progress in this generation, by phase."""
+    """Longest time without progress of any rank in this generation, in seconds, by phase."""
     stacks: tuple[RankStacks, ...] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     """The source that delivered each rank's shard, in rank order. Set once LOADED.
 
-    The source is a later one of the plan if an earlier one failed verification.
+    It is a later source of the plan if an earlier source failed verification.
     """
     target: Step = Step(0)
     """Total steps of the training, as declared by the script. 0: not declared."""
     measured: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-    """The newest measurements on this node, by metric name: means over some seconds.
+    """The newest measurements on this node, by metric name. Each is a mean over some seconds.
 
     Empty until the first iteration has ended.
     """
@@ -480,7 +492,7 @@ class AgentReport(Message, frozen=True):
     faults: tuple[NodeFault, ...] = ()
     """Current faults of the node itself, with or without a job. A fault that ends is removed."""
     notices: tuple[NodeNotice, ...] = ()
-    """Events that the instance's metadata announces at present."""
+    """Events that the instance's metadata currently announces."""
     evidence_key: str = ""
     """Key prefix in the object store that holds this node's logs.
 
@@ -499,9 +511,9 @@ class AgentReport(Message, frozen=True):
     sources: tuple[str, ...] = ()
     """SHA-256 of each source archive that is verified on this node or failed verification."""
     memory: NodeMemory | None = None
-    """Memory figures for display. The control plane decides nothing by them.
+    """Memory values for display only. None: not measured yet.
 
-    A new figure alone triggers no report. None: not measured yet.
+    A change of these values alone triggers no report.
     """
 
 
@@ -510,7 +522,7 @@ class Hello(Message, frozen=True):
 
     node_id: NodeId
     agent_id: str
-    """Random and new at every start of the agent. Distinguishes a restart from a reconnect."""
+    """Random id that is new at every start of the agent. Distinguishes a restart from a reconnect."""
     address: str
     peer_port: int
     memory_bytes: int
@@ -529,7 +541,7 @@ class AgentWelcome(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Promise this generation: end the ranks, close streams of lower generations, list the slots.
+    """Command to promise this generation: end the ranks, close streams of older ones, list the slots.
 
     The control plane repeats the command until the report shows the generation.
     """
@@ -542,7 +554,10 @@ class Prepare(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """Fetch and verify the shards that the plan assigns to this node. Valid only for the promised generation."""
+    """Command to fetch and verify the shards that the plan assigns to this node.
+
+    Valid only for the promised generation.
+    """
 
     plan: GenerationPlan
     key: bytes
@@ -558,7 +573,7 @@ class Start(Message, frozen=True):
 
 
 class StopTraining(Message, frozen=True):
-    """Stop training at a step that all ranks agree on. Sent to the coordinator's agent only."""
+    """Command to stop training at a step that all ranks agree on. Sent to the coordinator's agent only."""
 
     job: JobName
     run: RunId
@@ -566,7 +581,7 @@ class StopTraining(Message, frozen=True):
 
 
 class HaltRanks(Message, frozen=True):
-    """Kill this node's ranks now, because the generation is over."""
+    """Command to kill this node's ranks now, because the generation is over."""
 
     job: JobName
     run: RunId
@@ -575,7 +590,7 @@ class HaltRanks(Message, frozen=True):
 
 
 class TakeCheckpoint(Message, frozen=True):
-    """Upload the next commit of `step` or of a later step.
+    """Command to upload the next committed step that is at least `step`.
 
     Sent to the coordinator's agent only, and repeated until such a checkpoint is complete.
     """
@@ -587,9 +602,9 @@ class TakeCheckpoint(Message, frozen=True):
 
 
 class TakeStacks(Message, frozen=True):
-    """Read the stacks of every rank without disturbing it.
+    """Command to read the stacks of every rank without disturbing the rank.
 
-    For a repeated number the agent reports the stacks that it read before. A higher number makes it read new stacks.
+    If the number is repeated, the agent reports the earlier stacks again. If the number is higher, it reads new stacks.
     """
 
     job: JobName
@@ -599,7 +614,7 @@ class TakeStacks(Message, frozen=True):
 
 
 class KillForDrill(Message, frozen=True):
-    """Kill a rank of this generation, or the agent itself, for a drill that a user requested.
+    """Command to kill a rank of this generation, or the agent itself, for a user's drill.
 
     Sent once. The agent ignores the command if it runs another generation.
     """
@@ -612,13 +627,13 @@ class KillForDrill(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Delete all state of this run: slots, pages, files and the promise."""
+    """Command to delete all state of this run: slots, pages, files and the promise."""
 
     run: RunId
 
 
 class KeepEvidence(Message, frozen=True):
-    """Upload the logs that only this node has, for a person to inspect.
+    """Command to upload the logs that only this node has, for a person to inspect.
 
     The control plane repeats the command until the report contains the key.
     """
@@ -628,7 +643,7 @@ class KeepEvidence(Message, frozen=True):
 
 
 class KeepSources(Message, frozen=True):
-    """Keep verified copies of exactly these source archives.
+    """Command to keep verified copies of exactly these source archives.
 
     Sent to idle nodes, so that a job starts there without a download. Repeated until the report lists all of them. A
     node that has promised a generation keeps only the archive of its own job.
@@ -638,7 +653,7 @@ class KeepSources(Message, frozen=True):
 
 
 class SendLines(Message, frozen=True):
-    """Send the output of this run's ranks as they print it, for the next `SEND_LINES_SECONDS`.
+    """Command to send the ranks' output as they print it, for the next `SEND_LINES_SECONDS`.
 
     Sent while a client follows the logs. The agent first sends its newest lines.
     """
@@ -660,7 +675,7 @@ class LogLines(Message, frozen=True):
 
 
 class RunCommand(Message, frozen=True):
-    """Run a program beside a rank and report its result.
+    """Command to run a program on the node of a rank and report its result.
 
     Sent once. For an id that the agent has already run, it reports the same result again and runs nothing.
     """
@@ -684,7 +699,7 @@ class CommandEnded(Message, frozen=True):
 
     command_id: str
     exit_code: int | None = None
-    """The exit code as a shell reports it. None: the program did not end by itself.
+    """The exit code in a shell's convention. None: the program did not end by itself.
 
     127: the program does not exist. 128 + n: signal n ended the program.
     """
@@ -692,10 +707,10 @@ class CommandEnded(Message, frozen=True):
     stderr: bytes = b""
     """Both streams are cut after `MAX_COMMAND_OUTPUT_BYTES` each."""
     is_cut: bool = False
-    """Whether a stream was cut."""
+    """Whether stdout or stderr was cut."""
     is_timed_out: bool = False
     refusal: str = ""
-    """Why the agent did not run the program. Empty if it did."""
+    """Why the agent did not run the program. Empty if the agent ran it."""
 
 
 class MetricsStored(Message, frozen=True):

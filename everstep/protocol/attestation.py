@@ -15,7 +15,7 @@ The agent signs the request but does not send it. The control plane builds the s
     Action=GetCallerIdentity&Version=2011-06-15
 
 A stolen signature permits two actions only: to ask STS for the signer's identity, and to present the signature to the
-server that it names. The server accepts it once, within a minute.
+named server. The server accepts it once, within a minute.
 
 Invariant: method, host, path, body and the names of the signed headers are constants of this module. None of them is
 copied from received data.

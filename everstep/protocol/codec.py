@@ -58,9 +58,9 @@ def encode(message: Message) -> bytes:
 def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
     """Return a decoder of a type, and make msgspec read the type's annotations.
 
-    Modules call it at import time for every type that they pass to `msgspec.convert`. msgspec reads a class at its
-    first use and shows the unfinished result to other threads. Two simultaneous first uses crash the process with a
-    fault at address 0 in msgspec's `_core`. `tests/tidy/test_decoders.py` checks that all decoders are created at
+    Modules call it at import time for every type that they pass to `msgspec.convert`. msgspec analyses a class at its
+    first use and exposes the unfinished result to other threads. Two simultaneous first uses crash the process with a
+    segmentation fault in msgspec's `_core`. `tests/tidy/test_decoders.py` checks that all decoders are created at
     import time.
 
     Args:

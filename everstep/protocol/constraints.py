@@ -53,7 +53,7 @@ SAGEMAKER_FIELDS: Final = {
     "TensorBoardOutputConfig": "leave it out",
     "VpcConfig": "networks are a matter of the fleet's launch template",
 }
-"""Fields of SageMaker's CreateTrainingJob that Everstep lacks, with the replacement to suggest."""
+"""Fields of SageMaker's CreateTrainingJob that Everstep lacks, each with a suggested replacement."""
 
 FIXED_FIELDS: Final = frozenset(
     {

@@ -7,8 +7,8 @@
     ├── CorruptSlot         a slot header or index with a wrong digest or invalid bounds
     └── CorruptObject       a checkpoint object with a foreign or inconsistent header
 
-Every error means that a process rejected input. The process counts the error, closes the connection where needed, and
-keeps running.
+Every error means that a process rejected input. The process counts the error, closes the connection if necessary, and
+continues to run.
 """
 
 from __future__ import annotations
@@ -37,5 +37,5 @@ class CorruptSlot(ProtocolError):
 class CorruptObject(ProtocolError):
     """The header of a checkpoint object is invalid.
 
-    It is not Everstep's format, or it contradicts itself or the object's size.
+    The header is not in Everstep's format, or contradicts itself or the object's size.
     """

@@ -1,18 +1,18 @@
 """Stored and transmitted output of ranks: timestamped lines in chunks, one writer per node and generation.
 
     <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.jsonl                a chunk, stored by the node itself
-    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.<holder>.jsonl       a tail, stored by a holder of its shards
+    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.<holder>.jsonl       a tail, stored by another node
 
     {"first":120,"positions":{"0.stdout":9118,…}}             head: number of the first line, bytes before it per stream
     {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   line: Unix ms, rank, stream, text, end offset in stream
     {"t":1763672590001,"r":-1,"s":"end","m":"","b":0}         last line of a node that has uploaded everything
 
-A node numbers its lines of a generation 0, 1, 2 …, across all of its ranks. So one number describes how far a reader
-has read a node's output. The node stores a growing chunk again and again, until the chunk reaches its size or age
-limit. Lines that are already stored never change.
+A node numbers its lines of a generation 0, 1, 2 …, across all of its ranks. One number therefore describes a reader's
+position in a node's output. The node stores a growing chunk repeatedly, until the chunk reaches its size or age limit.
+Lines that are already stored never change.
 
 A tail contains a node's newest lines. Holders store tails whenever a generation ends, because the node may be lost.
-Tails and chunks may overlap. Readers of a lost node take the lines after its last chunk from the tails. Lines between
+Tails and chunks may overlap. For a lost node, readers read the lines after the last chunk from the tails. Lines between
 the last chunk and the first tail are lost.
 
 Invariant: times of one node and generation never decrease, and a line number always means the same line.
@@ -29,12 +29,12 @@ import msgspec
 from everstep.protocol.ids import NodeId, Rank
 
 FLUSH_SECONDS: Final = 1.0
-"""Seconds of rank output that a lost node loses at most, while the object store is reachable.
+"""Upper limit of the rank output lost with a node, in seconds, while the object store is reachable.
 
 The documentation lists it as `log_flush_seconds`.
 """
 LINE_BYTES: Final = 16 * 1024
-"""Length of the longest stored line. Longer lines are stored in pieces."""
+"""Limit of a stored line in bytes. Longer lines are stored in pieces."""
 NO_RANK: Final = Rank(-1)
 SUFFIX: Final = ".jsonl"
 
@@ -44,7 +44,7 @@ class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
 
     first: int
     positions: dict[str, int]
-    """Bytes read of each stream before the first line, by `<rank>.<stream>`."""
+    """Offset of the chunk's first line in each stream, in bytes, by `<rank>.<stream>`."""
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,7 +62,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_piece: bool = msgspec.field(name="p", default=False)
     """Whether the next record continues this line."""
     is_gap: bool = msgspec.field(name="g", default=False)
-    """Whether the record stands for output that the node could not store. The text says how much."""
+    """Whether the record replaces output that the node could not store. The text contains the amount."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -151,7 +151,8 @@ def decode_chunk(data: bytes) -> tuple[ChunkHead | None, list[LogLine], int]:
         data: a stored chunk, or one that a process left incomplete when it died.
 
     Returns:
-        The head (None if it is incomplete), the intact lines, and the number of bytes that both occupy in `data`.
+        The head (None if it is incomplete), the intact lines, and the number of bytes that head and lines occupy in
+            `data`.
     """
     head, good = None, 0
     lines: list[LogLine] = []

@@ -51,7 +51,7 @@ class TextFormatter(logging.Formatter):
     """Formats log lines for people.
 
     It escapes control characters, so that text from a client cannot forge a log line or send commands to a terminal. It
-    indents the lines of a traceback. An unindented line is always the beginning of a record.
+    indents the lines of a traceback. Only the first line of a record is unindented.
     """
 
     def format(self, record: logging.LogRecord) -> str:

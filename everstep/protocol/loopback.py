@@ -1,6 +1,7 @@
 """Checks whether an address belongs to this machine.
 
-Local mode and unencrypted tokens are allowed only on this machine. All components use these checks, so that they agree.
+Local mode and unencrypted tokens are allowed only on this machine. All components use these checks, so that their
+decisions agree.
 
 Invariant: only `localhost` and loopback addresses count as this machine. Other names are not resolved. Unparsable input
 counts as another machine.

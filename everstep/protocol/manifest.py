@@ -7,8 +7,8 @@ Keys, below the job's checkpoint prefix:
     run=<run>/gen=<g>/step=<k>/<upload id>/rank=<r>.safetensors
     run=<run>/gen=<g>/step=<k>/manifest.json
 
-Invariant: an object that no manifest names is garbage. Every object that a manifest names was complete before the
-manifest was written.
+Invariant: an object without a manifest that names it is garbage. Every named object was complete before the manifest
+was written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Population of a mapping's pages before their first use.
+"""Allocation of a mapping's memory pages before their first use.
 
-Without it, the first copy into a page takes about twelve times as long, because the kernel has to allocate the page.
+Without it, the first copy into a page takes about twelve times as long, because the kernel must first allocate the
+page.
 
 Invariant: the pages' content does not change. On a kernel without the requested feature, the first use allocates the
 page.
@@ -14,7 +15,7 @@ import mmap
 PIECE_BYTES = 64 * 1024 * 1024
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
-"""Both constants need Linux 5.14."""
+"""Advice numbers of madvise(2). They need Linux 5.14."""
 
 # A ctypes call releases the GIL. mmap.madvise does not.
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -24,7 +25,8 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def populate(address: int, size: int, *, is_written: bool) -> bool:
     """Allocate the pages of a range now.
 
-    Call it in a thread. It takes about as long as copying the range: 0.1 to 1 s per GiB of unused memory.
+    Call this in a background thread. The call takes about as long as copying the range: 0.1 to 1 s per GiB of unused
+    memory.
 
     Args:
         address: start of the range. Rounded down to a page.

@@ -1,7 +1,7 @@
 """Messages between two agents over TCP: authentication, shard transfer in chunks, and the rounds.
 
-Every connection begins with a mutual challenge and response, keyed with the generation's key. So neither a stranger nor
-a member of another generation can send more than the first message.
+Every connection begins with a mutual challenge and response, keyed with the generation's key. Without this key, a peer
+can send only the first message.
 
     dialler                                   listener
     Open(nonce_a, …)              ─────▶
@@ -13,7 +13,7 @@ a member of another generation can send more than the first message.
     fetch session:   FetchShard ─▶ ; ◀─ a shard | ShardRefused
     a shard:         BeginShard, ShardDigests …, EndShard ─▶ ; ◀─ ShardWanted … ;
                      chunks on the streams ─▶ ; ◀─ ShardSealed | ShardRefused
-                     (ahead of EndShard on a replica session: PrintedLines …)
+                     (before EndShard on a replica session: PrintedLines …)
     round session:   RoundReport ─▶ ; ◀─ Announcement
     stream:          a separate connection that carries only chunks, opened by the dialler of a replica or fetch session
                      and named after that session
@@ -27,8 +27,8 @@ A chunk on a stream (integers big endian):
     12      52    zeros       keep the chunk's alignment the same as in its slot
     64      size  the chunk
 
-Invariant: a holder writes only chunks that it asked for into a slot. It seals a shard only if every chunk matches the
-owner's digest.
+Invariant: a holder writes only requested chunks into a slot. It seals a shard only if every chunk matches the owner's
+digest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.rounds import Announcement, RoundReport
 
 CHUNK_HEADER = struct.Struct(">III52x")
-"""Header of a chunk on a stream, as long as a cache line.
+"""Layout of a chunk's header on a stream. The header has the size of a cache line.
 
 A shorter header would misalign the chunk, and a misaligned copy takes a fifth longer (measured).
 """
@@ -61,15 +61,15 @@ class Open(Message, frozen=True):
     kind: SessionKind
     node_id: NodeId
     owner_rank: Rank
-    """The rank whose shard a replica session transfers. -1 for other sessions."""
+    """The rank whose shard a replica session transfers. -1 for other kinds of sessions."""
     nonce: bytes
     """32 random bytes, which also serve as the session's name."""
     session: bytes = b""
-    """Only for a stream: the nonce of the session that it belongs to."""
+    """For a stream: the nonce of the stream's session. Empty for other connections."""
 
 
 class Challenge(Message, frozen=True):
-    """The listener's proof that it holds the generation's key, and its challenge to the dialler."""
+    """The listener's proof that it holds the generation's key, and the listener's challenge to the dialler."""
 
     node_id: NodeId
     nonce: bytes
@@ -118,7 +118,7 @@ class PreparingShard(Message, frozen=True):
 class ShardReserved(Message, frozen=True):
     """The holder is ready for the first shard.
 
-    Either it allocated its slots, or it will reject a shard that does not fit.
+    The holder has allocated its slots. If it could not, it will reject a shard that does not fit.
     """
 
     capacity_bytes: int
@@ -139,16 +139,16 @@ class BeginShard(Message, frozen=True):
     index_bytes: int
     layout_hash: bytes
     committed: Step
-    """The newest committed step (C) that the sender has heard of.
+    """The newest committed step (C) that the sender has received.
 
-    The holder must not overwrite the slot with this step.
+    The holder must not overwrite its slot with this step.
     """
 
 
 class ShardDigests(Message, frozen=True):
-    """The next chunks of the shard are ready, and these are their digests.
+    """Announces that the next chunks of the shard are ready, with their digests.
 
-    Each message continues after the chunks of the message before it. The answer is `ShardWanted`.
+    Each message continues after the chunks of the previous message. The answer is `ShardWanted`.
     """
 
     transfer: int
@@ -161,9 +161,8 @@ class ShardDigests(Message, frozen=True):
 class PrintedLines(Message, frozen=True):
     """The newest lines that the owner's ranks printed, from number `first` on.
 
-    The holder stores the lines before it acknowledges the shard whose `EndShard` follows them. Each later message of
-    the session continues after the lines of this one. The session's first message may repeat lines that the holder
-    already has.
+    The holder stores the lines before it acknowledges the shard whose `EndShard` follows them. The next message of the
+    session continues after these lines. The session's first message may repeat lines that the holder already has.
     """
 
     first: int
@@ -183,7 +182,7 @@ class EndShard(Message, frozen=True):
 class ShardWanted(Message, frozen=True):
     """The receiver has a slot for the shard and requests the announced chunks that it lacks.
 
-    The receiver repeats the request for chunks that arrive damaged.
+    If a chunk arrives damaged, the receiver requests it again.
     """
 
     transfer: int
@@ -215,7 +214,7 @@ class ShardRefused(Message, frozen=True, omit_defaults=True):
     is_damaged: bool = False
     """Whether chunks still fail verification after every retransmission.
 
-    Then the owner's own copy may be damaged.
+    In this case the owner's copy of the shard may be damaged.
     """
 
 
@@ -231,7 +230,7 @@ class HolderInventory(Message, frozen=True):
 
 
 class FetchShard(Message, frozen=True):
-    """Request one exact shard content from a holder.
+    """Requests one exact shard content from a holder.
 
     The answer is `BeginShard`, or `ShardRefused` if the holder does not have the content.
     """
@@ -263,7 +262,7 @@ def session_mac(
 
     Args:
         key: the generation's key, 32 bytes.
-        role: the side that proves. A listener's proof is no valid proof of a dialler.
+        role: the proving side, so that a listener's proof is not valid as a dialler's proof.
         opened: the dialler's first message, which names the run, generation and owner.
         challenge_nonce: random bytes that the listener created for this session.
         listener: the listening node.

@@ -3,7 +3,7 @@
 The control plane decides a plan once, and the plan is immutable from then on.
 
 Invariant: the control plane stores a plan in the database before it sends the plan to an agent. Any change needs a new
-generation. Agents compare the named contents for equality (origin generation, step, digest) and ignore their lineage.
+generation. Agents compare named slot contents only by origin generation, step and digest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_MAX_SLOWDOWN = 0.01
 
 
 class SlotRecord(Message, frozen=True):
-    """One sealed slot in a node's inventory."""
+    """One sealed slot in a node's inventory, the list of the node's sealed slots."""
 
     owner_rank: Rank
     origin_generation: Generation
@@ -47,7 +47,7 @@ class ObjectReference(Message, frozen=True):
 
 
 class ShardSource(Message, frozen=True):
-    """One place from which the owner's node can restore its rank's shard of the base step.
+    """A source from which the owner's node can load its rank's shard of the base step.
 
     A plan lists the sources of a rank in order of preference.
     """
@@ -181,9 +181,9 @@ class GenerationPlan(Message, frozen=True):
     run: RunId
     generation: Generation
     parent: Generation
-    """The newest earlier generation whose ranks may have run. 0: no such generation.
+    """The newest earlier generation whose ranks may have run. 0: none.
 
-    The base step is on the path of this generation.
+    The base step is on the path of that earlier generation.
     """
     base_step: Step
     nodes: tuple[PlanNode, ...]
@@ -197,7 +197,7 @@ class GenerationPlan(Message, frozen=True):
     checkpoint: CheckpointPlan
     timeouts: Timeouts
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
-    """Limit of the snapshots' cost, as a fraction of the mean iteration time.
+    """Limit of the time that snapshots cost, as a fraction of the mean iteration time.
 
     Above the limit, ranks take snapshots less often.
     """

@@ -1,12 +1,12 @@
 """Messages between a rank and its node's agent on a unix socket, and the layout of the rank's shared page.
 
 The socket carries rare events and messages that need an answer. The page carries the state that both sides read at
-every boundary without a system call. The page is authoritative. `WordChanged` and `Boundary` only ask the receiver to
-read the page, and may be lost.
+every boundary without a system call. The page is authoritative. `WordChanged` and `Boundary` only request that the
+receiver reads the page, and may be lost.
 
 The page has `RANK_WORD_BYTES` bytes on tmpfs, little endian, in two halves with one writer each. The body of a half has
-two alternating positions. For an odd sequence number the body is at the offsets below, and for an even one 512 bytes
-further. A writer fills the other position first and then publishes it by storing the next sequence number.
+two alternating positions. If the sequence number is odd, the body is at the offsets below. If it is even, the body is
+512 bytes further. A writer first fills the unused position and then publishes it by storing the next sequence number.
 
     offset  size  field          written by   meaning
     0       8     sequence       agent        number of writes of this half
@@ -53,7 +53,8 @@ _RANK = struct.Struct("<QqQqQqQQQQ")
 _SEQUENCE = struct.Struct("Q")
 """Layout of a sequence number, in native byte order (little endian on every supported machine).
 
-struct stores a native integer in one operation, but an integer of explicit byte order byte by byte.
+Python's `struct` stores a native integer in one operation. It stores an integer with an explicit byte order byte by
+byte.
 """
 _PLACES_APART = 512
 ORDERED_MACHINES = ("x86_64",)
@@ -64,7 +65,7 @@ and no acquire loads. On other processors (aarch64), a reader could see the sequ
 """
 NONE = -1
 FINISHED = -2
-"""Value of `AgentHalf.proposed` after the final round. The rank then returns from `close()`."""
+"""Value of `AgentHalf.proposed` after the final round, at which the rank returns from `close()`."""
 ECHO_YES = 1
 """Value of `RankHalf.echo`: the rank has not passed the announced stop."""
 ECHO_NO = 2
@@ -75,17 +76,20 @@ LATE_REASON = "late"
 The coordinator then proposes steps further in advance.
 """
 MAX_TARGET = 2**53
-"""Upper limit of a declared number of steps. JSON readers cannot represent larger integers exactly."""
+"""Upper limit of a script's declared number of steps.
+
+Many JSON readers cannot represent larger integers exactly.
+"""
 MAX_LIMIT_SECONDS = 86_400
 """Upper limit of the time that a script may allow for a phase: one day.
 
-A phase that makes no progress for a day is considered hung.
+A rank without progress for a day counts as hung in any phase.
 """
 
 MAX_RANK_MESSAGE_BYTES = 1024 * 1024
-"""Upper limit of one message from a rank. The agent closes a connection that exceeds it."""
+"""Upper limit of one message from a rank, in bytes. The agent closes a connection that exceeds the limit."""
 MAX_LOGGED_BYTES = 2 * 1024 * 1024
-"""Upper limit of the metric values that a rank sends per second, in one or more messages.
+"""Upper limit of the metric values that a rank sends per second, in bytes over all messages.
 
 Further values wait in the rank's ring. When the ring is full, values are dropped.
 """
@@ -152,7 +156,7 @@ class Vote(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentHalf:
-    """The half of the page that the agent writes. Its rank reads it, and so does a restarted agent."""
+    """The half of the page that the agent writes. The rank and a restarted agent read it."""
 
     generation: int
     committed: int = NONE
@@ -182,7 +186,7 @@ class RankHalf:
     limit: int = 0
     """Seconds that the script allows for the phase. 0: not declared."""
     first_passed: int = 0
-    """End of the first step after the base, in µs of the node's monotonic clock. 0: not yet.
+    """End of the first step after the base step, in µs of the node's monotonic clock. 0: not finished yet.
 
     The page outlives the agent, so a restarted agent reports the same time.
     """
@@ -245,7 +249,8 @@ def write_agent_half(page: memoryview, half: AgentHalf) -> None:
 def read_agent_half(page: memoryview) -> AgentHalf | None:
     """Return the agent's half, or None if it cannot be read consistently now.
 
-    The caller should read again later. None means continuous writes, or content with an unsupported layout.
+    None means that writes overlapped every attempt, or that the content has an unsupported layout. The caller should
+    read again later.
     """
     body = _read(page, 0, _AGENT.size)
     if body is None:
@@ -280,7 +285,10 @@ def write_rank_half(page: memoryview, half: RankHalf) -> None:
 
 
 def read_rank_half(page: memoryview) -> RankHalf | None:
-    """Return the rank's half. None: it is written continuously, or the script overwrote it."""
+    """Return the rank's half, or None if it cannot be read consistently.
+
+    Reasons are writes during every attempt, or a script that overwrote the page.
+    """
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None
@@ -314,11 +322,11 @@ class RankHello(Message, frozen=True):
 
 
 class Arriving(Message, frozen=True):
-    """The agent's first answer while the base is still loading. `Welcome` follows.
+    """The agent's first answer while the snapshot of the base step is still loading. `Welcome` follows.
 
-    The base's index is complete. The page's `verified` field says how much of the payload is verified. The rank may
+    The snapshot's index is complete. The page's `verified` field says how much of the payload is verified. The rank may
     copy verified bytes, but must not train before `Welcome`. If the page's `load` differs from this message's `load`,
-    the agent may rewrite the slot. Then all copied bytes are void, and another `Arriving` or a `Welcome` follows.
+    the agent may rewrite the slot. Then all copied bytes are invalid, and another `Arriving` or a `Welcome` follows.
     """
 
     generation: Generation
@@ -358,8 +366,8 @@ class SlotsRequest(Message, frozen=True):
 class SlotsGranted(Message, frozen=True):
     """The current paths of the rank's slots.
 
-    The agent repeats the message when it has recreated a slot's file, before it grants that slot on the page. So a rank
-    that reads a grant must first read all pending messages on the socket.
+    When the agent has recreated a slot's file, it repeats the message before it grants that slot on the page. A rank
+    that reads a grant must therefore first read all pending messages on the socket.
     """
 
     layout_hash: bytes
@@ -368,7 +376,7 @@ class SlotsGranted(Message, frozen=True):
 
 
 class SlotsRefused(Message, frozen=True):
-    """The rank gets no slots and is not protected.
+    """The agent refuses slots, so the rank's state is not protected.
 
     Training continues, and the owner votes ABANDON. Users see the reason.
     """
@@ -425,7 +433,7 @@ class Captured(Message, frozen=True):
 
 
 class Abandoned(Message, frozen=True):
-    """The rank does not capture `step`, or no longer. Its copier has stopped."""
+    """The rank does not capture `step`, or has cancelled its capture. The copier no longer writes."""
 
     generation: Generation
     step: Step
@@ -460,8 +468,8 @@ class IdleSpan(Message, frozen=True, kw_only=False):
 class IdleSpans(Message, frozen=True):
     """The profiler's result: when this rank's training leaves the network idle.
 
-    Only the node's rank with LOCAL_RANK 0 sends it, because collectives synchronize the ranks of a node. A later
-    message replaces an earlier one.
+    Only the rank with LOCAL_RANK 0 sends it, because collectives synchronize the ranks of a node. A later message
+    replaces an earlier message.
     """
 
     generation: Generation

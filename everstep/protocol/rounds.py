@@ -1,11 +1,13 @@
 """Messages of the commit rounds between the agents of one generation (docs/design.md#rounds).
 
 The rounds are level-triggered. Every `NodeReport` is a node's whole state, and every `Announcement` is the
-coordinator's whole state. So the next message repairs a lost, late or duplicated one. Agents reject messages of other
-generations. Agents between a node and the coordinator forward both kinds of messages.
+coordinator's whole state. The next message therefore repairs a lost, late or duplicated message. Agents reject messages
+of other generations. Agents between a node and the coordinator forward both kinds of messages.
 
-Invariant: (term, sequence) of a node's reports grows throughout a generation, even if its agent restarts. So a receiver
-detects an outdated report regardless of its route. A coordinator counts only reports that answer its own term.
+Invariant: (term, sequence) of a node's reports grows throughout a generation, even if its agent restarts. A receiver
+therefore detects an outdated report regardless of its route. A coordinator counts only reports of its own term.
+
+The *term* counts the starts of the coordinator's agent.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from everstep.protocol.rank_messages import Standing, StopState, Vote
 class Pacing(IntEnum):
     """Time at which nodes send their replica chunks. All nodes of a job use the same mode.
 
-    One node whose chunks disturb the training traffic delays the iteration of every node.
+    If the chunks of one node disturb its training traffic, the iteration of every node is delayed.
     """
 
     AT_ONCE = 0
@@ -36,9 +38,9 @@ class RankRound(Message, frozen=True):
     boundary: Step
     """The last boundary that the rank passed, or -1 before the rank has restored."""
     committed: Step
-    """The newest committed step (C) that the rank's agent has heard of, or -1."""
+    """The newest committed step (C) that the rank's agent has received, or -1."""
     proposed: Step
-    """The newest proposed step (w) that the rank's agent has heard of, or -1."""
+    """The newest proposed step (w) that the rank's agent has received, or -1."""
     vote: Vote
     """The vote on `proposed`."""
     standing: Standing = Standing.MOVING
@@ -46,14 +48,14 @@ class RankRound(Message, frozen=True):
     echo: int = 0
     """The rank's answer to the stop at `echo_step`: 0 none, 1 yes, 2 no."""
     confirmed_stop: Step = Step(-1)
-    """The confirmed stop that the rank's agent has heard of, or -1."""
+    """The confirmed stop that the rank's agent has received, or -1."""
     heard_stop: Step = Step(-1)
-    """The newest announced stop that the rank's agent has heard of, whether or not it was confirmed."""
+    """The newest announced stop that the rank's agent has received, confirmed or not."""
     pinned_step: Step = Step(-1)
     """A step whose slot must not be reused, because the agent is uploading it. -1: none."""
     out_of_view: tuple[NodeId, ...] = ()
     is_late: bool = False
-    """Whether the rank voted ABANDON because it heard of w too late."""
+    """Whether the rank voted ABANDON because it received w too late."""
     reason: str = ""
     """Why the rank votes ABANDON, or why a holder is out of view."""
 
@@ -63,13 +65,13 @@ class NodeReport(Message, frozen=True):
 
     node_id: NodeId
     term: int
-    """The newest term of the coordinator that the node has heard of."""
+    """The newest term of the coordinator that the node has received."""
     sequence: int
     ranks: tuple[RankRound, ...]
 
 
 class RoundReport(Message, frozen=True):
-    """Node states, sent up the tree towards the coordinator.
+    """Node states, sent to the sender's parent in the tree whose root is the coordinator.
 
     A message contains the changed states of the sender and of the nodes below it. The first message on a new connection
     contains all states.
@@ -80,7 +82,7 @@ class RoundReport(Message, frozen=True):
 
 
 class Announcement(Message, frozen=True, omit_defaults=True):
-    """The coordinator's whole state, sent down the tree on every change.
+    """The coordinator's whole state, sent from parents to children in the tree on every change.
 
     It is also the first message on every new connection.
     """
@@ -89,12 +91,12 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     term: int
     """Number of the coordinator agent's current start. A restart increases it.
 
-    0: the sender has heard of no term.
+    0: the sender has received no term.
     """
     sequence: int
     """Number of the announcement within the term.
 
-    Only the coordinator sets it, and forwarding agents keep it. Receivers ignore an announcement with an older number.
+    Only the coordinator sets it, and forwarding agents keep it. Receivers ignore an announcement with a lower number.
     """
     committed: Step
     """The committed step (C), or -1."""

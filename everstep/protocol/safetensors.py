@@ -5,14 +5,14 @@
     8       …     JSON: tensor names → dtype, shape, data_offsets; `__metadata__`; padded with blanks to a multiple of 8
     …       …     the tensors' data, contiguous, in the order of their offsets in the slot
 
-`__metadata__` holds the information that the tensors lack:
+`__metadata__` holds the information that safetensors has no fields for:
 
 - the slot's index, which contains the plain values of the step
 - the payload's size, index offset and digest
 - the rank, the step and the generation of the shard
 
-Any safetensors reader can read the file. Only Everstep can restore training from it. Source: the format's description,
-https://github.com/huggingface/safetensors#format
+Any safetensors reader can read the tensors. Restoring training from the file needs Everstep. Source: the format's
+description, https://github.com/huggingface/safetensors#format
 
 Invariant: `plan_restore` accepts only a header that `encode_header` could have written. The caller must check the
 payload's digest.
@@ -33,7 +33,7 @@ from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotIndex, TensorEn
 
 LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
-"""Header limit of the safetensors reader."""
+"""Limit of a header in the safetensors library, in bytes."""
 _FORMAT = "everstep-1"
 _METADATA = "__metadata__"
 _NAMES = {

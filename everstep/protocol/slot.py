@@ -25,7 +25,8 @@ A slot file consists of one page of header and `capacity_bytes` of payload.
 The payload is a sequence of tensors, then the index (msgpack). Each tensor starts at a multiple of 64, and gaps are
 zero. Integers are little endian.
 
-Digests cover chunks of the payload. So chunks can travel in any order over several streams, and each is verified alone:
+Digests cover chunks of the payload. Chunks can therefore be transferred in any order over several streams, and each
+chunk is verified separately:
 
     chunk_digests    xxh3-128 of payload[i*n : (i+1)*n] for each i, n = chunk_bytes(payload_bytes);
                      16 bytes each, concatenated
@@ -54,19 +55,19 @@ HEADER_BYTES = 4096
 ALIGNMENT = 64
 DIGEST_BYTES = 16
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Unit of digests and transfers for payloads of up to `MAX_CHUNKS` such chunks.
+"""Chunk size in bytes for payloads of up to `MAX_CHUNKS` chunks. Chunks are the unit of digests and transfers.
 
 A change of this value needs a new slot version.
 """
 MAX_CHUNKS = 32 * 1024
-"""Chunks of a payload at most, so that their digests fit into one message.
+"""Upper limit of a payload's chunks. Their digests then fit into one message.
 
 Payloads above 128 GiB have larger chunks.
 """
 MAX_CHUNK_BYTES = 1024 * CHUNK_BYTES
 MAX_INDEX_BYTES = 256 * 1024 * 1024
 MAX_DIMENSIONS = 64
-"""Limit of a tensor's dimensions. Source: torch's own limit."""
+"""Upper limit of a tensor's number of dimensions. Source: torch's own limit."""
 ZERO_DIGEST = bytes(DIGEST_BYTES)
 
 _FIELDS = struct.Struct("<8sHBxIQI4xQQQQ16s16s16s64s")
@@ -89,7 +90,7 @@ class SlotState(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotHeader:
-    """The first page of a slot file. The module's table describes the fields."""
+    """The header of a slot file. The table in the module's docstring describes the fields."""
 
     job: JobName
     run: RunId
@@ -204,7 +205,7 @@ def pack_header(header: SlotHeader) -> bytes:
         header: sizes in bytes, digests of `DIGEST_BYTES` bytes each.
 
     Returns:
-        uint8[HEADER_BYTES], as in the module's table, with the header's own digest.
+        uint8[HEADER_BYTES] in the layout of the module's docstring, with `header_digest`.
 
     Raises:
         ValueError: the job name is longer than 64 bytes, or the run id is not 32 hexadecimal digits.
@@ -396,7 +397,7 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
 def _is_sized(entry: TensorEntry) -> bool:
     """Return whether dtype and shape form a possible tensor of exactly `entry.bytes` bytes.
 
-    The dimensions other than 0 must be addressable too, so a 0 in the shape does not allow an absurd size.
+    If the shape contains a 0, the other dimensions must still be valid sizes.
     """
     item_bytes = ITEM_BYTES.get(entry.dtype)
     if item_bytes is None or len(entry.shape) > MAX_DIMENSIONS or any(size < 0 for size in entry.shape):

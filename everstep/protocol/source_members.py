@@ -1,6 +1,6 @@
 """The rule for valid members of a source archive.
 
-The server applies it when it inspects an archive, and the agent when it unpacks one.
+The server applies the rule when it inspects an archive, and the agent when it unpacks an archive.
 
 Invariant: pure, and limited to the standard library, because the server reads archives in a process with little memory.
 A valid member is a directory or a regular file with a clean relative path.
@@ -14,7 +14,7 @@ from typing import Final
 
 PATH_BYTES: Final = 1024
 PATH_DEPTH: Final = 64
-"""Limit of path components."""
+"""Upper limit of a path's number of components."""
 _FORBIDDEN: Final = re.compile("[\\\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Backslashes, control characters, line separators, text-direction controls and lone surrogates."""
 

@@ -169,7 +169,7 @@ class Demo:
         self.say(f"[red]terminated[/] instance {victim}")
 
     def terminate_group(self, job: str, base: int, newcomer: str) -> None:
-        """Wait for a checkpoint newer than step `base`, then terminate both holders of a shard at once.
+        """Wait for a checkpoint newer than step `base`, then terminate both holders of a shard together.
 
         `newcomer` is the replacement of the previous incident, and is not terminated.
         """

@@ -22,7 +22,7 @@ class AddressPool:
     """A pool of addresses that no other pool hands out while this object lives. Its owner must close it.
 
     Args:
-        chooser: picks the blocks to try. Only the order of attempts depends on it.
+        chooser: picks the blocks to try. Affects only the order of attempts.
     """
 
     def __init__(self, chooser: random.Random) -> None:

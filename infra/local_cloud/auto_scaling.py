@@ -1,10 +1,10 @@
-"""EC2 Auto Scaling over moto's groups, with the delays and lifecycle states that moto does not emulate.
+"""EC2 Auto Scaling for moto's groups, with the delays and lifecycle states that moto does not emulate.
 
     Pending ──boot──▶ InService ──unhealthy, scale-in, by request──▶ Terminating[:Wait] ──▶ removed
 
-One pass visits each group and moves each member one state further. The engine honours suspended processes, scale-in
-protection, lifecycle hooks and capacity as AWS documents them. Activities use AWS's wording. All methods run under the
-server's lock.
+A *pass* of the engine visits each group and advances each member by one lifecycle state. The engine honours suspended
+processes, scale-in protection, lifecycle hooks and capacity as AWS documents them. Activities use AWS's wording. All
+methods run under the server's lock.
 
 Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle
 hooks).
@@ -50,7 +50,10 @@ PROCESSES: Final = frozenset(
 ACTIVITIES_KEPT: Final = 500
 LAUNCH_FAILED: Final = f"{INSUFFICIENT_CAPACITY} Launching EC2 instance failed."
 GLOBAL_TIMEOUT_SECONDS: Final = 172_800
-"""Maximum time that a hook holds a member, heartbeats included; at most 100 times the hook's timeout applies, too."""
+"""Maximum time in seconds that a hook holds a member, heartbeats included.
+
+The other limit is 100 times the hook's timeout. The lower limit applies.
+"""
 ADMINISTRATIVE: Final = (
     "Amazon EC2 Auto Scaling suspended this process: the group has repeatedly failed to launch instances since {since}."
 )
@@ -91,7 +94,7 @@ class _Record:
     protected_at_desired: int | None = None
     """Desired capacity for which the activity `ALL_PROTECTED` is already recorded. Avoids one activity per pass."""
     failing_since: tuple[float, str] | None = None
-    """Start of the present series of failed launches, as monotonic seconds and as a timestamp; None after a success."""
+    """Start of the present series of failed launches, as monotonic seconds and as a timestamp. None after a success."""
     suspensions: dict[str, str] = field(default_factory=dict)
     """Reason of each suspension, by process. moto stores only the names of suspended processes."""
 
@@ -122,7 +125,8 @@ class AutoScaling:
         self._records[group.arn] = _Record()
 
     def set_desired(self, group: FakeAutoScalingGroup, desired: int) -> None:
-        """Set the desired capacity within the group's bounds. The next pass retries a failed launch at once.
+        """Set the desired capacity within the group's bounds. The next pass retries a failed launch without its usual
+        delay.
 
         Args:
             group: moto's group; only its desired capacity changes.
@@ -148,7 +152,7 @@ class AutoScaling:
         """Check new bounds before moto stores them."""
         lowest = group.min_size if min_size is None else min_size
         highest = group.max_size if max_size is None else max_size
-        # If an update sets no desired capacity, AWS moves the present one into the new bounds.
+        # If an update sets no desired capacity, AWS moves the present capacity into the new bounds.
         _require_bounds(
             lowest, highest, min(max(group.desired_capacity, lowest), highest) if desired is None else desired
         )
@@ -190,7 +194,9 @@ class AutoScaling:
         return activity
 
     def delete(self, group: FakeAutoScalingGroup, *, force: bool) -> None:
-        """DeleteAutoScalingGroup: with `force`, terminate all instances, including protected and held ones.
+        """DeleteAutoScalingGroup: with `force`, also terminate all instances.
+
+        This includes instances that are protected or held by a hook.
 
         Args:
             group: moto's group, removed from the backend.
@@ -264,7 +270,7 @@ class AutoScaling:
     def resume(self, group: FakeAutoScalingGroup, processes: Iterable[str]) -> None:
         """Resume processes, both those suspended by a user and those suspended by AWS.
 
-        The next pass retries a failed launch at once.
+        The next pass retries a failed launch without its usual delay.
         """
         record = self._record(group)
         for process in processes:
@@ -291,7 +297,7 @@ class AutoScaling:
     # Changes over time
 
     def reconcile(self) -> None:
-        """Move every member of every group one state further. The server calls this on every pass."""
+        """Advance every member of every group by one lifecycle state. The server calls this on every pass."""
         for group in self.groups():
             for member in list(group.instance_states):
                 self._check_health(group, member)

@@ -48,7 +48,7 @@ from infra.local_cloud.signatures import ADMIN_SERVICE, Caller, Denied, IssuedKe
 log = logging.getLogger(__name__)
 
 PASS_SECONDS = 0.1
-"""Maximum time between two passes. A request that may have changed the state triggers a pass at once."""
+"""Maximum time between two passes. A request that may have changed the state triggers an immediate pass."""
 STOP_POLL_SECONDS = 0.05
 """Interval at which the HTTP server checks whether it should stop."""
 ADMIN_PREFIX = "/_everstep/"
@@ -63,7 +63,7 @@ RECEIVED = "everstep.received"
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2
-"""Maximum number of replicas of the control plane."""
+"""Maximum number of control-plane servers."""
 
 StartResponse = Callable[..., object]
 
@@ -107,7 +107,7 @@ class LocalAws:
         self._network: Network | None = None
         self._address = LOOPBACK
         self.control_planes = [(LOOPBACK, 0)] * CONTROL_PLANES
-        """Address and port for each replica of the control plane. Port 0: the kernel chooses."""
+        """Address and port for each control-plane server. Port 0: the kernel chooses."""
         if options.network_name:
             self._address, *addresses = (self._addresses.take() for _ in range(1 + CONTROL_PLANES))
             self._network = Network(options.network_name, services=(self._address, *addresses))
@@ -253,7 +253,7 @@ class LocalAws:
     ) -> list[bytes]:
         """Pass a call to moto and record it with the status of the answer.
 
-        EC2 refuses filters that it does not document. moto accepts them, so this method refuses them first.
+        EC2 refuses filters that it does not document. moto accepts them, so this method refuses such filters first.
         """
         at, request, statuses = time.time(), environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)), [""]
         environ["wsgi.input"] = io.BytesIO(request)

@@ -1,4 +1,4 @@
-"""Rules on parameters that AWS documents besides their types: filter names and enumerations. Pure.
+"""Rules on parameters that AWS documents in addition to types: filter names and enumerations. Pure.
 
 botocore checks types only, and moto accepts filters that AWS refuses. The local cloud refuses undocumented filters as
 EC2 does. The tests check every call of the product against both rules.

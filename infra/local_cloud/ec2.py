@@ -6,7 +6,7 @@ Invariants:
 
 - An instance is `pending` until its boot is over.
 - Its PrivateIpAddress is a loopback address that no other instance has.
-- Every change of its state is announced once.
+- Every change of an instance's state is announced once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ REASONS: Final = {
         "Server.CapacityBlockExpired: The Capacity Block reservation has ended.", "Server.CapacityBlockExpired"
     ),
 }
-"""AWS's state reasons for the end of an instance, by cause. AWS documents no code for `block`, so its text is ours."""
+"""AWS's state reasons for the end of an instance, by cause.
+
+AWS documents no code for `block`, so that text is invented.
+"""
 TOPOLOGY_LAYERS: Final = ((1, 1), (2, 4), (3, 16))
 """Layers of network nodes above an instance, outermost first: the layer's number and its number of nodes."""
 
@@ -165,7 +168,7 @@ class Ec2:
         self.boot(instance)
 
     def boot(self, instance: Instance) -> None:
-        """Start a boot: the first, or one after a stop or a reboot.
+        """Start a boot: the first boot, or a boot after a stop or a reboot.
 
         The boot ends all earlier processes of the instance and clears its crash and its failed status checks.
         """
@@ -179,7 +182,7 @@ class Ec2:
     def ended(self, instance: Instance) -> None:
         """Record the end of an instance. Idempotent.
 
-        moto's termination calls this at once, so that a launch in the same pass does not take the slot.
+        moto's termination calls this immediately, so that a launch in the same pass does not use the slot.
         """
         life = self._lives.get(instance.id)
         if life and life.ended_at is None:

@@ -41,7 +41,7 @@ from infra.local_cloud.fault_kinds import (
 )
 
 FIRST_SECONDS: Final = 5.0
-"""Earliest time of a generated fault."""
+"""Earliest time of a generated fault, in seconds since the start of the play."""
 SECONDS_PER_FAULT: Final = 12.0
 """Average time between two generated faults: about five faults per minute."""
 LASTS: Final = (4.0, 20.0)

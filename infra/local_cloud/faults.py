@@ -35,7 +35,10 @@ class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class Lognormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
-    """A delay with a lognormal distribution, which is typical for boots: most near the median, a few far above."""
+    """A delay with a lognormal distribution, which is typical for boots.
+
+    Most delays are near the median, and a few are far above.
+    """
 
     median_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     sigma: Annotated[float, msgspec.Meta(ge=0, le=3)] = 0.5
@@ -122,7 +125,10 @@ class Faults:
         return self._happens(f"throttle/{service}", share)
 
     def event_delays(self) -> list[float]:
-        """Return the delay in seconds of each copy of an event: usually one, two if duplicated, none if dropped."""
+        """Return the delay in seconds of each copy of an event.
+
+        Usually there is one copy. A duplicated event has two copies, a dropped event has none.
+        """
         conditions = self.conditions
         if self._happens("event/drop", conditions.event_drop_share):
             return []

@@ -2,8 +2,8 @@
 
     maker ──pipe──▶ python -P -m infra.local_cloud.guardian_process STATE_DIR RUN
 
-The maker is the process that started the cluster. It holds the only write end of the pipe. A byte means that the maker
-has ended the cluster itself. An end of file without a byte means that the maker died.
+The maker is the process that started the cluster. The maker holds the only write end of the pipe. A byte means that the
+maker has ended the cluster itself. An end of file without a byte means that the maker died.
 """
 
 from __future__ import annotations

@@ -515,7 +515,8 @@ class Injector:
     def _running_from(self, target: str) -> list[str]:
         """Return the running instances to try, in order.
 
-        The first is the one that the target selects. The others follow only if the target is not an instance id.
+        The first instance is the target's selection. The other instances follow only if the target is not an instance
+        id.
         """
         running = [
             instance_id

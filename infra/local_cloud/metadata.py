@@ -96,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
     monotonic: Callable[[], float]
 
     def parse_request(self) -> bool:
-        """Parse a request. Refuse requests from web pages, and forwarded ones, as AWS refuses X-Forwarded-For."""
+        """Parse a request. Refuse requests from web pages, and forwarded requests, as AWS refuses X-Forwarded-For."""
         if not super().parse_request():
             return False
         host, port = self.connection.getsockname()[:2]

@@ -5,9 +5,9 @@
      each with an address)  └─ …
 
 All addresses stay in 127.0.0.0/8, so that the checks for loopback addresses keep working. The bridge and the namespaces
-route these addresses (`route_localnet`). Inside an instance, 127.0.0.0/16 is its own loopback. An instance can reach
-the ports of AWS and of the control plane, and its peers. It has no route to other addresses or services of this
-machine.
+route these addresses (`route_localnet`). Inside an instance, 127.0.0.0/16 is the instance's own loopback. An instance
+can reach the ports of AWS and of the control plane, and its peers. It has no route to other addresses or services of
+this machine.
 
 Invariant: all devices and namespaces have the network's name as prefix, so `remove` finds them after a crash. Faults
 are real: the kernel drops the packets of a cut link and counts them.
@@ -352,7 +352,7 @@ def _no_ipv6(device: str) -> None:
 def _shaping(device: str, *, rate: str, dropped: Iterable[str]) -> list[str]:
     """Return lines for `tc` that limit the rate of a device and drop matching packets.
 
-    ARP packets always pass, because a VPC never shows ARP failures either.
+    ARP packets always pass, because a VPC never shows ARP failures.
     """
     return [
         f"qdisc add dev {device} root handle 1: htb default 10",

@@ -1,6 +1,7 @@
 """Faults on the processes and the memory of one instance.
 
-Invariant: each function does what it promises or raises. It returns facts that a test can verify: pids, files, bytes.
+Invariant: each function either has its documented effect or raises. It returns facts that a test can verify: pids,
+files, bytes.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def stop_rank(init_pid: int, rank: int | None) -> Facts:
 
 
 def continue_stopped(stopped: Iterable[Process]) -> list[int]:
-    """SIGCONT those processes that still exist, and return their pids."""
+    """Send SIGCONT to the processes that still exist, and return their pids."""
     return [process.pid for process in stopped if process.send(signal.SIGCONT)]
 
 

@@ -1,4 +1,4 @@
-"""The long-lived processes of a local cloud: started detached, recorded at once, ended by their records.
+"""The long-lived processes of a local cloud: started detached, recorded immediately, ended by their records.
 
 Invariant: each started process is either recorded with pid and start time, or can be found by its environment marker.
 Both work after a crash of any part.

@@ -99,9 +99,9 @@ def descendants(root_pid: int) -> list[Process]:
 def kill_descendants(root_pid: int) -> int:
     """Kill all descendants of a process, but not the process itself. Return their number. Idempotent.
 
-    The function stops all descendants before it kills them, so that none can fork in between. It also finds daemons if
-    the root is a subreaper. Processes that fork and exit faster than /proc can be read (some milliseconds) may prolong
-    the loop. Only a cgroup would prevent this.
+    The function stops all descendants before it kills them, so that no descendant can fork in between. If the root is a
+    subreaper, the function also finds daemons. Processes that fork and exit faster than /proc can be read (some
+    milliseconds) may prolong the loop. Only a cgroup would prevent this.
     """
     killed: set[Process] = set()
     while True:

@@ -4,9 +4,9 @@
     job 1 rank 5           the node of the sixth rank of the second running job
     last job shard 0       the holders of a shard of the job that the previous role selected
 
-Numbers start at 0 and wrap around. Jobs are sorted by name, nodes by GROUP_RANK, and shards by their owner rank. Only
-jobs with a running instance count, only running nodes, and only shards whose holders all run. If the last job has
-ended, job 0 replaces it.
+Numbers start at 0 and wrap around. Jobs are sorted by name, nodes by GROUP_RANK, and shards by their owner rank. A role
+selects only jobs with a running instance, running nodes, and shards whose holders all run. If the last job has ended,
+job 0 replaces it.
 
 This module has no access to clusters or clocks. `Aim` receives the jobs and the running instances from its caller.
 """
@@ -25,7 +25,7 @@ from infra.local_cloud.fault_kinds import AnyFault, CorruptReplica, Hang, KillRa
 
 Part = Literal["node", "rank", "shard"]
 TRAINS: Final = "InProgress"
-"""Status of a job that has been launched and has not ended. Its nodes may still be down."""
+"""Status of a job that has been launched and has not ended. Its instances may still be down."""
 _ROLE: Final = re.compile(r"(?:job (?P<job>\d{1,9})|last job) (?P<part>node|rank|shard) (?P<number>\d{1,9})", re.ASCII)
 _INSTANCE: Final = re.compile(r"(?:i-[0-9a-z]+|\d+)?", re.ASCII)
 _FORMS: Final = (

@@ -2,7 +2,7 @@
 
 Pure; the caller passes the time.
 
-    stray(...)    is the request for this address, and sent by a program rather than a web page?
+    stray(...)    is the request addressed to this server, and sent by a program rather than a web page?
     verify(...)   which key signed the request, and does the signature cover the whole request?
 
 botocore's own signer computes the expected signature, so the gate accepts all signatures of boto3 and the AWS CLI.
@@ -150,7 +150,7 @@ def verify(
         The caller.
 
     Raises:
-        Denied: the request is refused.
+        Denied: the signature is missing, invalid or expired.
     """
     query = dict(parse_qsl(urlsplit(f"http://host{request.target}").query, keep_blank_values=True))
     is_presigned = "X-Amz-Signature" in query

@@ -1,8 +1,8 @@
 """A complete Everstep on one machine: the local AWS, a control plane, and a fleet of connected nodes.
 
 `everstep local up`, the demo and the tests use `LocalCluster`. Each cluster has its own state directory, ports from the
-kernel and loopback addresses, so several clusters can run at once. The state directory alone suffices to find all
-processes of a cluster.
+kernel and loopback addresses, so several clusters can run at the same time. The state directory alone suffices to find
+all processes of a cluster.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ FLEET: Final = "local"
 FLEET_TAG: Final = "everstep:fleet"
 AVAILABILITY_ZONE: Final = "us-east-1a"
 INSTANCE_TYPE: Final = "c7i.2xlarge"
-"""A name only. Nodes are processes of this machine and have no GPU."""
+"""Instance type of the nodes. Only its name is used: nodes are processes of this machine and have no GPU."""
 IMAGE: Final = "ami-12c6146b"
 """One of moto's predefined images. The local cloud ignores the image and runs the user data."""
 MAX_NODES: Final = 64
@@ -82,9 +82,9 @@ done
 exit $code
 """
 START_SECONDS: Final = 120.0
-"""Time limit for the start of a part. On an overloaded machine, its imports take most of a minute.
+"""Time limit for the start of a part. On an overloaded machine, the imports of a part take most of a minute.
 
-A part that dies is noticed at once.
+A part that dies is noticed immediately.
 """
 NODES_POLL_SECONDS: Final = 0.1
 
@@ -121,7 +121,7 @@ class ClusterOptions:
     control_plane_environment: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables of the control plane."""
     has_standby: bool = False
-    """Whether to start a second replica of the control plane at another address. Agents receive both addresses."""
+    """Whether to start a second control-plane server at another address. Agents receive both addresses."""
     has_namespaces: bool = False
     """Whether each instance has a network namespace, so that faults can cut and slow its link.
 
@@ -188,7 +188,7 @@ class LocalCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.down(of_run=self._run)  # Only this run: `up` may have failed because an earlier cluster was still up.
+        self.down(of_run=self._run)  # End only this run: `up` may have failed because an earlier cluster was still up.
         if self._guardian is not None:
             self._guardian.dismiss()
 
@@ -420,7 +420,7 @@ class LocalCluster:
         """Return the effects of the faults in the local AWS and its instances, oldest first.
 
         Returns:
-            At most the newest thousand.
+            The newest thousand effects at most.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -450,7 +450,7 @@ class LocalCluster:
         """Return the calls of EC2 and Auto Scaling that may have changed something, by any caller, oldest first.
 
         Returns:
-            At most the newest twenty thousand.
+            The newest twenty thousand calls at most.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -505,7 +505,7 @@ class LocalCluster:
         """End the control plane if it runs, and start it again at the same address.
 
         Raises:
-            StartFailed: it did not start again.
+            StartFailed: the control plane did not start again.
             NotUp: the cluster is not up.
         """
         url = httpx.URL(self.endpoint_url)
@@ -572,7 +572,7 @@ class LocalCluster:
         )
         write_private(self._local / "cluster.json", msgspec.json.encode(description))
         for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
-            shutil.rmtree(stale, ignore_errors=True)  # A new AWS has none of the instances in these files.
+            shutil.rmtree(stale, ignore_errors=True)  # A new local AWS has none of the instances in these files.
             stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
             ready = self._start_aws(description, options)
