@@ -1,1 +1,1 @@
-"""The node agent: keeping every optimizer step safe in memory, and ranks running."""
+"""The node agent: it runs a job's ranks and keeps every optimizer step in the memory of the nodes."""

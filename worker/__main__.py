@@ -44,7 +44,7 @@ from worker.storage.s3 import s3_store
 
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
-"""Bytes of the tmpfs besides the slots: slot headers, the ranks' pages, and rounding to huge pages."""
+"""Bytes of the tmpfs for slot headers, the ranks' pages, and rounding to huge pages."""
 
 
 def settings(arguments: list[str]) -> AgentSettings:
@@ -247,7 +247,7 @@ def confine(chosen: AgentSettings) -> str:
         chosen: the agent's settings; its folders exist.
 
     Returns:
-        A sentence that names what a job's code can reach beyond its own job; empty if it is confined.
+        A sentence that names what a job's code can reach beyond its own job; empty if the code is confined to its job.
 
     Raises:
         SystemExit: the ranks' user cannot use Python or the agent's folders.

@@ -1,7 +1,7 @@
 """Errors of the agent.
 
     WorkerError
-    ├── NoRoom                   memory for slots is exhausted (with the figures)
+    ├── NoRoom                   memory for slots is exhausted (with the sizes)
     ├── PeerError                a connection to another agent failed
     │   ├── PeerLost             closed, timed out, or no answer: retryable
     │   └── PeerRefused          the other side rejects this node, its key or its generation: retryable
@@ -22,10 +22,10 @@
         ├── StoreDenied          the credentials do not allow the call
         ├── StoreRefused         the request itself is wrong
         ├── ForbiddenEndpoint    local mode and an endpoint that is not loopback; nothing was sent
-        ├── ObjectChanged        the object was replaced since it was listed: retryable after listing again
+        ├── ObjectChanged        the object was replaced after its listing: retryable with a new listing
         └── CorruptCheckpoint    the object contradicts the plan
 
-The retry policy is a property of the type, not of the code that catches it.
+The type of an error determines whether callers retry.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AttestationFailed(WorkerError):
 class NoRoom(WorkerError):
     """The node's memory for slots does not suffice.
 
-    `is_passing` is True if something else uses the memory and may free it.
+    `is_passing` is True if other users of the memory may free it later.
     """
 
     def __init__(self, *, needed_bytes: int, available_bytes: int, is_passing: bool = False) -> None:
@@ -72,7 +72,7 @@ class PeerRefused(PeerError):
 
 
 class OtherGeneration(PeerRefused):
-    """A session of this node's run, but of a generation that it has left or not loaded yet.
+    """A session of this node's run, but of a generation that the node has ended or not loaded yet.
 
     Such sessions are normal around every restart.
     """
@@ -96,10 +96,10 @@ class LoadFailed(WorkerError):
 
     @classmethod
     def lacking(cls, parent: int, code: str, message: str, *, is_passing: bool) -> LoadFailed:
-        """Return the error of a job that lacks something on this node.
+        """Return the error for an input that a job needs and that this node cannot provide.
 
-        At the first launch of a job, the job itself is wrong, so the error is permanent unless `is_passing`. A job that
-        has trained before may find the missing part on another node.
+        At the first launch, the job's specification is assumed to be wrong, so the error is permanent unless
+        `is_passing`. A job that has trained before may find the input on another node.
 
         Args:
             parent: parent of the generation; 0 at the first launch.
@@ -154,7 +154,7 @@ class StorageError(WorkerError):
 
 
 class StoreUnavailable(StorageError):
-    """No answer, a time-out, throttling or a server error."""
+    """The store did not answer in time, throttled the call, or reported a server error."""
 
     retryable = True
 
@@ -172,7 +172,7 @@ class StoreRefused(StorageError):
 
 
 class ForbiddenEndpoint(StorageError):
-    """Local mode allows loopback addresses only."""
+    """The endpoint is not on loopback, which local mode forbids."""
 
 
 class ObjectChanged(StorageError):

@@ -35,7 +35,10 @@ class Signal:
 
 
 async def first_of(*work: Coroutine[object, object, object]) -> None:
-    """Run all of `work` until the first ends. Cancel the others, then raise the error of the first, if any."""
+    """Run all of `work` until the first task ends, then cancel the other tasks.
+
+    An error of the first task is raised.
+    """
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -48,7 +51,8 @@ async def first_of(*work: Coroutine[object, object, object]) -> None:
 async def together(*work: Coroutine[object, object, None]) -> None:
     """Run all of `work` concurrently until all have ended.
 
-    If one fails, cancel the others and raise its error. Of several errors, the first in order is raised.
+    If a task fails, cancel the other tasks and raise its error. Of several errors, the error of the first task in the
+    given order is raised.
     """
     if not work:
         return
@@ -63,7 +67,7 @@ async def together(*work: Coroutine[object, object, None]) -> None:
 
 
 async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
-    """Cancel tasks and wait until they have ended. Their errors are dropped.
+    """Cancel tasks and wait until all have ended. Errors of the tasks are dropped.
 
     Args:
         *tasks: tasks; None is ignored.
@@ -99,7 +103,7 @@ async def finish(work: Coroutine[object, object, object]) -> None:
 async def ended(*work: asyncio.Future[Any]) -> None:
     """Wait until all of `work` has ended, with any result, even if the caller is cancelled.
 
-    If all has ended before, this returns without a turn of the loop.
+    If all of `work` has already ended, the call returns without yielding to the event loop.
 
     Args:
         *work: futures; they continue if the caller is cancelled.

@@ -1,7 +1,7 @@
 """The agent of a node: connection to the control plane, promise, and the member that serves the promised generation.
 
-The agent handles commands one after another. It first writes the promise to disk (`promise`), then acts (`member`,
-`supervisor`), then reports the result.
+The agent handles the commands of the control plane one after another. It first writes the promise to disk (`promise`),
+then executes the command (`member`, `supervisor`), then reports the result.
 
 Invariant: every fact in a report is true when the report is sent. The agent never acts on a generation below the
 promised one.
@@ -98,16 +98,16 @@ from worker.tasks import Signal, end, together
 
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
-"""Seconds for which a node that another job waits for may go on uploading output of the job before."""
+"""Maximum seconds for which a node uploads output of its previous job while another job waits for the node."""
 LOOK_SECONDS = 1.0
-"""Seconds between two checks whether uploads still progress."""
+"""Seconds between two checks of the progress of uploads."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """Internal command: the output of a finished run is uploaded, or abandoned for good.
+    """Internal command: the output of a finished run is uploaded, or permanently abandoned.
 
-    The agent queues it for itself.
+    The agent queues this command for itself.
     """
 
     membership: Membership
@@ -124,28 +124,31 @@ class AgentSettings:
     """Folder on tmpfs that only this node uses."""
     memory_bytes: int
     control_plane_urls: tuple[str, ...]
-    """URLs of the control plane's replicas; one of them serves this node's fleet."""
+    """URLs of the control plane's servers, one of which serves this node's fleet."""
     join_token: str
     peer_port: int = 0
     is_warm: bool = True
-    """Whether to keep a template process from which ranks are forked."""
+    """True if the shim keeps a template process from which ranks are forked."""
     tls: ssl.SSLContext | None = None
     """Context that verifies the control plane's certificate; None uses the system's certificates."""
     claim: Claim | None = None
     """Identity with which this instance joins without a token; None if it joins with a token."""
     input_bytes: int | None = None
-    """Disk space for job inputs, including those kept for later jobs; None: the disk's size less a reserve."""
+    """Disk space for job inputs, including those kept for later jobs; None means the disk's size minus a reserve."""
     log_format: LogFormat = "text"
     metrics_address: tuple[str, int] | None = None
     """Address and port of the Prometheus endpoint; None for no endpoint."""
     rank_user: RankUser | None = None
     """Users that ranks run as; None means the agent's own user."""
     allows_builds: bool = False
-    """Whether pip may build packages without a wheel for a job's requirements."""
+    """True if pip may build those of a job's requirements that have no wheel."""
     exposure: str = ""
-    """What a job's code can reach on this node beyond its own job, as found at start; empty for nothing."""
+    """Sentence that names what a job's code can reach on this node beyond its own job; empty for nothing.
+
+    The agent determines it when it starts.
+    """
     metadata_endpoint: str | None = None
-    """URL of the instance's metadata service; None if there is none or this is no EC2 instance."""
+    """URL of the instance's metadata service; None if the service is disabled or the node is no EC2 instance."""
 
 
 class Agent:
@@ -169,12 +172,13 @@ class Agent:
             objects: the object store (S3).
             aws: other AWS services, with the node's permissions.
             supervisor: the interface to this node's ranks; the agent starts and closes it.
-            now: returns Unix time, used for times that users see.
-            health: the watch over this node's devices; the agent starts and closes it. None: devices are not watched.
+            now: returns Unix time, used for timestamps that users see.
+            health: the watch over this node's devices; the agent starts and closes it. None means that devices are not
+                watched.
             own_log: this process's log in memory, for the diagnosis of a failed node; None creates an empty one.
 
         Raises:
-            ShimUnavailable: the state directory belongs to another node whose shim lives on this machine.
+            ShimUnavailable: the state directory belongs to another node whose shim runs on this machine.
             OSError: the state directory belongs to another node, and that node's files cannot be removed.
         """
         take(settings.state, settings.node_id, settings.rank_user)
@@ -271,7 +275,7 @@ class Agent:
         """The member whose ranks' output is uploaded completely."""
 
     async def run(self) -> None:
-        """Serve until cancelled. Ranks, slots and the promise stay for the next agent."""
+        """Serve until cancelled. Ranks, slots and the promise remain for the next agent process."""
         settings = self._settings
         self._listen()
         await self._ranks.start()
@@ -338,7 +342,7 @@ class Agent:
     # -- after a restart
 
     async def _resume(self) -> None:
-        """Continue the promise of an earlier agent of this node."""
+        """Resume the promised membership of an earlier agent process on this node."""
         promise = self._promises.read()
         if promise is None:
             return
@@ -360,7 +364,7 @@ class Agent:
                 await self._supplies.adopt(promise.plan, promise.key)
                 await self._run_ranks(promise, self._member)
 
-    # -- the line to the control plane
+    # -- the connection to the control plane
 
     def _hello(self) -> Hello:
         self._outbox.connected()
@@ -450,7 +454,10 @@ class Agent:
         self._changed()
 
     def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send a report at once. Called in the watch's thread, which may outlive the loop by one reading."""
+        """Send a report immediately.
+
+        Called in the thread of the health watch, which may outlive the event loop by one reading.
+        """
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._changed)
 
@@ -464,7 +471,7 @@ class Agent:
         self._changed()
 
     async def _fetch_sources(self) -> None:
-        """Fetch the sources that the control plane wants ready on this idle node.
+        """Fetch the source archives that the control plane requests on this idle node.
 
         A failed fetch is retried at the control plane's next request.
         """
@@ -479,14 +486,14 @@ class Agent:
                     self._full_disks.note(error)
                     log.info("the source %s is not to be had ahead: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    if source in self._wanted_sources:  # else this node has received a job meanwhile
+                    if source in self._wanted_sources:  # otherwise this node has received a job meanwhile
                         log.warning("a source that this node is to have ready: %s", error)
                         self._unsound_sources.add(source.sha256)
                 self._changed()
             await self._sources_asked.wait(version)
 
     async def _want_sources(self, sources: tuple[SourceArchive, ...]) -> None:
-        """Keep these sources ready and delete all others. A node with a promise ignores the request."""
+        """Prepare the given source archives and delete all others. A node with a promise ignores the request."""
         if self._promise is not None:
             return
         self._wanted_sources = sources
@@ -504,7 +511,7 @@ class Agent:
     def _take(self, command: Message) -> None:
         """Queue a command of the control plane.
 
-        A halt of ranks takes effect at once, without the queue. A confirmation of metrics needs no queue either.
+        A halt of ranks takes effect immediately, without the queue. A confirmation of metrics also bypasses the queue.
         """
         if isinstance(command, HaltRanks) and is_current(self._membership, command.run, command.generation):
             self._supervisor.halt_now(command.run, command.generation)
@@ -571,7 +578,7 @@ class Agent:
             self._changed()
 
     def _look(self, run: RunId, generation: Generation, number: int) -> None:
-        """Sample the stacks of the ranks; the reports contain the result."""
+        """Sample the stacks of the ranks. The next reports contain the result."""
         member = self._member
         if member is None:
             return
@@ -604,7 +611,7 @@ class Agent:
         self._rank_commands.take(command, next(living, None))
 
     def _beside_ranks(self, run: RunId) -> dict[str, str]:
-        """Return the environment that programs beside a run's ranks inherit."""
+        """Return the inherited environment of commands that run beside a run's ranks."""
         user, inherited = self._user_of(run), node_environment(os.environ, card_of(self._settings.address))
         return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
 
@@ -679,7 +686,7 @@ class Agent:
             self._promising = None
 
     async def _fulfil(self, membership: Membership) -> None:
-        """Make a promise true: end all ranks and streams of older generations, then list the slots that are left."""
+        """Fulfil a promise: end all ranks and streams of older generations, then list the remaining slots."""
         self._promising = (membership.run, membership.generation)
         await self._end_member()
         self._faults = ()
@@ -696,7 +703,7 @@ class Agent:
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self._inventory))
 
     async def _end_member(self) -> None:
-        """End all work for the current generation: first its ranks, then the parts that served them."""
+        """End all work for the current generation. Ranks are ended first, then the member."""
         await end(self._working)
         self._working = None
         await self._rank_commands.close()
@@ -744,9 +751,9 @@ class Agent:
             self._control.send_lines(lines)
 
     def _keep_streams(self, member: Member) -> None:
-        """Upload the streams and outputs of an ended generation in the background, then delete its streams here.
+        """Upload the streams and outputs of an ended generation in the background, then delete the local streams.
 
-        A new generation of the same run does not wait for this.
+        A new generation of the same run does not wait for this upload.
         """
         shipper, self._shipper = self._shipper, None
         is_stored, self._all_stored = self._all_stored is member, None
@@ -766,7 +773,8 @@ class Agent:
     async def _let_go(self, run: RunId) -> None:
         """End a run's work on this node, and release the run once its output is uploaded or the uploads stall.
 
-        Until then the agent reports the run, so that the node gets no other job. A repeated Release changes nothing.
+        Until the release, the agent reports the run, so that the node gets no other job. A repeated Release changes
+        nothing.
         """
         if self._promise is not None and self._promise.run != run:
             return
@@ -822,7 +830,7 @@ class Agent:
     def _lapse(self) -> None:
         """Remove the plan and key from the promise, so that no later agent can resume the run.
 
-        If this agent is killed during the release, the next one must not start the ranks again.
+        If this agent is killed during the release, the next agent must not start the ranks again.
         """
         if self._promise is None:
             return
@@ -869,8 +877,8 @@ class Agent:
     async def _load_member(self, member: Member) -> None:
         """Start the ranks and load their shards in parallel, then watch the ranks until the start.
 
-        While shards arrive, the ranks import modules, connect and build their model; each copies its shard as it is
-        verified. The watch of `_start` replaces this one.
+        While shards arrive, the ranks import modules, connect and build their model. Each rank copies its shard as the
+        shard is verified. Later the watch of `_start` replaces this watch.
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -915,7 +923,7 @@ class Agent:
             await end(watching)
 
     def _has_ranks(self, member: Member) -> bool:
-        """Return whether ranks of the generation to load already live here, started by an earlier agent."""
+        """Return whether ranks of the generation to load already run on this node, started by an earlier agent."""
         key = (member.plan.run, member.plan.generation)
         return any((record.run, record.generation) == key and record.end is None for record in self._supervisor.records)
 
@@ -930,7 +938,7 @@ class Agent:
         await self._run_ranks(self._promise or promise, member)
 
     async def _run_ranks(self, promise: Promise, member: Member) -> None:
-        """Start the ranks that an earlier agent, killed meanwhile, has not started, and watch all of them."""
+        """Start those ranks that an earlier agent process has not started, and watch all ranks."""
         if promise.phase is MemberPhase.RUNNING:
             unborn = set(member.here.ranks) - {
                 key.rank
@@ -962,7 +970,7 @@ class Agent:
             )
 
     async def _watch(self, promise: Promise) -> None:
-        """Report each rank's exit at once. When all have exited and their output is uploaded, move to EXITED."""
+        """Report each rank's exit immediately. When all have exited and their output is uploaded, move to EXITED."""
         member = self._member
         assert member is not None
         following = asyncio.create_task(self._logs.follow(member.plan, member.here), name="streams of ranks")
@@ -1002,9 +1010,9 @@ class Agent:
     # -- state
 
     def _is_kept(self, promise: Promise) -> bool:
-        """Write a promise and return whether the disk accepted it.
+        """Write a promise to disk, and return whether the disk accepted the write.
 
-        After a failure nothing changes; the control plane repeats its command.
+        After a failure the agent's state is unchanged, and the control plane repeats its command.
         """
         try:
             self._promises.write(promise)
@@ -1053,7 +1061,10 @@ class Agent:
         self._working.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report an unexpected exception in a member's work as a fault; a bug must not look like a slow node."""
+        """Report an unexpected exception in a member's work as a fault.
+
+        Without the report, a bug would look like a slow node.
+        """
         if task.cancelled() or task.exception() is None:
             return
         error = task.exception()

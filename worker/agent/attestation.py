@@ -1,9 +1,9 @@
-"""Joining without a token: the agent proves which EC2 instance it runs on by a signed STS request.
+"""Joining without a token: with a signed STS request, the agent proves on which EC2 instance it runs.
 
 See `everstep.protocol.attestation` for the protocol.
 
-Invariant: the role's keys never leave this process. Only a signature does, and it is valid for one server, one nonce
-and one kind of STS request.
+Invariant: the role's keys never leave this process. Only a signature leaves the process. The signature is valid for one
+server, one nonce and one kind of STS request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Claim:
     server_id: str
     """Id of the control plane that the signature is for.
 
-    The operator configures it; the agent never takes the id from a server.
+    The operator configures it; the agent never accepts an id that a server sends.
     """
 
 

@@ -1,7 +1,7 @@
 """The agent's connection to the control plane: one websocket that the agent opens and reopens forever.
 
-Invariant: at most one report waits to be sent, the newest. The client sends a report at every change, and at least
-every third of the lease. A full or broken disk never ends the connection.
+Invariant: only the newest report waits to be sent. The client sends a report at every change, and at least every third
+of the lease. A full or broken disk never ends the connection.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from worker.tasks import Signal, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
-"""Seconds after which the client tries the next server, until it knows the length of the lease.
+"""Seconds after which a connection attempt ends and the client tries the next server.
 
-From then on the limit is the lease, so that a disconnected agent reaches another server within that server's grace
-period.
+After the first welcome, the length of the lease is the limit. So a disconnected agent reaches another server within
+that server's grace period.
 """
 MAX_LINES_WAITING = 64
 """Messages with log lines that may wait to be sent; a further one replaces the oldest."""
@@ -50,7 +50,7 @@ MAX_ANSWERS_WAITING = 8
 
 
 class ControlClient:
-    """The agent's connection to the control plane; the agent runs `run` for its whole life."""
+    """The agent's connection to the control plane; the agent runs `run` for its whole lifetime."""
 
     def __init__(
         self,
@@ -68,10 +68,12 @@ class ControlClient:
         """Create the client; `run` opens the connection.
 
         Args:
-            urls: http or https URLs of the control plane's replicas, tried in turn from a random one.
+            urls: http or https URLs of the control plane's servers. The client starts with a random URL and tries the
+                URLs in turn.
             join_token: from user data; used until the control plane has issued a session token.
             token_path: file that keeps the session token for this node's next agent, mode 0600.
-            attest: returns a session token for a replica's URL by attestation, if there is neither token; blocks.
+            attest: obtains a session token from the server with the given URL by attestation; called without any other
+                token; blocks.
             tls: context that verifies the control plane's certificate; None uses the system's certificates.
             hello: returns the first message of a connection.
             report: returns the newest state; called right before each send.
@@ -108,7 +110,10 @@ class ControlClient:
             self._lines_added.notify()
 
     def send_answer(self, answer: CommandEnded) -> None:
-        """Queue the result of a user's command, also while disconnected: the user may still wait for it."""
+        """Queue the result of a user's command, even while disconnected.
+
+        The user may still wait for the result after a reconnection.
+        """
         self._answers.append(answer)
         self._lines_added.notify()
 
@@ -143,8 +148,9 @@ class ControlClient:
                 if failures == 0 or self.is_connected:
                     log.warning("line to the control plane: %s", error)
                 if _is_unauthorized(error):
-                    # The session may be another node's while the join token is valid, or a proxy refused a valid
-                    # session. Try both in turn. The session stays on disk until a welcome replaces it.
+                    # Try both tokens in turn. The stored session may belong to another node while the join token is
+                    # valid, or a proxy may have refused a valid session. The session stays on disk until a welcome
+                    # replaces it.
                     self._session = "" if self._session else None
                 failures = 0 if self.is_connected else failures + 1
             finally:
@@ -160,11 +166,11 @@ class ControlClient:
         if self._join_token or self._attest is None:
             return self._join_token
         token = await asyncio.to_thread(self._attest, url)
-        self._keep(token)  # if the connection breaks at once, no new signature is needed
+        self._keep(token)  # if the connection breaks soon, no new signature is needed
         return token
 
     def _keep(self, token: str) -> None:
-        """Use this session from now on, and store it for this node's next agent if the disk permits."""
+        """Use this session token from now on, and store it for this node's next agent if the disk permits."""
         self._session = token
         scratch = self._token_path.with_suffix(".new")
         try:

@@ -1,6 +1,6 @@
 """The newest part of the agent's own log, kept in memory for the diagnosis of a failed node.
 
-Invariant: the log holds the newest lines, at most `LIMIT_BYTES`. Logging never raises an exception.
+Invariant: the log contains the newest lines, with at most `LIMIT_BYTES` in total. Logging never raises an exception.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ByteStore(Protocol):
             A description of the stored object.
 
         Raises:
-            StorageError: its type says whether a retry can help.
+            StorageError: the subtype shows whether a retry can help.
         """
 
 
@@ -70,7 +70,7 @@ class OwnLog(logging.Handler):
             shim_log: the shim's log file; skipped if it does not exist.
 
         Raises:
-            StorageError: its type says whether a retry can help.
+            StorageError: the subtype shows whether a retry can help.
         """
         objects.put_bytes(ObjectReference(bucket=place.bucket, key=f"{place.key}agent.log"), self.text())
         if shim_log.exists():

@@ -33,7 +33,7 @@ class AgentFacts:
     """Facts that the endpoint shows."""
 
     report: AgentReport | None
-    """The newest report; None before the first."""
+    """The newest report; None before the first report."""
     is_connected: bool
     waiting_count: int
     """Logged steps that the control plane has not stored yet."""
@@ -176,7 +176,7 @@ class MetricsEndpoint:
         address: IP address or host name to listen on.
         port: port to listen on; 0 lets the kernel choose.
         facts: returns the facts to show; called in the endpoint's threads.
-        snapshots: histogram that is shown as well.
+        snapshots: histogram of snapshot durations, appended to the facts.
 
     Raises:
         OSError: the address or port cannot be used.

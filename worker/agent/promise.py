@@ -1,4 +1,4 @@
-"""The node's promise on disk, the one fact that an agent must never lose (docs/design.md#generations).
+"""The node's promise on disk, which an agent must never lose (docs/design.md#generations).
 
 Invariant: the file is complete and durable (temporary file, fsync, rename, fsync of the folder) before the agent sends
 anything that depends on it.
@@ -17,7 +17,7 @@ from worker.node.state_directory import sync, write_durably
 
 
 class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A membership, with the facts that a restarted agent needs to resume it."""
+    """A promised membership, with the facts that a restarted agent needs to resume the membership."""
 
     job: str
     run: str

@@ -1,7 +1,8 @@
 """Robust averages of durations, and the standard errors of these averages.
 
-A median ignores an effect that shows in fewer than half of the iterations. A mean is distorted by a single outlier. The
-trimmed mean is a compromise: it is the mean of the values without the smallest and the largest tenth.
+The agent averages iteration times with a trimmed mean: the mean of the values without the smallest and the largest
+tenth. A median would ignore an effect in fewer than half of the iterations. A plain mean would be distorted by a single
+outlier.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import statistics
 from collections.abc import Sequence
 
 TRIMMED_RATIO = 0.1
-"""Share of the values that is cut off at each end, rounded up; at least one value when there are three or more."""
+"""Share of the values that the trimmed mean cuts off at each end.
+
+The number of values is rounded up. Of three or more values, at least one is cut off at each end.
+"""
 _MEDIAN_ERROR = 1.2533 * 1.4826
-"""Factor from median absolute deviation / √n to the standard error of a median, for normally distributed values."""
+"""Standard error of a median of normally distributed values, in units of median absolute deviation / √n."""
 
 
 def median_error(values: Sequence[float]) -> float:
@@ -33,8 +37,8 @@ def trimmed_error(values: Sequence[float]) -> float:
     """Estimate the standard error of a trimmed mean.
 
     The estimate is the standard deviation of the winsorized values: each value that was cut off is replaced by the
-    nearest value that was kept. It is in the unit of the values, and 0 for a single value. At least one value is
-    required.
+    nearest value that was kept. The estimate has the unit of the values, and is 0 for a single value. `values` must not
+    be empty.
 
     Source: Tukey and McLaughlin 1963, https://www.jstor.org/stable/25049278.
     """
@@ -46,7 +50,7 @@ def trimmed_error(values: Sequence[float]) -> float:
     mean, count = statistics.fmean(winsorized), len(winsorized)
     variance = math.fsum((value - mean) ** 2 for value in winsorized) / (
         count - 1
-    )  # `statistics.variance` is ten times slower
+    )  # faster than `statistics.variance` by a factor of ten
     return math.sqrt(variance * count) / len(left)
 
 

@@ -2,9 +2,9 @@
 
     sound ── `CUTS` breaks without a complete step in between ──▶ breaking ── a step arrives in one transfer ──▶ sound
 
-When a connection breaks, the holder keeps the received chunks, and the next transfer continues from there. So a single
-break costs a moment. A series of breaks means that steps arrive late or not at all. The holder still answers, so it
-stays in view.
+When a connection breaks, the holder keeps the received chunks, and the next transfer continues from there. A single
+break therefore delays a step only briefly. After a series of breaks, steps arrive late or not at all. The owner still
+keeps the holder in its view, because the holder answers.
 
 Only a step that arrived in a single transfer proves a sound connection. In a test, a connection was reset ten times per
 second, with a step of 64 MiB every 160 ms. No step took more than three transfers, yet a third to a half of the steps
@@ -22,9 +22,9 @@ from everstep.protocol.ids import Step
 CUTS = 3
 """Number of interrupted transfers after which the connection is reported.
 
-A restart of the holder's agent interrupts one transfer, and the next may be interrupted by chance. If connections break
-as soon as they are open, three breaks take a few tenths of a second because of the waits before reconnecting. So the
-report comes long before the holder would leave the view (`holder_deadline`).
+A restart of the holder's agent interrupts one transfer, and another transfer may break for an unrelated reason. If
+connections break as soon as they are open, three breaks take a few tenths of a second because of the waits before
+reconnecting. The report therefore appears long before the owner drops the holder from its view (`holder_deadline`).
 """
 
 
@@ -32,7 +32,7 @@ report comes long before the holder would leave the view (`holder_deadline`).
 class BrokenLine:
     """State of the connection to one holder.
 
-    A new object means a sound connection. A sender has one per holder.
+    Each `ReplicaSender` keeps one. A new object represents a sound connection.
     """
 
     cut_count: int = 0
@@ -49,13 +49,14 @@ class BrokenLine:
     def arrived(self, step: Step) -> BrokenLine:
         """Record that the holder has all of `step`.
 
-        If an earlier transfer of this step was interrupted, its arrival proves nothing about the connection.
+        If an earlier transfer of this step was interrupted, the arrival of the step proves nothing about the
+        connection.
         """
         return self if step == self.step else BrokenLine()
 
     @property
     def trouble(self) -> str:
-        """Report about the connection; empty while it is sound."""
+        """Report about a breaking connection; empty while the connection is sound."""
         return (
             ""
             if self.cut_count < CUTS

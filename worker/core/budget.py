@@ -1,8 +1,9 @@
 """Decides how often a step is proposed, so that saving stays within the job's limit (`Protection.MaxSlowdown`).
 
-The cost of a snapshot is the extra time of the iterations in which it was captured or sent, compared with quiet
-iterations. The cost is at least the time for which saving blocked the rank. The interval between two snapshots is
-chosen so that the cost, spread over the interval, is within the limit.
+Iterations in which a snapshot is captured or sent are *loaded*; all others are *quiet*. The cost of a snapshot is the
+extra time of its loaded iterations, compared with quiet iterations. The time for which saving blocked the rank is a
+lower bound of the cost. The interval between two snapshots is chosen so that the cost per iteration of the interval is
+within the limit.
 
 Invariant: the interval grows only when the cost is too high with statistical confidence, and then to a length that
 makes the cost acceptable with high probability.
@@ -18,32 +19,33 @@ from worker.core.averages import trimmed_error, trimmed_mean
 KEPT_QUIET, KEPT = 192, 48
 """Number of recent quiet iterations and of recent snapshots that are stored.
 
-Fewer snapshots are stored because they may be far apart, and a lower cost should show soon.
+The list of snapshots is shorter, because snapshots may be far apart and a change of their cost should show soon.
 """
 ENOUGH, LEAST = 32, 8
-"""Minimum samples for a decision: `ENOUGH // interval` loaded iterations, and `LEAST` snapshots."""
+"""Minimum samples for a decision: `ENOUGH` loaded iterations, divided by the interval, and `LEAST` snapshots."""
 ENOUGH_QUIET = 16
-"""Minimum quiet iterations to compare with.
+"""Minimum number of quiet iterations for a comparison with loaded iterations.
 
-With fewer, the cost is the time for which saving blocked the rank.
+With fewer quiet iterations, the cost is the time for which saving blocked the rank.
 """
 GROWTH = 2
 """Maximum factor by which one decision changes the interval. The cost is measured again afterwards."""
 BEYOND_DOUBT = 2.0
-"""Confidence, in standard errors, that the cost exceeds the limit before the interval grows."""
+"""Standard errors by which the measured cost must exceed the limit before the interval grows."""
 LIKELY = 1.0
 """Standard errors added to the measured cost when a new interval is computed."""
 REST_EVERY = 48
 """Number of loaded iterations without a quiet one after which one proposal is delayed.
 
-The delay yields a quiet iteration to compare with. With every step proposed, it leaves 0.98 commits per step.
+The delay yields a quiet iteration for the comparison. A job that otherwise commits every step then commits 98 % of its
+steps.
 """
 MAX_INTERVAL = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Effect of one snapshot on training so far."""
+    """Cost measurements of one snapshot, from its capture to the newest iteration."""
 
     iterations: int
     """Iterations in which a part of the snapshot was captured or sent."""
@@ -53,7 +55,7 @@ class Load:
     """Seconds of these iterations in which saving blocked the rank."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
-        """Return the load with one more iteration."""
+        """Return the load with the measurements of one more iteration."""
         return Load(self.iterations + 1, self.seconds + seconds, self.blocked_seconds + blocked_seconds)
 
 
@@ -61,7 +63,7 @@ class Load:
 class Budget:
     """Measurements of the cost of saving, and the resulting interval.
 
-    The coordinator's node has one per generation.
+    The coordinator's node keeps one object per generation.
     """
 
     max_slowdown: float
@@ -75,7 +77,7 @@ class Budget:
     newest: Load | None = None
     """The newest snapshot; it may still be in progress."""
     iterations_per_snapshot: float = 1.0
-    """Iterations for which one snapshot loads the node, smoothed."""
+    """Mean number of iterations that one snapshot loads, smoothed."""
     since_rest: int = 0
     """Loaded iterations since the last quiet one."""
 
@@ -84,7 +86,7 @@ class Budget:
 
         Args:
             seconds: duration from boundary to boundary.
-            blocked_seconds: part of it in which saving blocked the rank.
+            blocked_seconds: part of `seconds` in which saving blocked the rank.
             is_loaded: a part of a snapshot was captured or sent in the iteration.
             has_begun: the capture of a snapshot began in the iteration.
 
@@ -109,9 +111,10 @@ class Budget:
 
     @property
     def distance(self) -> int:
-        """Iterations from the last proposed step to the next: the interval, plus a rest now and then.
+        """Iterations from the last proposed step to the next: the interval, plus an occasional rest.
 
-        If a snapshot lasts unusually long, the rest contains no quiet iteration, and another rest follows.
+        A rest delays one proposal to obtain a quiet iteration (`REST_EVERY`). If a snapshot is still being sent during
+        the rest, another rest follows.
         """
         return self.interval + (self.since_rest >= REST_EVERY) * max(1, round(self.iterations_per_snapshot))
 
@@ -135,7 +138,7 @@ class Budget:
                 else replace(self, interval=max(1, least), snapshots=())
             )
         if self._needed(self._cost(-BEYOND_DOUBT)) > max(self.interval, self.iterations_per_snapshot):
-            most = GROWTH * max(self.interval, round(self.iterations_per_snapshot))  # The present distance.
+            most = GROWTH * max(self.interval, round(self.iterations_per_snapshot))  # the distance in force
             return replace(self, interval=min(likely, most), snapshots=())
         return self
 

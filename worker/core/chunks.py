@@ -1,14 +1,14 @@
 """Places the chunks of a snapshot in the idle spans of the network.
 
-This is GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2), with corrections.
+This is GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2), with the corrections listed at `partition`.
 
     profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece is sent
                     └───▶ opening ───when───▶ the pacer, chunk by chunk
 
 Times are offsets from the boundary at which the iteration begins.
 
-Invariant: every byte is scheduled exactly once. Nothing is scheduled in the margins of a span that its variation may
-take away.
+Invariant: every byte is scheduled exactly once. The ends of a span, which vary from iteration to iteration, stay
+unused.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dataclasses import dataclass
 from everstep.protocol.rank_messages import IdleSpan
 
 MU_RATIO = 0.85
-"""Share of a mean span that is used.
+"""Share of a span's mean length in which chunks may be sent.
 
-GEMINI does not publish its value; its artifact uses 0.8 of the shortest span.
+GEMINI does not publish its value; its published code uses 0.8 of the shortest span.
 """
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 CHUNKS_PER_SPAN = 8
 """Number of chunks that fit into a typical span.
 
-Up to one chunk's time at the end of a span stays unused, so the number keeps this loss small.
+The end of a span stays unused if it is shorter than a chunk. Small chunks keep this loss small.
 """
 UNIFORM_SHARE = 0.8
-"""Share of the iteration in which uniform pacing sends everything.
+"""Share of the iteration in which uniform pacing sends all copies of the snapshot.
 
-The rest is for digest, votes and commit.
+The remaining time is needed for digests, votes and the commit.
 """
 
 
@@ -64,15 +64,16 @@ class ScheduledChunk:
     """Position in the snapshot, bytes."""
     bytes_count: int
     span: int
-    """Index into the spans; the number of spans for a chunk that fits into none."""
+    """Index of the idle span. A chunk that fits into no span has the number of spans."""
     begin_seconds: float
-    """Time after the boundary."""
+    """Seconds from the boundary to the start of the chunk."""
 
 
 def usable(span: IdleSpan, mu: float = MU_RATIO) -> IdleSpan:
     """Return the usable middle part of a span.
 
-    It is `mu` of the mean length, or less if the ends vary by more than that from iteration to iteration.
+    The part is `mu` times the mean length of the span. It is shorter if the ends of the span vary more than this
+    margin.
     """
     margin = min(max(span.seconds * (1 - mu) / 2, span.deviation_seconds), span.seconds / 2)
     return IdleSpan(span.begin_seconds + margin, span.seconds - 2 * margin)
@@ -94,9 +95,10 @@ def partition(
     The code changes the printed algorithm in four points, and a test shows each:
 
     - A chunk costs f(its own size).
-    - As many copies are sent as requested.
-    - A span that is too short for a byte ends instead of looping for ever.
-    - The unbounded span for the remaining chunks follows the profiled spans instead of replacing the last one.
+    - The number of copies is a parameter.
+    - A span that is too short for one byte is skipped. The printed algorithm loops for ever.
+    - The unbounded span for the remaining chunks follows the last profiled span. The printed algorithm replaces that
+      span.
 
     Args:
         spans: idle spans of one iteration, in order of time, without overlap.
@@ -110,7 +112,7 @@ def partition(
 
     Returns:
         All chunks in order of time. Chunks with span `len(spans)` did not fit; they follow the last span and delay
-        training.
+            training.
 
     Raises:
         ValueError: an argument describes no valid link, buffer or span.
@@ -142,7 +144,7 @@ def uniform(
 ) -> tuple[ScheduledChunk, ...]:
     """Spread the copies of a snapshot evenly over `UNIFORM_SHARE` of an iteration.
 
-    This ignores the traffic of training. It is the baseline that scheduling must beat.
+    Uniform pacing ignores the traffic of training. It is the baseline for the comparison with `partition`.
 
     Args:
         checkpoint_bytes: size of one copy.
@@ -171,7 +173,8 @@ def uniform(
 def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
     """Return the chunk size of which `CHUNKS_PER_SPAN` fit into a typical window.
 
-    The typical window is the weighted median: half of the total window time is in windows of at most this length.
+    A window is the usable part of an idle span. The typical window is the weighted median: half of the total window
+    time is in windows of at most this length.
     """
     half, passed = sum(window.seconds for window in windows) / 2, 0.0
     for length in sorted(window.seconds for window in windows):
@@ -183,10 +186,10 @@ def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
 
 
 def opening(windows: Sequence[IdleSpan], after_seconds: float, cost_seconds: float) -> float | None:
-    """Return when a chunk may be sent, or None if this iteration has no suitable window left.
+    """Return when a chunk may be sent, or None if no later window of this iteration suits.
 
-    A chunk longer than every window starts at the beginning of the longest window: a little contention is better than a
-    late snapshot.
+    A window is the usable part of an idle span. A chunk longer than every window starts at the beginning of the longest
+    window, because some contention with training is better than a late snapshot.
 
     Args:
         windows: the usable parts of the idle spans, in order of time.

@@ -1,9 +1,9 @@
 """State machine of this node's part in a generation: promise, load, start (docs/design.md#generations).
 
 Invariant: the promised generation only grows. From the moment of the promise, the node acts on no message of a lower
-generation. The machine names the work, and the agent does the work and reports it to the machine. The agent reports
-PROMISED to the control plane only after three facts: the promise is on disk, every old rank is proven to have exited,
-and every old stream is closed.
+generation. The machine determines the next task. The agent performs the task and reports the result to the machine. The
+agent reports PROMISED to the control plane only after three facts: the promise is on disk, every old rank is proven to
+have exited, and every old stream is closed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Membership:
         """Return the membership after `event`.
 
         Args:
-            event: the event that happened to this node's part.
+            event: the event that has occurred on this node.
 
         Returns:
             A membership in the next phase.
@@ -84,9 +84,9 @@ class Answer(StrEnum):
     """The agent's reaction to a Prepare of the control plane."""
 
     PROMISE = "promise"
-    """The Prepare is new: record it, end everything older, then report."""
+    """The Prepare is new. The agent records it, ends all older ranks and streams, then reports the promise."""
     REPEAT = "repeat"
-    """The node has promised this generation already and the control plane has not received the report: report again."""
+    """The node has already promised this generation, but the report was lost. The agent sends the report again."""
     REFUSE = "refuse"
     """The Prepare is late: its generation is below the promised one."""
 
@@ -94,8 +94,8 @@ class Answer(StrEnum):
 def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> Answer:
     """Return how a node with this membership reacts to a Prepare.
 
-    A Prepare for another run is accepted, whatever its generation. Only the fleet table of the control plane assigns
-    nodes to runs, so the node's previous run has ended here.
+    A Prepare for another run is accepted with any generation. Only the fleet table of the control plane assigns nodes
+    to runs, so the node's previous run has ended here.
     """
     if member is None or member.run != run or generation > member.generation:
         return Answer.PROMISE
@@ -105,8 +105,8 @@ def answer_prepare(member: Membership | None, run: RunId, generation: Generation
 def is_own_run(promised: RunId | None, run: RunId) -> bool:
     """Return whether a rejected session comes from the run that this node works for.
 
-    Such a session is stale or early, not foreign, so the agent logs no warning. Any generation of the run qualifies.
-    Around a restart, peers may still dial for the previous generation, or already for the next. A replacement node also
+    Such a session is merely stale or early, so the agent logs no warning. The generation of the session does not
+    matter. Around a restart, peers may dial for the previous or for the next generation. A replacement node also
     receives sessions of generations in which it was never a member.
 
     Args:
@@ -114,11 +114,11 @@ def is_own_run(promised: RunId | None, run: RunId) -> bool:
         run: the run that the session names.
 
     Returns:
-        True if no warning is needed.
+        True if both runs are the same, so that no warning is needed.
     """
     return promised == run
 
 
 def is_current(member: Membership | None, run: RunId, generation: Generation) -> bool:
-    """Return whether a command for `run` and `generation` matches the generation that this node has promised."""
+    """Return whether a command for `run` and `generation` matches this node's newest promise."""
     return member is not None and member.run == run and member.generation == generation

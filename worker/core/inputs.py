@@ -15,29 +15,29 @@ MAX_NAME_BYTES = 255
 
 
 class Misplaced(Exception):
-    """Raised for an object key that cannot be a file path; the text gives the reason."""
+    """Raised for an object key that cannot be a file path; the exception text contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """One file of the cache."""
+    """One file in a node's cache of input files."""
 
     name: str
     bytes: int
     used_at: float
     """Time of last use, Unix seconds. The least recently used file is evicted first."""
     is_linked: bool
-    """True if a run's directory links to the file. Such a file is never evicted."""
+    """True if the directory of a run contains a link to the file. Such a file is never evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The result of `make_room`."""
+    """Result of `make_room`: the files to evict, and whether the wanted files fit afterwards."""
 
     dropped: tuple[str, ...]
     """Names of the files to evict, least recently used first."""
     lacking_bytes: int
-    """Bytes by which the cache is still over its limit after the evictions; 0 if everything fits."""
+    """Bytes by which the cache is still over its limit after the evictions; 0 if all wanted files fit."""
 
 
 def place_of(key: str, prefix: str) -> PurePosixPath | None:
@@ -48,7 +48,7 @@ def place_of(key: str, prefix: str) -> PurePosixPath | None:
         prefix: prefix of the channel; ends with a slash, or is empty.
 
     Returns:
-        The relative path; None for the empty object by which consoles represent a folder.
+        The relative path; None for the empty object that the S3 console creates for a folder.
 
     Raises:
         Misplaced: the key leads out of the directory, or contains a component that is no valid file name.
@@ -65,7 +65,7 @@ def place_of(key: str, prefix: str) -> PurePosixPath | None:
 
 
 def check_places(places: Sequence[PurePosixPath]) -> None:
-    """Check that no path would have to be a file and a folder at once.
+    """Check that no path is both a file and a folder.
 
     Args:
         places: the paths of all files of a channel.

@@ -1,13 +1,15 @@
-"""Decides how far ahead of the ranks a step is proposed.
+"""Decides how many steps ahead of the ranks the coordinator proposes a step.
 
-All ranks must receive the proposal before they pass the step. The lead is a number of steps. With a lead of one every
-step can be kept, with two every second step. A rank that receives a proposal too late loses that step. A lead that is
-too short therefore costs one step, but a lead that is too long costs steps all the time. So the lead grows by one after
-every late round, and a shorter lead is tried again soon after. If the shorter lead fails at once, the next attempt
-waits longer.
+This distance is the *lead*. All ranks must receive the proposal before they pass the proposed step. With a lead of one,
+every step can be committed; with a lead of two, every second step. A rank that receives a proposal too late cannot
+capture that step, and the round is late.
 
-Invariant: if rounds are late only now and then, the lead is mostly the shortest possible. If every round is late at
-some lead, at most one round in `MAX_PATIENCE` tries that lead.
+A lead that is too short therefore costs one step. A lead that is too long costs steps permanently. So the lead grows by
+one after every late round, and a shorter lead is tried again soon. If a round is late soon after the lead was
+shortened, the next attempt waits longer.
+
+Invariant: if rounds are rarely late, the lead is mostly the shortest possible. If every round is late at some lead, at
+most one round in `MAX_PATIENCE` uses that lead.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 MAX_PATIENCE = 32
-"""Maximum number of clean rounds before a shorter lead is tried."""
+"""Maximum number of rounds without delay before a shorter lead is tried."""
 SOON = 2
-"""A late round within this many rounds after the lead was shortened means that shortening it failed."""
+"""A late round within this many rounds after the lead was shortened means that the shorter lead failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Distance in steps between the ranks and the coordinator's next proposal.
+    """The present lead, and the wait before a shorter lead is tried.
 
-    The coordinator has one instance per generation.
+    The coordinator keeps one object per generation. A round is *clean* if its step was committed.
     """
 
     steps: int = 1
@@ -32,7 +34,7 @@ class Lead:
     patience: int = 1
     """Number of clean rounds before a shorter lead is tried."""
     clean_rounds: int = 0
-    """Clean rounds since the lead last changed or a round was last late."""
+    """Clean rounds since the last change of the lead, or since the last late round if that is more recent."""
 
     def late(self) -> Lead:
         """Return the lead after a round in which a rank passed the proposed step before it received the proposal."""

@@ -2,7 +2,10 @@
 
 This module does no I/O.
 
-Invariant: a tail has no gaps. Lines that do not continue it replace all its lines. The bound removes the oldest lines.
+A *tail* is the newest part of the log lines of a node's ranks.
+
+Invariant: the line numbers of a tail have no gaps. New lines that do not follow the last line replace the whole tail.
+When the tail exceeds its size limit, the oldest lines are dropped.
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ from typing import Final
 TAIL_BYTES: Final = 256 * 1024
 """Maximum encoded bytes of a rank's newest lines that its peers store."""
 MESSAGE_BYTES: Final = 256 * 1024
-"""Size at which a message of lines to a peer is full; the line that reaches it is included."""
+"""Size at which a message with lines for a peer is complete. The line that reaches this size is included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Log lines with consecutive numbers."""
+    """The newest log lines of a node's ranks, with consecutive numbers."""
 
     first: int = 0
     """Number of the first line."""
@@ -30,7 +33,7 @@ class Tail:
 
     @classmethod
     def of(cls, first: int, rows: Sequence[bytes]) -> Tail:
-        """Return the tail that consists of these lines."""
+        """Return the tail that consists of the given lines."""
         return cls(first, tuple(rows), sum(map(len, rows)))
 
     @property
@@ -75,7 +78,7 @@ class Tail:
         return self.since(self.end - count)
 
     def batches(self) -> Iterator[Tail]:
-        """Yield the lines in order, in parts of about `MESSAGE_BYTES`."""
+        """Yield the lines in order, in batches of about `MESSAGE_BYTES`."""
         begin = size = 0
         for index, row in enumerate(self.rows):
             size += len(row)

@@ -1,13 +1,14 @@
-"""Measures how long the transfers of a node use their shared link: all of them together, and each for its share.
+"""Measures how long the transfers of a node use their shared link, in total and per transfer.
 
 The ranks of a node send at the same boundary, each to its holders. The throughput of the link is the bytes that all of
-them sent, divided by the time in which at least one of them sent. To judge one transfer, its share of that time counts:
-one second shared by four transfers is a quarter of a second for each.
+them sent, divided by the time in which at least one of them sent. The rate of one transfer is its bytes divided by its
+share of that time. One second shared by four transfers counts as a quarter of a second for each.
 
-Every sender updates the count many times per second, even if no byte leaves. A gap in these updates means that the
-process itself was stopped (SIGSTOP, a paused host). The kernel may have sent an unknown number of bytes in such a gap.
+Every sender updates the measurement many times per second, even if it sends no byte. A gap in these updates means that
+the process itself was stopped (SIGSTOP, a paused host). The kernel may have sent an unknown number of bytes in such a
+gap.
 
-Invariant: time is counted only while some transfer has data to send and the process runs.
+Invariant: time is counted only while at least one transfer has data to send and the process runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 STANDSTILL_SECONDS = 1.0
 """Gap between two updates of an active sender that proves that the process was stopped.
 
-The gap is not counted.
+The time of the gap is not counted.
 """
 
 
@@ -26,7 +27,7 @@ class LinkUse:
     """Accumulated link time at one moment. Only differences between two values are meaningful."""
 
     at_seconds: float = 0.0
-    """Time of this count; while nothing is sent, the time at which the last transfer stopped."""
+    """Time of this measurement. While no transfer has data to send, the time at which the last transfer stopped."""
     sender_count: int = 0
     """Number of transfers that have data to send."""
     busy_seconds: float = 0.0
@@ -35,7 +36,10 @@ class LinkUse:
     """Total time per transfer at equal shares: a second in which three transfers send counts as 1/3 s."""
 
     def until(self, now: float) -> LinkUse:
-        """Return the count at `now`. An earlier time changes nothing, and a standstill of the process is left out."""
+        """Return the measurement at `now`, without any standstill of the process.
+
+        A time before `at_seconds` changes nothing.
+        """
         passed = now - self.at_seconds
         if not self.sender_count or passed <= 0:
             return self
@@ -45,24 +49,26 @@ class LinkUse:
         return replace(self, at_seconds=now, busy_seconds=busy, part_seconds=part)
 
     def joined(self, now: float) -> LinkUse:
-        """Return the count at `now` with one more transfer that has data to send."""
+        """Return the measurement at `now`, with one more transfer that has data to send."""
         counted = self.until(now)
         return replace(counted, at_seconds=max(now, counted.at_seconds), sender_count=counted.sender_count + 1)
 
     def left(self, now: float) -> LinkUse:
-        """Return the count at `now` with one transfer fewer that has data to send."""
+        """Return the measurement at `now`, with one transfer fewer that has data to send."""
         counted = self.until(now)
         return replace(counted, sender_count=counted.sender_count - 1)
 
     def drained(self, since: float, now: float) -> LinkUse:
-        """Count the time in which the kernel sent the last bytes to the holder, where no other transfer was counted.
+        """Count the time that the kernel needed for the last bytes of a transfer.
+
+        Time that was already counted for another transfer is not counted again.
 
         Args:
             since: when the kernel accepted the last bytes.
             now: when the holder had received them.
 
         Returns:
-            The count, with the part of this time that was not counted yet.
+            The measurement, with the part of this time that was not counted yet.
         """
         counted = self.until(now)
         passed = now - max(since, counted.at_seconds)

@@ -1,4 +1,4 @@
-"""Decides whether a rank ran out of memory, from evidence of the kernel and the rank. No I/O.
+"""Decides from evidence of the kernel and of the rank whether a rank ran out of memory. No I/O.
 
     evidence                                                        certain    source
     the kernel's log reports a kill of this process                 yes        kernel_log
@@ -6,8 +6,8 @@
     the kill counter of the node rose                               no         node
     the rank's last exception reports a lack of memory              yes        exception
 
-The first three count only for a rank that ended by SIGKILL and that the agent did not stop. The node's counter covers
-every process of the machine, so the killed process may be another one.
+The first three kinds of evidence count only for a rank that ended by SIGKILL and that the agent did not stop. The
+node's counter covers every process of the machine, so the killed process may be another one.
 
 Invariant: a value that was not measured is None, never estimated.
 """
@@ -38,7 +38,7 @@ _RECORD = re.compile(r"^\d+,\d+,(?P<microseconds>\d+),[^;]*;(?P<text>.*)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillCounts:
-    """Counters of kernel kills for lack of memory. None: the counter cannot be read."""
+    """Counters of kernel kills for lack of memory. A value is None if the counter cannot be read."""
 
     cgroup: int | None = None
     """Kills in the rank's memory cgroup; None if that cgroup is the whole machine."""
@@ -48,12 +48,12 @@ class KillCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Memory in use shortly before a rank ended, in bytes. None: not measured."""
+    """Memory in use shortly before a rank ended, in bytes. A value is None if it was not measured."""
 
     rank_bytes: int | None = None
     """Resident memory of the rank's process."""
     used_bytes: int | None = None
-    """Used memory of the cgroup if it has a limit, otherwise of the node."""
+    """Used memory of the cgroup if the cgroup has a limit, otherwise of the node."""
     total_bytes: int | None = None
     """The limit that applies to `used_bytes`."""
 
@@ -62,7 +62,7 @@ UNMEASURED = MemoryUse()
 
 
 def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_bytes: int | None) -> MemoryEnd | None:
-    """Return how a rank that ended by SIGKILL ran out of memory, or None without any evidence of that.
+    """Return how a rank that ended by SIGKILL ran out of memory, or None without any evidence of a lack of memory.
 
     Args:
         before: counters some time before the end.

@@ -1,6 +1,7 @@
 """Queue of logged values that are resent until the control plane confirms them: numbered and bounded. No I/O.
 
-Invariant: a number is used only once. A dropped step leaves a gap in the numbers, and the receiver counts the gaps.
+Invariant: every step has a number that is used only once. A dropped step leaves a gap in the numbers, and the receiver
+counts the gaps.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import RunId
 
 MAX_WAITING = 20_000
-"""Maximum steps in the queue. Beyond it, the oldest are dropped."""
+"""Maximum steps in the queue. Beyond this limit, the oldest steps are dropped."""
 MAX_SENT = 1_000
 """Maximum steps per message."""
 MAX_SENT_VALUES = 10_000
@@ -20,14 +21,14 @@ MAX_SENT_VALUES = 10_000
 AGAIN_SECONDS = 5.0
 """Time without a confirmation after which a message is sent again.
 
-The control plane stores once per second.
+The control plane stores values once per second.
 """
 
 
 class MetricOutbox:
     """Values that rank 0 of this node's job has logged and the control plane has not confirmed.
 
-    An agent has one, which outlives generations and jobs.
+    An agent has one outbox for its whole lifetime, across generations and jobs.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class MetricOutbox:
         Args:
             run: the rank's run.
             points: values in the order in which they were logged.
-            dropped_count: number of steps lost before these.
+            dropped_count: number of steps that were lost before `points`.
         """
         self._next_number += dropped_count
         self.dropped_count += dropped_count
@@ -59,7 +60,7 @@ class MetricOutbox:
         return len(self._waiting)
 
     def connected(self) -> None:
-        """Record a new connection: no message is in flight, so everything is due again."""
+        """Record a new connection. No message is in flight, so all queued values are due again."""
         self._sent_at = None
 
     def due(self, now: float) -> MetricBatch | None:

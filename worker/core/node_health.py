@@ -13,7 +13,7 @@
     memory_low       less than `LOW_MEMORY_SHARE` of the memory was available for `LOW_SECONDS`
     memory_killed    the kernel killed a process for lack of memory within `WINDOW_SECONDS`
 
-Invariant: a fault is reported exactly while it holds, with an unchanged message. Every changed report wakes the control
+Invariant: a fault is reported exactly while it lasts, with an unchanged message. Every changed report wakes the control
 plane.
 """
 
@@ -25,15 +25,14 @@ from dataclasses import dataclass, field
 from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, FaultCode, NodeFault
 
 FIRST_SILENT_SECONDS = 60.0
-"""Time without a finished request after which an unproven disk counts as silent.
+"""Time without a finished request after which a disk that never finished a request counts as silent.
 
-A disk that has finished no request yet may be idle, with a driver that shows requests finished long ago as waiting. The
-agent writes to the disk when it starts. The kernel writes such data back after at most 35 s, so by now a working disk
-has finished some requests. Source: Linux, Documentation/admin-guide/sysctl/vm.rst (dirty_expire_centisecs,
-dirty_writeback_centisecs).
+Such a disk may be idle, with a driver that shows old finished requests as waiting. The agent writes to the disk when
+the agent starts. The kernel writes such data back after at most 35 s, so a working disk has finished requests within
+this time. Source: Linux, Documentation/admin-guide/sysctl/vm.rst (dirty_expire_centisecs, dirty_writeback_centisecs).
 """
 XID_SECONDS = 600.0
-"""Time for which an Xid is reported. Longer effects of the error show as `gpu_lost` or `gpu_ecc`."""
+"""Time for which an Xid error is reported. Longer effects of the error show as `gpu_lost` or `gpu_ecc`."""
 THROTTLED_SECONDS = 10.0
 NIC_ERRORS = 100
 WINDOW_SECONDS = 60.0
@@ -41,7 +40,7 @@ LOW_MEMORY_SHARE = 0.02
 LOW_SECONDS = 5.0
 """Minimum duration of a memory shortage that is reported.
 
-A process may allocate much memory and end at once, which is no fault.
+A process that allocates much memory and ends soon afterwards is no fault.
 """
 
 
@@ -57,7 +56,7 @@ class GpuFacts:
     """Uncorrectable memory errors since the driver was loaded."""
     is_remapping_failed: bool = False
     slowed_by: tuple[str, ...] = ()
-    """Harmful reasons for which the GPU's clocks are reduced; empty if there are none."""
+    """Reasons for which the GPU's clocks are reduced, except power limits and idleness; empty if there are none."""
     is_lost: bool = False
     busy_percent: float | None = None
 
@@ -69,9 +68,9 @@ class LinkFacts:
     name: str
     is_up: bool
     error_count: int = 0
-    """Total number of errors; a counter."""
+    """Counter of the card's errors."""
     byte_count: int | None = None
-    """Total bytes sent and received; a counter. None if it cannot be read."""
+    """Counter of the bytes sent and received; None if the counter cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,7 @@ class DiskQueue:
     """Request counts of one volume."""
 
     finished_count: int
-    """Total number of finished requests of all kinds; a counter."""
+    """Counter of the finished requests of all kinds."""
     waiting_count: int
     """Requests that the volume has accepted and not finished."""
 
@@ -90,10 +89,10 @@ class DiskWait:
 
     finished_count: int
     least_waiting: int | None
-    """Fewest waiting requests at any reading at which the volume had made progress or was idle.
+    """Minimum number of waiting requests over all readings at which the volume was idle or had made progress.
 
-    Some drivers lose count and show finished requests as waiting for ever. So only a higher number counts as waiting.
-    None: no finished request has been observed yet.
+    Some drivers lose count and show finished requests as waiting for ever. So requests count as waiting only if their
+    number is higher than this. None: no finished request has been observed yet.
     """
     since: float | None
     """Start of the wait, monotonic seconds; None while no request waits."""
@@ -118,7 +117,9 @@ class DiskFacts:
     least_bytes: int
     """Free bytes below which the file system counts as full."""
     queue: DiskQueue | None = None
-    """Request counts of the underlying volume; None if there is no volume of this node or no count."""
+    """Request counts of the underlying volume; None if the file system is on no volume of this node, or if the counts
+    cannot be read.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +134,12 @@ class NodeFacts:
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
     kill_count: int | None = None
-    """Total number of kills for lack of memory by the kernel; None if it cannot be read."""
+    """Counter of processes that the kernel killed for lack of memory; None if the counter cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """State carried from one reading to the next, and the present faults."""
+    """State that `judge` needs for the next reading, and the present faults."""
 
     xids: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     """Last report of each (GPU index, Xid), monotonic seconds."""
@@ -241,7 +242,8 @@ def _of_links(
 def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
     """Return how long a volume has finished no request.
 
-    If requests wait at two readings and none was finished in between, a request has waited all the time.
+    If requests wait at two readings and none was finished in between, at least one request has waited for the whole
+    time between the readings.
     """
     finished, waiting = queue.finished_count, queue.waiting_count
     least = before.least_waiting if before is not None else None

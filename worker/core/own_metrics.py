@@ -4,11 +4,11 @@
                                             rank 0's node: a MetricPoint, numbered and stored
                                             every node: the newest set, in its report
 
-The control plane adds the measurements of all nodes to each point of rank 0's node. On each node the first rank
-reports: collectives make the iterations of all ranks equally long.
+The control plane adds the measurements of all nodes to each point of rank 0's node. On each node only the first rank
+reports, because collectives make the iterations of all ranks equally long.
 
 Invariant: a node produces at most one set per `PERIOD_SECONDS`, however fast its steps and however many its ranks. A
-set has only the values that `OwnMetrics.due` names.
+set contains only values of the fixed list in `OwnMetrics.due`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ A chart shows about a thousand points, and a job usually has more iterations.
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """Use of a node's devices. A value is None if nothing on the node measures it."""
+    """Use of a node's devices. A value is None if the node cannot measure it."""
 
     gpu_percent: float | None = None
     """Mean utilization of the node's GPUs."""
     gpu_least_percent: float | None = None
-    """Utilization of the least busy GPU. One idle GPU of eight hardly shows in the mean."""
+    """Utilization of the least busy GPU. One idle GPU of eight hardly changes the mean."""
     network_bytes: int | None = None
-    """Bytes that the network cards have sent and received; a counter."""
+    """Counter of the bytes that the network cards have sent and received."""
     memory_total_bytes: int | None = None
     """Maximum memory that the agent and its ranks can use."""
     memory_available_bytes: int | None = None
     memory_limit_bytes: int | None = None
-    """Memory limit of their cgroup; None if the machine is the limit."""
+    """Memory limit of the cgroup of the agent and its ranks; None if the machine's memory is the limit."""
     rank_memory_bytes: int | None = None
     """Resident memory of the rank that uses the most memory."""
 
@@ -64,7 +64,7 @@ class OwnMetrics:
 
         Args:
             seconds: duration from boundary to boundary.
-            blocked_seconds: part of it in which saving blocked the rank.
+            blocked_seconds: part of `seconds` in which saving blocked the rank.
 
         Returns:
             The new sums.
@@ -81,7 +81,7 @@ class OwnMetrics:
         return replace(self, replica_count=self.replica_count + 1, replicate_seconds=self.replicate_seconds + seconds)
 
     def due(self, now: float, replica_bytes: int, usage: NodeUsage) -> tuple[dict[str, float], OwnMetrics]:
-        """Return the values of a new point and the sums to continue with.
+        """Return the values of a new point, and the sums for the next point.
 
         Args:
             now: monotonic time of the newest boundary.
@@ -89,8 +89,8 @@ class OwnMetrics:
             usage: present use of the node's devices.
 
         Returns:
-            Values by name, and the new sums. The values are means since the last point; rates appear from the second
-            point on. While the period has not passed, there are no values and the sums are unchanged.
+            Values by name, and the new sums. The values are means since the last point; rates are included from the
+                second point on. Before the period has passed, the values are empty and the sums are unchanged.
         """
         if self.began_at is not None and now - self.began_at < PERIOD_SECONDS:
             return {}, self

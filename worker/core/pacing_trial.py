@@ -1,16 +1,16 @@
-"""Decides whether pacing pays, by comparing paced iterations with unpaced ones.
+"""Decides by measurement whether a job trains faster with paced snapshots or with unpaced snapshots.
 
-Pacing delays the chunks of a snapshot until the network is idle. Without pacing, a snapshot is sent at once.
+Pacing delays the chunks of a snapshot until the network is idle. Without pacing, a snapshot is sent immediately.
 
-    steps 0-3 paced ─▶ 4-7 at once ─▶ 8-11 at once ─▶ 12-15 paced ─▶ … ─▶ verdict
+    steps 0-3 paced ─▶ 4-7 unpaced ─▶ 8-11 unpaced ─▶ 12-15 paced ─▶ … ─▶ verdict
 
-Pacing avoids contention with the collectives of training. Its cost is extra wake-ups and processor time. Where agents
-share cores with ranks that wait for the network, pacing even sends while the ranks compute, and pauses while they wait.
-A delayed snapshot may also be unfinished when the next step is due, and that step is then not kept. So the trial
-measures both modes and compares the time per kept step.
+Pacing avoids contention with the collectives of training. Its cost is extra wake-ups and processor time. If agents
+share cores with the ranks, pacing has another cost: the agents send while the ranks compute, and idle while the ranks
+wait for the network. A delayed snapshot may also be unfinished when the next step is due, and that next step is then
+not captured. So the trial measures both modes and compares the training time per captured step.
 
-Invariant: the mode of a trial step depends on its step number alone. One node that sends at a bad moment slows the
-iteration of every node. So all nodes try the same mode at the same time, and all follow the verdict of the
+Invariant: the mode of a trial step depends on its step number alone. All nodes try the same mode at the same time,
+because one node that sends at a bad moment slows the iteration of every node. All nodes follow the verdict of the
 coordinator's node (`Announcement.pacing`).
 """
 
@@ -27,19 +27,20 @@ from worker.core.averages import median_error
 RUN_STEPS = 4
 """Consecutive steps in the same mode, so that delayed work of one iteration counts for its own mode."""
 LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
-"""Iterations per mode: the minimum for the verdict "send at once", for the verdict "pace", and the end of the trial.
+"""Numbers of measured iterations per mode that end the trial.
 
-Late snapshots are rare events that cost whole steps. Eight paced iterations may contain none by chance, so the verdict
-"pace" requires more iterations.
+`LEAST` is the minimum for the verdict "unpaced", `LEAST_TO_PACE` the minimum for the verdict "paced". After `ENOUGH`
+iterations the trial ends with a verdict in any case. Late snapshots are rare and cost whole steps. Eight paced
+iterations may contain no late snapshot, so the verdict "paced" requires more iterations.
 """
 MOST_LOST = 4
-"""Maximum number of lost steps attributed to one snapshot. More lost steps mean a lost holder."""
+"""Maximum number of lost steps attributed to one snapshot. A higher number of lost steps indicates a lost holder."""
 BEYOND_DOUBT = 2.0
 """Standard errors of confidence required to end the trial before `ENOUGH` iterations."""
 WORTH_RATIO = 0.01
-"""Share of the time per kept step that pacing must save.
+"""Share of the time per captured step that pacing must save.
 
-Smaller gains are noise, and sending at once is simpler.
+Smaller gains are noise, and unpaced sending is simpler.
 """
 
 
@@ -50,7 +51,7 @@ class Tries:
     seconds: tuple[float, ...] = ()
     """Duration of each iteration, from boundary to boundary."""
     lost: tuple[int, ...] = ()
-    """Per iteration: number of following steps that were not kept because its snapshot was still being sent."""
+    """Per iteration: number of following steps that were not captured because its snapshot was still being sent."""
 
     def take(self, seconds: float, lost_count: int) -> Tries:
         """Return the tries with one more iteration; only the newest `ENOUGH` are kept."""
@@ -58,7 +59,7 @@ class Tries:
 
     @property
     def kept_seconds(self) -> float:
-        """Seconds per kept step: the median iteration, times one plus the mean number of lost steps."""
+        """Seconds per captured step: the median iteration, times one plus the mean number of lost steps."""
         return statistics.median(self.seconds) * (1 + statistics.fmean(self.lost))
 
     @property
@@ -79,15 +80,15 @@ class PacingTrial:
     paced: Tries = Tries()
     at_once: Tries = Tries()
     verdict: bool | None = None
-    """True if pacing pays, False if it does not, None while the trial runs."""
+    """True if pacing saves time, False if it does not, None while the trial runs."""
 
     def iteration(self, seconds: float, *, is_paced: bool, lost_count: int = 0) -> PacingTrial:
         """Add an iteration that captured a snapshot and in which all data was sent in one mode.
 
         Args:
             seconds: duration from boundary to boundary.
-            is_paced: True if the snapshot was paced, False if it was sent at once.
-            lost_count: following steps that were not kept because this snapshot was still being sent.
+            is_paced: True if the snapshot was paced, False if it was sent immediately.
+            lost_count: following steps that were not captured because this snapshot was still being sent.
 
         Returns:
             The trial, with a verdict as soon as the measurements allow one. A finished trial is returned unchanged.

@@ -1,8 +1,10 @@
-"""Measures how long a rank stays in one place: between two boundaries, or within one phase.
+"""Measures how long a rank stays between two boundaries, or within one phase of its page.
 
-Invariant: a duration counts as finished only when the rank has moved on by itself. It is never longer than it was
-observed, because an unobserved time may contain several short stays. If the script has announced a limit for a phase,
-its duration is not recorded, because it does not show the job's own pace.
+A *stay* is the time in which the phase, the boundary and the announced limit of a rank do not change.
+
+Invariant: the duration of a stay is recorded only after the rank has moved on by itself. The duration ends at the last
+reading of the stay, because the time between two readings may contain several short stays. The duration of a phase with
+an announced limit is not recorded, because it does not show the job's usual pace.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from everstep.protocol.rank_messages import Phase, RankHalf
 FIRST_STEP = "first_step"
 """Name of the phase TRAIN before the first boundary of a launch.
 
-Kernels are compiled and caches are cold in this time, so its duration is recorded separately.
+The job compiles kernels and fills caches in this time, so its duration is recorded separately.
 """
 
 
@@ -28,7 +30,7 @@ class PhaseClock:
     phase: str = ""
     boundary: int = -2
     since: float = 0.0
-    """When the rank was first seen in its present place; monotonic seconds."""
+    """Start of the present stay: its first reading, in monotonic seconds."""
     seen_at: float = 0.0
     longest: Mapping[str, float] = field(default_factory=dict[str, float])
     """Longest finished duration of each phase, in seconds."""
@@ -43,7 +45,7 @@ class PhaseClock:
             now: monotonic seconds, not before the last reading.
 
         Returns:
-            The clock. If the rank has moved on, the finished duration is recorded if it is the longest of its phase.
+            The clock. If the rank has moved on, `longest` includes the finished duration.
         """
         phase = FIRST_STEP if half.phase is Phase.TRAIN and half.boundary <= self.base else half.phase.name.lower()
         if (phase, half.boundary, half.limit) == (self.phase, self.boundary, self.limit_seconds):
@@ -55,5 +57,5 @@ class PhaseClock:
 
     @property
     def still_seconds(self) -> float:
-        """Seconds between the rank's arrival at its present place and the last reading."""
+        """Seconds from the first to the last reading of the present stay."""
         return self.seen_at - self.since

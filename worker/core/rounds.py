@@ -6,8 +6,8 @@ One machine is an owner's shard, the other is the coordinator of a generation.
 
 C is the newest committed step and w is the proposed step. Both machines are level-triggered: `Shard.hear` takes the
 coordinator's newest state, and `Coordinator.report` takes a rank's newest state. `Coordinator.advance` derives the next
-state from the known facts; extra calls change nothing. Neither machine has a clock. The caller reports time as facts,
-for example "this holder is dropped" or "the final round is over".
+state from all reports; repeated calls change nothing. Neither machine has a clock. The caller reports the expiry of
+timeouts, for example "this holder is dropped" or "the final round is over".
 
 Invariant: within a generation, C never decreases. A step is proposed a second time only after every rank has reported
 that it forgot the first proposal.
@@ -23,7 +23,7 @@ from everstep.protocol.rounds import RankRound
 from worker.core.lead import Lead
 
 NONE = Step(-1)
-"""The value of a step field without a step."""
+"""Value of a step field that contains no step."""
 REASON_BYTES = 500
 """Maximum length of the reason why a step is abandoned.
 
@@ -42,12 +42,12 @@ class Shard:
     view: frozenset[NodeId]
     """Peers whose acknowledgement a vote requires."""
     returning: frozenset[NodeId] = frozenset()
-    """Peers outside the view that have lost C or that answer again.
+    """Peers outside the view that answer again, or that have lost C.
 
-    A vote waits for these peers, too. Otherwise the next step would overwrite the step that is being sent to them.
+    A vote also waits for these peers. Otherwise the next step would overwrite the step that is being sent to them.
     """
     unheard: frozenset[NodeId] = frozenset()
-    """Dropped peers that have not answered since.
+    """Dropped peers that have not answered since they were dropped.
 
     Their earlier acknowledgements do not return them to the view.
     """
@@ -57,7 +57,7 @@ class Shard:
     reason: str = ""
     is_late: bool = False
     sealed: frozenset[Step] = frozenset()
-    """Steps of this generation (and the base) that are sealed in the owner's own slots."""
+    """Steps of this generation, and the base, that are sealed in the owner's own slots."""
     capturing: Step = NONE
     """The proposed step while its rank still captures it; `NONE` otherwise.
 
@@ -68,7 +68,7 @@ class Shard:
 
     @classmethod
     def begin(cls, base: Step, peers: tuple[NodeId, ...]) -> Shard:
-        """Return the shard at the start of a generation. Every planned holder is in view, the base is sealed."""
+        """Return the shard at the start of a generation. Every planned holder is in view, and the base is sealed."""
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=frozenset({base} if base else ()))
 
     @classmethod
@@ -136,24 +136,27 @@ class Shard:
     def forget(self, step: Step) -> Shard:
         """Record that the owner's own slot no longer contains `step` because the slot was granted again.
 
-        A second capture of the step may differ from the first, so the peers' acknowledgements of the step are revoked
-        as well. The foundation is exempt, because it is never captured again.
+        A second capture of the step may differ from the first, so the peers' acknowledgements of the step are revoked.
+        The foundation is exempt, because it is never captured again.
         """
         held = self.held if step == self.foundation else frozenset(each for each in self.held if each[1] != step)
         return replace(self, sealed=self.sealed - {step}, held=held)
 
     def abandon(self, step: Step, reason: str, *, late: bool = False) -> Shard:
-        """Record that the rank does not capture `step`. The base is never captured and so never abandoned."""
+        """Record that the rank does not capture `step`. The base is never captured, so it cannot be abandoned."""
         if step != self.proposed or self.vote is not Vote.NONE or step == self.base or step in self.sealed:
             return self
         return replace(self, capturing=NONE, vote=Vote.ABANDON, reason=_cut(reason), is_late=late)
 
     def acknowledge(self, peer: NodeId, step: Step) -> Shard:
-        """Record that `peer` has verified and sealed `step`."""
+        """Record that `peer` has verified and sealed a replica of `step`."""
         return replace(self, held=self.held | {(peer, step)}, unheard=self.unheard - {peer})._confirmed(peer)._settled()
 
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
-        """Record that `peer` has connected and has exactly these steps. Its other acknowledgements are revoked."""
+        """Record that `peer` has connected and reports exactly these sealed steps.
+
+        Its acknowledgements of other steps are revoked.
+        """
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
         lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
         heard = replace(
@@ -162,7 +165,10 @@ class Shard:
         return heard._confirmed(peer)._settled()
 
     def answer(self, peer: NodeId) -> Shard:
-        """Record that a dropped `peer` accepts data again. Votes wait for it until it has C or is dropped again."""
+        """Record that a dropped `peer` accepts data again.
+
+        Votes wait for the peer until it has C or is dropped again.
+        """
         is_back = peer in self.awaited or peer not in self.peers
         return self if is_back else replace(self, returning=self.returning | {peer}, unheard=self.unheard - {peer})
 
@@ -201,10 +207,9 @@ class Shard:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a snapshot is being replicated.
+        """True while a snapshot is being replicated.
 
-        Either a peer still lacks a step of this shard, or this shard is complete and the coordinator waits for other
-        shards.
+        A peer still lacks a step of this shard, or this shard is complete and the coordinator waits for other shards.
         """
         return self.vote is Vote.ACKED or any(self.wanted(peer) != NONE for peer in self.awaited)
 
@@ -226,12 +231,12 @@ def _cut(reason: str) -> str:
 
 
 def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
-    """Return the answer that a rank's agent reports to an announced stop.
+    """Return the answer to an announced stop that a rank's agent reports.
 
     A rank answers only at boundaries. A rank that passed the boundary before the stop could not see the announcement in
     time. It may never reach its next boundary, because the other ranks wait at the stop and it waits for them. The
-    agent therefore answers ECHO_NO for such a rank. If the rank was about to answer after all, the stop is withdrawn
-    and announced again, which costs one round.
+    agent therefore answers ECHO_NO for such a rank. If the rank answers after all, the coordinator withdraws the stop
+    and announces a new one, which delays the stop by one round.
 
     Args:
         half: the rank's half of its page.
@@ -239,7 +244,8 @@ def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
         state: state of that stop on the agent's half.
 
     Returns:
-        (the stop that is answered, `ECHO_YES` or `ECHO_NO`); the rank's own answer if the agent has nothing to add.
+        (the stop that is answered, `ECHO_YES` or `ECHO_NO`); the rank's own answer if the agent need not answer for the
+            rank.
     """
     if state is StopState.ANNOUNCED and half.echo_step != stop and half.boundary >= stop:
         return stop, ECHO_NO
@@ -253,12 +259,15 @@ class Coordinator:
     world_size: int
     base: Step
     every_steps: int
-    """Steps between two checkpoints in S3; 0: checkpoints only at an agreed stop."""
+    """Steps between two checkpoints in S3; 0 means that checkpoints are made only at an agreed stop."""
     slot_count: int = 2
     stored: Step = FIRST_STEP
     """The newest complete checkpoint in S3 at the start of the generation; 0: none."""
     strayed: frozenset[Rank] = frozenset()
-    """Ranks with a stray on some node, and all other ranks of the same owners (`worker.core.strays.strayed`)."""
+    """Ranks whose protection the coordinator announces (`worker.core.strays.strayed`).
+
+    These are the ranks with a stray on any node, and all other ranks on the same owners' nodes.
+    """
     distance: int = 1
     """Minimum steps from a committed step to the next proposal; set by the job's budget (`worker.core.budget`)."""
     committed: Step = NONE
@@ -271,20 +280,20 @@ class Coordinator:
     cadence: int = 1
     """Steps between the last two commits."""
     persist: Step = NONE
-    """The newest step to upload.
+    """The newest step to upload to S3.
 
-    The step is committed, or it is the base of a job that is stopped before its first commit. If the upload of an older
-    step occupies a slot, the final step is marked as soon as it is proposed; agents then cancel the older upload.
+    The step is committed, or the base of a job that is stopped before its first commit. If the upload of an older step
+    occupies a slot, the final step is marked as soon as it is proposed; agents then cancel the older upload.
     """
     wanted: Step = NONE
-    """A user has requested the upload of this step or a later step; `NONE`: no request."""
+    """Step of a user's request to upload this step or a later one; `NONE` without a request."""
     is_recovering: bool = False
-    """True after a restart until every rank's agent has reported. Nothing is proposed in this time."""
+    """True after a restart until every rank's agent has reported. No step is proposed during this time."""
     stop_requested: bool = False
     stop: Step = NONE
     stop_state: StopState = StopState.NONE
     final: Step = NONE
-    """The boundary at which all ranks wait while it is being committed."""
+    """Boundary at which all ranks wait for the commit of the final step."""
     is_finished: bool = False
 
     @classmethod
@@ -334,7 +343,7 @@ class Coordinator:
     # -- events
 
     def report(self, *rounds: RankRound) -> Coordinator:
-        """Apply the newest state of some ranks and everything that follows from it."""
+        """Apply the newest state of some ranks, and all transitions that follow."""
         newest = {each.rank: each for each in (*self.ranks, *rounds)}
         return replace(self, ranks=tuple(newest[rank] for rank in sorted(newest))).advance()
 
@@ -345,8 +354,8 @@ class Coordinator:
     def request_checkpoint(self, step: Step) -> Coordinator:
         """Request the upload of the next commit at or after `step`. Repeated requests change nothing.
 
-        The upload takes the next commit, not the newest existing one. Members learn of an upload together with a
-        commit, before the slot of the committed step can be reused.
+        The upload takes the next commit instead of an existing one. Each announcement of a commit also names the step
+        to upload, so members pin its slot before the slot can be reused.
         """
         return replace(self, wanted=max(self.wanted, step))
 
@@ -355,11 +364,14 @@ class Coordinator:
         return replace(self, stop_requested=True).advance()
 
     def end_final_round(self) -> Coordinator:
-        """Record that the final round took too long: ranks leave with the step that is committed."""
+        """Record that the final round took too long.
+
+        The ranks exit, and the newest committed step is the final state.
+        """
         return replace(self, is_finished=True).advance() if self.final != NONE else self
 
     def halt(self) -> Coordinator:
-        """Record that the ranks are being ended.
+        """Record that the agents are ending the ranks.
 
         If a stop was requested, the committed step is the job's final state.
         """
@@ -374,9 +386,9 @@ class Coordinator:
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Strayed shards whose planned holders have all sealed the base or a later step.
+        """Shards in `strayed` whose planned holders have all sealed the base or a later step.
 
-        A shard qualifies only if its owner reports no holder out of view.
+        A shard qualifies only if its owner reports that every holder is in view.
         """
         return tuple(
             each.rank
@@ -388,11 +400,11 @@ class Coordinator:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every rank of the generation has reported at least once."""
+        """True if every rank of the generation has reported at least once."""
         return len(self.ranks) == self.world_size
 
     def advance(self) -> Coordinator:
-        """Apply all transitions that the known facts allow. A second call changes nothing."""
+        """Apply all transitions that the reports allow. A second call changes nothing."""
         before, after = None, self
         while after != before:
             before, after = after, after._recovered()._decided()._stopping()._closing()._left_behind()._propose()
@@ -431,7 +443,7 @@ class Coordinator:
             return replace(self, proposed=NONE, lead=self.lead.late() if late else self.lead)
         if len(votes) < self.world_size or not all(each.vote is Vote.ACKED for each in votes):
             return self
-        # Growth is limited: a gap after an outage is not the intended cadence.
+        # Limit the growth: the distance after an outage is not the intended cadence.
         cadence = min(self.proposed - self.committed, 2 * self.cadence) if self.committed != NONE else 1
         return replace(
             self,
@@ -445,8 +457,9 @@ class Coordinator:
     def _persist(self, committed: Step) -> Step:
         """Return the step to upload after `committed` was committed.
 
-        A commit at or past the next multiple of the interval is uploaded. The base is uploaded, too, if a multiple lies
-        between the newest checkpoint and the base: the upload that was due for it ended with its generation.
+        A commit at or past the next multiple of the interval is uploaded. The base is also uploaded if a multiple of
+        the interval lies between the newest checkpoint and the base. In that case the upload for that multiple ended
+        together with an earlier generation.
         """
         if self._is_uploading:
             return self.persist
@@ -500,10 +513,10 @@ class Coordinator:
         return self
 
     def _left_behind(self) -> Coordinator:
-        """Mark the foundation for upload when a stopped job has finished, however its final round ended.
+        """Mark the foundation for upload when a stopped job has finished, even if its final step was not committed.
 
-        The same holds for a job whose final step was marked but not committed, because the upload of an older step was
-        cancelled for it.
+        The foundation is also marked if the final step was marked but not committed. The upload of an older step was
+        cancelled in favour of that final step.
         """
         foundation = self.committed if self.committed != NONE else (self.base or NONE)
         is_due = self._is_stopping or self.persist > foundation
@@ -513,7 +526,7 @@ class Coordinator:
     def _is_stopping(self) -> bool:
         return (
             self.stop_requested or self.stop_state is StopState.CONFIRMED
-        )  # A restarted coordinator may have only one of the two facts.
+        )  # After a restart, the coordinator may know only one of the two.
 
     def _propose(self) -> Coordinator:
         if self.is_recovering or self.is_finished or self.proposed != NONE:
@@ -527,12 +540,12 @@ class Coordinator:
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
         if is_full:
-            return self  # An upload and C occupy both slots: the next capture waits for the upload.
+            return self  # The uploaded step and C occupy both slots, so the next capture waits for the upload.
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1)
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
             step = (
                 multiple if multiple - step <= self.cadence else step
-            )  # Commit the multiples of the interval, and skip none of them.
+            )  # Propose every multiple of the interval, so that a commit exists at each.
         return replace(self, proposed=Step(step), newest=Step(step))

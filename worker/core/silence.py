@@ -1,4 +1,4 @@
-"""Measures how long a holder has been silent, counting only time in which its owner could hear it. No I/O.
+"""Measures a holder's silence, without the time in which the owner could not receive its messages. No I/O.
 
     data is due and requested                ──▶ silent  ── progress, or nothing due or requested ──▶ not silent
     attempts fail, each after some progress  ──▶ failing ── an attempt succeeds, or nothing is due ──▶ not failing
@@ -6,9 +6,9 @@
 A single failed attempt with progress is a broken connection: the holder keeps the received chunks, and the next attempt
 continues from there. An attempt without any progress counts as silence.
 
-A dropped holder may return to the view when it answers. If the holder kept failing although it answered, or returned in
-vain, it must first wait. The wait is at least as long as the failure, and doubles each time. So a persistent fault
-delays commits less and less.
+A dropped holder may return to the view when it answers. A holder that was dropped while attempts failed, or that was
+dropped again after a return, must first wait. The wait is at least as long as the failure, and doubles each time. So a
+persistent fault delays commits less and less often.
 
 The owner checks the holder once per period. A late check means that the owner itself did not run, and that messages of
 this time are still unread.
@@ -33,9 +33,15 @@ class Silence:
     """Seconds between two checks."""
     looked_at: float = -math.inf
     owed_since: float | None = None
-    """Since when data has been due without progress, shifted by the time that does not count; None: not silent."""
+    """Time since which data has been due without progress; None if the holder is not silent.
+
+    Time that does not count as silence shifts this value forward.
+    """
     failing_since: float | None = None
-    """Start of a series of failed attempts with progress, shifted by the time that does not count; None: no series."""
+    """Start of a series of failed attempts with progress; None without a series.
+
+    Time that does not count as silence shifts this value forward.
+    """
     has_progressed: bool = False
     """True if the holder has made progress since the last failed attempt."""
     has_failed: bool = False
@@ -46,16 +52,16 @@ class Silence:
     """Wait that was imposed when the holder was last dropped."""
 
     def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
-        """Perform a check.
+        """Return the state after another periodic check.
 
         Args:
             now: present time in seconds.
-            is_owed: the holder lacks data that could be sent.
-            is_asked: nothing on the owner's side delays this data.
-            is_occupied: the owner is busy with work of its own first.
+            is_owed: True if the holder lacks data that could be sent.
+            is_asked: True if nothing on the owner's side delays this data.
+            is_occupied: True if the owner must first finish other work.
 
         Returns:
-            The state, with the time since the last check counted or left out.
+            The state. The time since the last check counts as silence or is skipped.
         """
         elapsed = now - self.looked_at
         left_out = elapsed if is_occupied or elapsed > LATE_RATIO * self.period_seconds else 0.0
@@ -89,7 +95,8 @@ class Silence:
     def given_up(self) -> Silence:
         """Record that commits continue without the holder.
 
-        Before the end of its wait this changes nothing: the holder was in view only because it had the step already.
+        A call before the end of the holder's wait changes nothing. The holder was then in view only because it already
+        had the step.
         """
         if not self.may_return:
             return self
@@ -99,7 +106,10 @@ class Silence:
 
     @property
     def may_return(self) -> bool:
-        """Whether the wait was over at the last check, so that a vote may wait for the holder again."""
+        """True if the holder's wait was over at the last check.
+
+        A vote may then wait for the holder again.
+        """
         return self.looked_at >= self.returns_at
 
     @property

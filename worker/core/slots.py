@@ -1,11 +1,11 @@
 """Decides which slot of a shard may be overwritten.
 
-A holder has two slots per shard, or three if the job asks for three. Each slot stores one content: the state of the
+A holder has two slots per shard, or three if the job asks for three. Each slot stores one *content*: the state of the
 shard at one step of one generation.
 
-Invariant: contents that must survive are named exactly, by origin generation and step. Every other slot may be
-overwritten, and only with the step that is being proposed or loaded. This module ignores the lineage of a job: the plan
-has already listed the contents to keep.
+Invariant: each content that must survive is identified by its origin generation and step. A slot with any other content
+may be overwritten, but only with the step that is being proposed or loaded. This module does not need the history of a
+job, because the plan lists the contents to keep.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class SlotView:
     A pinned slot must not be overwritten.
     """
     is_busy: bool = False
-    """True if a rank's copier may still write into the slot; possible after the agent has restarted."""
+    """True if a rank's copier may still write into the slot; this is possible after the agent has restarted."""
 
 
 EMPTY = SlotView(SlotState.EMPTY, None)
 
 
 def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
-    """Return the index of the slot that was already granted for exactly this content, or None.
+    """Return the index of the slot that was already granted for `content`, or None.
 
     The last step of a training may be proposed twice. The rank then does not capture the step again, because its first
     capture is still on the way to the agent. So the second proposal must use the same slot as the first.
@@ -95,13 +95,12 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
     """Return the contents of one shard that must not be overwritten on this node.
 
     The agent calls this before every grant and once while it loads a generation. After the first commit the result is
-    the committed content alone. Before the first commit it is the plan's keep list and the base.
+    only the committed content. Before the first commit the result is the plan's keep list and the base.
 
     Args:
         committed: the newest committed content of the generation that this node has heard of; None before the first
             commit.
-        planned: the plan's keep list for this shard: every content of the lineage up to the base that this node should
-            keep.
+        planned: the plan's keep list for this shard: every content up to the base that this node should keep.
         base: the content that the generation was restored from; None if it started from the beginning.
 
     Returns:
@@ -115,9 +114,9 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
 def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
     """Return whether the agent must cancel an upload because its slot is needed for the final step.
 
-    The coordinator marks a step for upload while it proposes that step only if the ranks have stopped at their final
-    step. The upload of the final step then replaces the cancelled upload. The cancelled upload does not belong to a
-    complete checkpoint.
+    The coordinator marks a step for upload while it proposes that step in one case only: the ranks have stopped at
+    their final step. The upload of the final step then replaces the older upload, which is not yet a complete
+    checkpoint.
 
     Args:
         uploading: the step whose slot is pinned, or -1.
@@ -145,7 +144,7 @@ def memory_nodes(ranks: Sequence[Rank], gpu_nodes: Sequence[int]) -> dict[Rank, 
 
     Args:
         ranks: the ranks of this node, in order of LOCAL_RANK.
-        gpu_nodes: the NUMA node of each GPU; negative if unknown. Empty if the machine has no choice of NUMA nodes.
+        gpu_nodes: the NUMA node of each GPU; negative if unknown. Empty if the machine has only one NUMA node.
 
     Returns:
         NUMA nodes by rank. Ranks without a GPU, or whose GPU has no known NUMA node, are left out.

@@ -1,11 +1,11 @@
-"""Limits snapshots on a slow link to half of its rate, so that training traffic meets no queue.
+"""Limits snapshots on a slow link to half of the link's rate, so that training traffic does not queue behind them.
 
     suspected slow ──▶ limited to half of its rate ──▶ limit lifted, rate measured ─┬─▶ limited again for longer
                                                                                    └─▶ sound
 
 The rate of a limited transfer does not show what the link could carry. So each transfer begins without a limit. In a
-long transfer the limit is lifted now and then; the first time soon, because the suspicion may be wrong. All durations
-are times in which the transfer was allowed to send.
+long transfer the limit is lifted periodically. It is lifted the first time soon, because the suspicion may be wrong.
+All durations count only the time in which the transfer was allowed to send.
 
 Invariant: a link that has its full rate is never limited for more than `RETRY_SECONDS` of sending.
 """
@@ -22,18 +22,18 @@ At the full rate, even the smallest collective waits behind the kernel's send bu
 LOOK_SECONDS = 0.2
 """Duration of a measurement without a limit, in seconds of sending."""
 FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
-"""Duration of the first limit, and the maximum. The duration doubles each time."""
+"""Duration of the first limit, and the maximum duration. Each limit lasts twice as long as the previous one."""
 FASTER_RATIO = 2.0
-"""Growth of the measured rate that requires a second measurement before the link is limited again.
+"""Factor by which the measured rate must grow to require a second measurement before the next limit.
 
 Right after a limit is lifted, the kernel still waits for its timers or fills its buffers, which distorts the rate.
 """
 HELD_RATIO = 0.8
-"""Fraction of a limited link's rate limit. A lower measured rate means that the link has slowed down further."""
+"""Fraction of a link's limit. A lower measured rate means that the limited link has slowed down further."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
 """Rate below which a link counts as stopped.
 
-Such a link is not limited: training could use nothing of it, and a limit would delay the transfer when the link
+Such a link is not limited: training could not use the spared rate, and a limit would delay the transfer when the link
 recovers.
 """
 
@@ -54,9 +54,9 @@ class SlowLink:
     """True if the last measurement without a limit showed a much higher rate."""
 
     def found(self, bytes_per_second: float, sent_bytes: int, seconds: float) -> SlowLink:
-        """Suspect the link: a transfer without a limit had `bytes_per_second` for long enough.
+        """Suspect the link and set the first limit.
 
-        Set the first limit.
+        The caller has measured `bytes_per_second` over a sufficient time without a limit.
         """
         if self.carries:
             return self

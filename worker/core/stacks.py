@@ -48,7 +48,7 @@ def describe(threads: Sequence[ThreadStack]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The first of several consecutive samples of a process with the same stacks."""
+    """The first of several consecutive stack samples of a process that show the same stacks."""
 
     text: str
     at: float

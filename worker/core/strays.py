@@ -1,9 +1,9 @@
 """Decides when a node drops replicas of shards that the new plan places on other nodes.
 
-A stray is a shard in this node's slots that the node neither owns nor holds under the running plan. Until the new
-holders have their replicas, strays protect such shards. If the memory of a node is sized exactly, strays and new
-replicas do not fit together. The node then drops one content of one stray at a time, and only if the shard stays
-protected without that content.
+A *stray* is a shard in this node's slots that the node neither owns nor holds under the running plan. Strays protect
+their shards until the new holders have replicas. On a node whose memory is sized exactly, strays and new replicas do
+not fit together. The node then drops one content of one stray at a time, and only if the shard stays protected without
+that content.
 
     content of the stray    dropped if a new slot lacks room                  dropped in any case
     ---------------------   -----------------------------------------------   ------------------------------------------
@@ -14,17 +14,18 @@ protected without that content.
                             of all shards of that owner; or the base is
                             committed
 
-Nodes that wait for each other's memory make progress. If the job might go back to an older step, the owner of a shard
-keeps that step, unless the owner is a replacement. So a node with a stray of a surviving owner has room for one slot at
-once, and receives the base of the shard that the plan placed on it. When that base is sealed, the next node may drop
-its stray of the same shard, and so on. After several losses, no content may be droppable. The owners then take the node
-out of their view at the holder deadline, the base is committed without that node, and the older contents become free.
+Nodes that wait for each other's memory still make progress. If the job might go back to an older step, the owner of a
+shard keeps that step, unless the owner is a replacement. So a node with a stray of a surviving owner can immediately
+drop one slot, and receives the base of the shard that the plan placed on this node. When that base is sealed, the next
+node may drop its stray of the same shard, and so on. After several losses it may happen that no content can be dropped.
+The owners then take the node out of their view at the holder deadline, the base is committed without that node, and the
+older contents become free.
 
-Invariant: until the base is committed, the loss of any one further node leaves a step that all shards can be restored
-to, if the plan had one. After the loss of an owner, this step is the base: other nodes have the base of the lost
-owner's shards, and all other owners have their own. After the loss of another node, it is the older step. An owner may
-have several ranks. If no other node has the base of one of its shards, its loss makes all shards go back to the older
-step.
+Invariant: until the base is committed, after the loss of any one further node, all shards can be restored to a common
+step, if the plan had such a step. After the loss of an owner, this step is the base: other nodes have the base of the
+lost owner's shards, and all other owners have their own. After the loss of another node, it is the older step. An owner
+may have several ranks. If no other node has the base of one of its shards, its loss makes all shards go back to the
+older step.
 """
 
 from __future__ import annotations
@@ -42,17 +43,18 @@ from worker.core.slots import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strays:
-    """The facts from which one node decides about its strays.
+    """The facts from which one node decides which of its strays to drop.
 
-    `SlotStore.place` receives a new value for every generation.
+    `SlotStore.place` receives a new object for every generation.
     """
 
     placed: frozenset[Rank] = frozenset()
     """Shards that the plan places on this node, owned or held. All other shards are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """Contents that the plan makes the shard's owner keep, each with the ranks of that owner whose base no other node
-    keeps yet.
+    """Contents that the plan requires the shard's owner to keep.
+
+    The value of each is the set of this owner's ranks whose base no other node keeps yet.
     """
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would go back after the loss of some node (`_needed`)."""
@@ -95,7 +97,7 @@ class Strays:
             content: the content of the slot; None if the slot is empty.
 
         Returns:
-            True if the module's invariant holds without this slot.
+            True if the module's invariant also holds without this slot.
         """
         if rank in self.placed or not self.is_loaded:
             return False
@@ -108,15 +110,16 @@ class Strays:
         return not is_needed or (alone is not None and alone <= self.held)
 
     def is_over(self, rank: Rank) -> bool:
-        """Return whether the stray of `rank` protects nothing any more and may be dropped in any case."""
+        """Return whether the stray of `rank` is obsolete and may be dropped in any case."""
         if rank in self.placed or self.committed == NONE:
             return False
         return rank in self.held or self.committed > self.base
 
 
 def strayed(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose protection the coordinator announces: ranks with a stray, and all other ranks of their
-    owners.
+    """Return the ranks whose protection the coordinator announces.
+
+    These are the ranks with a stray, and all other ranks of their owners.
     """
     found = {
         reference.owner_rank
@@ -128,7 +131,7 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose base is kept by no node except the owner."""
+    """Return the ranks whose base only their owner keeps."""
     owners = {rank.rank: rank.holders[0] for rank in plan.ranks}  # Every owner has loaded the base.
     elsewhere = {
         reference.owner_rank

@@ -11,19 +11,20 @@ from dataclasses import dataclass, replace
 from everstep.protocol.slot import DIGEST_BYTES
 
 Ranges = tuple[tuple[int, int], ...]
-"""(first, count) of runs of chunks, in ascending order, with gaps between them."""
+"""Runs of consecutive chunks as (first, count), in ascending order, with at least one other chunk between two runs."""
 WORTHWHILE = 1.2
-"""Factor by which a doubled number of streams must raise the rate. Otherwise more streams only cost."""
+"""Factor by which a doubled number of streams must raise the rate. Otherwise the additional streams cost more than they
+gain.
+"""
 
 TRIES = 3
-"""Transfers per number of streams before it is judged by the fastest.
-
-Training may have slowed the others down.
+"""Transfers per number of streams before that number is judged. The fastest transfer counts, because training may have
+slowed the others.
 """
 STREAM_BYTES = 64 * 1024 * 1024
 """Bytes per stream of a fetch.
 
-One flow on AWS sends them in 0.1 s, a hundred times the cost of another stream.
+One flow on AWS sends this amount in 0.1 s, which is a hundred times the cost of another stream.
 """
 
 
@@ -63,7 +64,10 @@ def ranges(chunks: Collection[int]) -> Ranges:
 
 
 def are_within(wanted: Ranges, count: int) -> bool:
-    """Return whether `wanted` are valid ranges of a payload of `count` chunks: ascending, disjoint, none empty."""
+    """Return whether all ranges of `wanted` are valid for a payload of `count` chunks.
+
+    Valid ranges are ascending, disjoint and not empty.
+    """
     position = 0
     for first, length in wanted:
         if first < position or length < 1 or first + length > count:
@@ -73,7 +77,7 @@ def are_within(wanted: Ranges, count: int) -> bool:
 
 
 def fetch_streams(payload_bytes: int, limit: int) -> int:
-    """Return the number of streams for fetching a shard over an unmeasured path: one per `STREAM_BYTES`."""
+    """Return the number of streams for fetching a shard over an unmeasured network path: one per `STREAM_BYTES`."""
     return min(limit, 1 + payload_bytes // STREAM_BYTES)
 
 
@@ -82,8 +86,8 @@ class StreamCount:
     """Finds the best number of streams for a session by measurement.
 
     A single TCP flow is slower than many networks (AWS: 5 Gbit/s outside a cluster placement group, 10 Gbit/s within).
-    The capacity of a host's cards and cores is not known in advance. The number doubles while doubling pays, then stays
-    at the best value.
+    The capacity of a host's cards and cores is not known in advance. The number doubles as long as doubling raises the
+    rate by `WORTHWHILE`, then stays at the best value.
     """
 
     limit: int
@@ -93,7 +97,7 @@ class StreamCount:
     tries: int = 0
     """Transfers made with `count` streams."""
     best_count: int = 1
-    """The highest number of streams so far that paid."""
+    """Highest number of streams that raised the rate by `WORTHWHILE`."""
     best_rate: float = 0.0
     """Rate with `best_count` streams, in bytes per second."""
     is_settled: bool = False

@@ -8,10 +8,10 @@ This module does no I/O.
                 └─ … 16
 
 A node's report carries the coordinator's term that it answers, and a sequence number. Per node, only the newest report
-of the newest term is kept, whichever path it took. So an outdated report never replaces a newer one, and no report is
-counted twice.
+of the newest term is kept, regardless of its way through the tree. So an outdated report never replaces a newer one,
+and no report is counted twice.
 
-Invariant: the coordinator learns the same facts over the tree as over a direct connection to every node, only later.
+Invariant: the coordinator receives the same facts over the tree as over direct connections to all nodes, only later.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from everstep.protocol.rank_messages import Vote
 from everstep.protocol.rounds import NodeReport, RankRound
 
 ARITY = 16
-"""Maximum children of a node. At most 17 nodes dial the coordinator, and a tree of 10,000 nodes has four levels.
+"""Maximum children of a node. A tree of 10,000 nodes then has four levels.
 
-At 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`). More children load each
-node more. Fewer children add levels, and each level may delay a report that is not urgent by 20 ms.
+At 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`). A higher arity loads
+each node more. A lower arity adds levels, and each level may delay a non-urgent report by 20 ms.
 """
 RANKS_PER_MESSAGE = 1024
-"""Maximum ranks per `RoundReport`. A rank takes about 100 bytes, plus its reason, so a message stays far below
-`MAX_PEER_MESSAGE_BYTES`.
+"""Maximum ranks per `RoundReport`. The report of a rank takes about 100 bytes, plus its reason, so a message stays far
+below `MAX_PEER_MESSAGE_BYTES`.
 """
 NO_TERM = 0
 
@@ -87,7 +87,7 @@ class RoundTree:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The newest report of each node, all of the newest known term."""
+    """The newest report of each node, all of the coordinator's newest known term."""
 
     term: int = NO_TERM
     """The newest known term of the coordinator. Reports for an older term are ignored."""
@@ -112,21 +112,21 @@ class Reports:
         return Reports(known.term, MappingProxyType(newest))
 
     def since(self, sent: Reports) -> tuple[NodeReport, ...]:
-        """Return the reports that are newer than in `sent`, an earlier state of this object."""
+        """Return the reports that are newer than their counterparts in `sent`, an earlier state of this object."""
         return tuple(each for node, each in self.newest.items() if sent.newest.get(node) is not each)
 
     def is_pressing(self, sent: Reports, members: frozenset[NodeId]) -> bool:
-        """Return whether the unsent reports must be sent to the coordinator at once.
+        """Return whether the unsent reports must be sent to the coordinator immediately.
 
         Passed boundaries and single votes can wait for a joint message, because the coordinator acts only after all
-        votes. Urgent are the last vote of a subtree, an abandoned step, and rare changes (`_rare`).
+        votes. Three changes are urgent: the last vote of a subtree, an abandoned step, and a rare change (`_rare`).
 
         Args:
             sent: the reports that were already sent to the coordinator.
             members: the nodes that report through this node, including itself.
 
         Returns:
-            True to send at once.
+            True if the reports must be sent immediately.
         """
         for each in self.since(sent):
             before = sent.newest.get(each.node_id)
@@ -135,10 +135,10 @@ class Reports:
         return self._voted(members) not in (None, sent._voted(members))
 
     def is_progress(self, sent: Reports) -> bool:
-        """Return whether the unsent reports contain nothing except passed boundaries and repeated announcements.
+        """Return whether the unsent reports contain only passed boundaries and repeated announcements.
 
-        This counts only while a step is proposed. The coordinator then needs no such report before all ranks have
-        voted, and the votes contain the same facts.
+        A report of a rank without a proposed step does not count as progress. While a step is proposed, the coordinator
+        needs no such report before all ranks have voted. The votes contain the same facts.
         """
         return all(
             before is not None
@@ -163,7 +163,7 @@ class Reports:
 def messages(reports: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, ...]]:
     """Group the reports into messages of at most `RANKS_PER_MESSAGE` ranks.
 
-    A node with more ranks is a message of its own.
+    A node with more ranks gets a separate message.
     """
     group: list[NodeReport] = []
     count = 0
@@ -188,5 +188,5 @@ def _is_progress(now: RankRound, before: RankRound) -> bool:
 
 
 def _rare(rank: RankRound) -> tuple[object, ...]:
-    """Return the fields that change rarely and that make the coordinator act as soon as they change."""
+    """Return the fields that change rarely and on whose change the coordinator acts immediately."""
     return rank.standing, rank.echo_step, rank.echo, rank.pinned_step

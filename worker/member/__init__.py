@@ -1,1 +1,1 @@
-"""One generation on one node: load shards, serve ranks, take part in rounds, and clean up at the end."""
+"""One generation on one node: shards are loaded, ranks are served, rounds are run, and all work is ended."""

@@ -1,10 +1,10 @@
-"""This node's part in one generation: it loads shards, starts ranks, takes part in the rounds, and ends all of this.
+"""This node's part in one generation: it loads shards, serves ranks and takes part in the rounds.
 
     Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ Member.load ─▶ Member.begin_rounds ─▶ replicas, uploads
             ─▶ Member.close
 
 Invariant: the `Member` owns everything that a generation starts on this node: sessions, senders, uploads and rank
-connections. All of it has ended when `close` returns. Only slots outlive it.
+connections. All of these have ended when `close` returns. Only slots outlive the member.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ NO_RANK = Rank(-1)
 REGAIN_SECONDS = 1.0
 """Wait between two attempts to fetch a lost base."""
 AGAIN_SECONDS = 1.0
-"""Wait before a part that ended with a bug is started again."""
+"""Wait before a background task that raised an unexpected exception is started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class Node:
     listener: PeerListener
     objects: ObjectStore
     now: Callable[[], float]
-    """Returns Unix time, for times that users see."""
+    """Returns Unix time, for timestamps that users see."""
     outbox: MetricOutbox
     """Receives the values that rank 0 logs."""
     archives: SourceArchives
     user: RankUser | None = None
-    """The user that ranks run as; None: the agent's user."""
+    """The user that ranks run as; None means the agent's user."""
     usage: Callable[[], NodeUsage] = NodeUsage
     """Returns the present use of the node's devices."""
     gpu_nodes: tuple[int, ...] = ()
@@ -101,7 +101,7 @@ class Node:
     on_snapshot: Callable[[float], None] = lambda _: None
     """Called with the duration of every snapshot in seconds."""
     printed: Printed | None = None
-    """Returns lines that the ranks of the running generation have printed. None: lines are not replicated."""
+    """Returns lines that the ranks of the running generation have printed. None means that lines are not replicated."""
 
 
 class _PeerDialler:
@@ -125,7 +125,7 @@ class _PeerDialler:
 class Member:
     """This node's part in one generation.
 
-    One owner: the agent. It calls `open` and `load` first, or `adopt` after its own restart.
+    The agent owns the member. It calls `open` and `load` first, or `adopt` after its own restart.
     """
 
     def __init__(self, node: Node, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
@@ -212,8 +212,8 @@ class Member:
     def _keep(self, rank: Rank, told: Step) -> frozenset[Content]:
         """Return the contents of a shard that must not be overwritten.
 
-        This is C, or the plan's contents until the base is committed. `told` is the C that the caller knows from
-        elsewhere.
+        This is the committed content, or the plan's contents until the base is committed. `told` is a committed step
+        from another source, for example from an owner's message.
         """
         step = max(self._committed, told)
         committed = self._content(rank, step) if step != NONE else None
@@ -225,13 +225,14 @@ class Member:
         """Prepare slots and pages for the generation, and write its source tree. Then its ranks can be started.
 
         Args:
-            has_ranks: True if ranks are running already. They import from their source tree, so it stays unchanged.
+            has_ranks: True if ranks are already running. The source tree then stays unchanged, because these ranks
+                import from it.
 
         Returns:
             The path of the entry point.
 
         Raises:
-            LoadFailed: with a code and a message for the user.
+            LoadFailed: the generation cannot be prepared; contains a code and a message for the user.
         """
         await self._node.store.empty_all_but({rank.rank: self._keep(rank.rank, NONE) for rank in self.plan.ranks})
         self._node.listener.admit(self._credentials, self._serve)
@@ -247,11 +248,11 @@ class Member:
     async def load(self) -> None:
         """Fetch and verify the base of every local rank concurrently.
 
-        A shard that contradicts the plan ends the load at once, because all ranks will need an older step. If a source
-        is only unreachable, the other ranks finish: their shards are then available for the next attempt.
+        A shard that contradicts the plan ends the load immediately, because all ranks will need an older step. If a
+        source is only unreachable, the other ranks finish: their shards are then available for the next attempt.
 
         Raises:
-            LoadFailed: with a code and a message for the user.
+            LoadFailed: a base cannot be loaded; contains a code and a message for the user.
         """
         failed: dict[Rank, LoadFailed] = {}
 
@@ -276,7 +277,7 @@ class Member:
     def adopt(self) -> None:
         """Take over the running generation from an earlier agent process on this node, with its slots and pages."""
         for rank in self._node.store.shards:
-            if rank not in self.here.ranks:  # its incoming transfers ended with the earlier process
+            if rank not in self.here.ranks:  # incoming transfers of the slot ended with the earlier process
                 self._node.store.settle_copiers(rank)
         self._node.listener.admit(self._credentials, self._serve)
         self._open_shards()
@@ -315,7 +316,7 @@ class Member:
             )
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
-        """Load the base of one rank into an own slot and verify it: from this node, then peers, then S3.
+        """Load the base of one rank into an own slot and verify it. The sources are this node, then peers, then S3.
 
         `sources` replaces the plan's list of sources.
         """
@@ -363,10 +364,10 @@ class Member:
             )
 
     async def _regain_base(self, shard: OwnedShard) -> None:
-        """Fetch a base that this node has lost during a restart of its agent. No vote is possible before the base is
-        committed.
+        """Fetch a base that this node has lost during a restart of its agent.
 
-        Return when the base is here or is no longer needed. Failed attempts are repeated until then.
+        This rank cannot vote before the base is available. Failed attempts are repeated until the base is on this node
+        or is no longer needed.
         """
         rank = self.plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
@@ -412,7 +413,7 @@ class Member:
         )
 
     def _share(self, count: int) -> int:
-        """Return one rank's share of `count` threads, because all local ranks load at the same time."""
+        """Return one rank's share of `count` threads. All local ranks load at the same time."""
         return max(1, count // len(self.here.ranks))
 
     async def _load_s3(self, rank: Rank, source: ShardSource) -> None:
@@ -447,7 +448,7 @@ class Member:
     # -- rounds
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
-        """Start to take part in the rounds; on the coordinator's node, start the coordinator, too.
+        """Start to take part in the rounds. On the coordinator's node, also start the coordinator.
 
         Args:
             is_restarted: True if the agent adopted a running generation. The coordinator then waits for a report of
@@ -496,7 +497,7 @@ class Member:
     async def _supply_regained(self, shard: OwnedShard) -> None:
         """Start the senders after the base is regained.
 
-        A holder lists its steps when a session begins, and only steps that the owner has count.
+        A holder lists its steps when a session begins. The owner counts only steps that it has itself.
         """
         await self._regain_base(shard)
         self._supply(shard)
@@ -583,7 +584,10 @@ class Member:
         self._tell()
 
     def _tell(self) -> None:
-        """Report important changes to the control plane at once. Mere progress waits for the next regular report."""
+        """Report important changes to the control plane immediately.
+
+        Mere progress waits for the next regular report.
+        """
         finished = self.server is not None and (self.server.core.is_finished, self.server.core.stop_state)
         visible = (
             finished,
@@ -607,9 +611,9 @@ class Member:
     # -- uploads to S3
 
     def _upload_if_due(self, shard: OwnedShard) -> None:
-        """Upload the slot that the coordinator marked, in the background.
+        """Upload the step that the coordinator marked, in the background.
 
-        The slot is pinned at once, before it can be granted again. Uploads of one shard run one after another.
+        The slot is pinned immediately, before it can be granted again. Uploads of one shard run one after another.
         """
         step, is_kept = self._persist, self._persist in (self._committed, self.plan.base_step)
         slot = shard.slot(step) if step > shard.uploaded and is_kept and shard.pinned == NONE else None
@@ -658,7 +662,9 @@ class Member:
     # -- status for the control plane
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
-        """Return the position of each local rank and how long it has been there. Each call updates the clocks."""
+        """Return the phase and boundary of each local rank, and the time since its last change. Each call updates the
+        clocks.
+        """
         now, statuses = time.monotonic(), []
         for shard in self.shards.values():
             half = shard.page.rank()
@@ -682,7 +688,7 @@ class Member:
         return Step(max((shard.page.rank().target for shard in self.shards.values()), default=0))
 
     def begin_clocks(self) -> None:
-        """Reset the clocks when ranks are started, because the time before does not count."""
+        """Reset the phase clocks when ranks are started, because the time before the start does not count."""
         self._clocks = {rank: PhaseClock(self.plan.base_step) for rank in self.here.ranks}
 
     def longest(self) -> dict[str, float]:
@@ -797,7 +803,7 @@ class Member:
 
 
 def _why_out(shard: OwnedShard, peer: NodeId) -> str:
-    """Return the reason to report for a holder that is out of a shard's view."""
+    """Return the reason why a holder is out of a shard's view, for reports."""
     if peer in shard.core.returning:
         return "it answers again and is sent what it lacks"
     return shard.holder_troubles.get(peer, "it does not answer")

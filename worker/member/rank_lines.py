@@ -1,6 +1,7 @@
-"""Messages between the ranks of one generation and their shards on this node.
+"""Handles the messages between the ranks of one generation and the agent of their node.
 
-A rank requests slots and reports captured or abandoned steps. The coordinator's announcements are written to its page.
+A rank requests slots and reports captured or abandoned steps. The agent writes the coordinator's announcements to the
+rank's page.
 
 Invariant: a rank is granted a slot only for the proposed step. Its reports about any other step have no effect.
 """
@@ -52,7 +53,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 FIRST_STEPS = 2
-"""Number of first boundaries after a launch that are reported to the control plane at once.
+"""Number of first boundaries after a launch that are reported to the control plane immediately.
 
 Later boundaries wait for the next regular report.
 """
@@ -60,7 +61,7 @@ NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 class RankLines:
-    """Implements `RankEvents` for one generation. One owner: the node's `Member`."""
+    """Implements `RankEvents` for one generation. The node's `Member` owns it."""
 
     def __init__(
         self,
@@ -85,9 +86,9 @@ class RankLines:
             plan: plan of the running generation; never changes.
             shards: shards of this node's ranks.
             store: this node's slots.
-            keep: returns the contents of a shard that must survive now.
-            on_change: called after a change that the control plane should learn at once.
-            on_round_change: called after a change that the coordinator should learn.
+            keep: returns the contents of a shard that must not be overwritten.
+            on_change: called after a change that is reported to the control plane immediately.
+            on_round_change: called after a change that is reported to the coordinator.
             traffic: receives boundaries, snapshots and idle spans.
             outbox: receives the values that rank 0 logs, and the measurements of its node.
             slot_count: maximum number of slots per shard on this node.
@@ -114,17 +115,17 @@ class RankLines:
         self._on_snapshot = on_snapshot
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest captured boundary of this node's first rank, and when the rank passed it."""
+        """The newest captured boundary of this node's first rank, and the time at which the rank passed it."""
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
         """Ranks that connected before every node had verified its shards.
 
-        They receive progress of their base, and no other message yet.
+        These ranks receive only messages about the progress of their base.
         """
         self._early: dict[Rank, SlotsRequest] = {}
         """Slot requests of the ranks in `_waiting`.
 
-        Their slots are created after the load, which needs its own slots first.
+        These slots are created after the load, because the load needs memory for its own slots first.
         """
         self._is_loaded = False
         # A rank that leaves `init` early waits for the others in a collective with a time limit. Loads from memory take
@@ -132,24 +133,24 @@ class RankLines:
         self._is_followed = bool(plan.base_step) and all(
             rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
         )
-        """True if ranks may copy the verified prefix before all of the base has arrived."""
+        """True if ranks may copy the verified prefix of the base before the whole base has arrived."""
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank requested."""
         self._asked: dict[Rank, int] = {}
-        """Slot capacity of each rank: as requested, or as granted before if a larger request was refused.
+        """Slot capacity of each rank: the requested one, or the last granted one if a larger request was refused.
 
-        Shards may differ in size.
+        The capacities differ because shards may differ in size.
         """
         self._refused: dict[Rank, str] = {}
-        """Why a rank's last slot request was refused for good."""
+        """Reason why a rank's last slot request was refused permanently."""
         self._unmet: dict[Rank, SlotsRequest] = {}
-        """Slot requests for which this node has no room at the moment."""
+        """Slot requests that this node has no room for at the moment."""
         self._sealing: dict[Rank, Step] = {}
         """Captured steps whose slots are being digested."""
         self._unprepared: dict[Rank, Step] = {}
-        """The last step proposed before the rank's slots were ready.
+        """Last step that was proposed before the rank's slots were ready.
 
-        The first steps of every launch are such steps.
+        This happens with the first steps of every launch.
         """
         self._tasks: set[asyncio.Task[None]] = set()
         self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -195,7 +196,7 @@ class RankLines:
             line.send(WordChanged() if was_told else shard.arriving)
 
     def welcome_all(self) -> None:
-        """Let the ranks train, because every node has verified its shards.
+        """Start the training of all ranks, because every node has verified its shards.
 
         Ranks that connected earlier are waiting for this message.
         """
@@ -244,7 +245,7 @@ class RankLines:
                 self._store.settle_copiers(rank)
                 self._store.give_up(rank, shard.content(message.step))
                 refusal = shard.refusal or (NO_LAYOUT if self._unprepared.get(rank) == message.step else "")
-                # an earlier proposal would not have helped
+                # an earlier proposal would not have prevented this
                 late = message.reason.startswith(LATE_REASON) and not refusal
                 shard.apply(shard.core.abandon(message.step, refusal or message.reason, late=late))
             case Boundary():
@@ -252,7 +253,8 @@ class RankLines:
                     shard.note_passed(message.boundary, message.at_seconds)
                 self._on_round_change()
                 half = shard.page.rank()
-                if half.standing is not Standing.MOVING:  # It was still moving when its present step was proposed.
+                # The rank was still moving when the present step was proposed.
+                if half.standing is not Standing.MOVING:
                     self.grant_if_due(shard)
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
                     self._on_change()  # users wait for the first steps of a launch
@@ -293,7 +295,8 @@ class RankLines:
         if not values:
             return
         self.measured = values
-        if shard.rank == 0:  # Only these values are queued until stored. Other nodes' values complement them.
+        # Only rank 0's node queues values until they are stored. The control plane adds the values of the other nodes.
+        if shard.rank == 0:
             point = MetricPoint(
                 generation=self.generation, step=message.boundary, values=values, at_seconds=self._now()
             )
@@ -306,8 +309,8 @@ class RankLines:
             code: type of the fault, part of the protocol.
             message: a sentence for the user.
             is_permanent: True if a retry gives the same result.
-            subject: the object with the fault. Only the newest fault per code and subject is reported, until `mended`.
-                None: the fault stays reported.
+            subject: the object with the fault. Only the newest fault per code and subject is reported, until `mended`
+                withdraws it. Without a subject, the fault stays reported.
         """
         self.faults[f"{code} {message if subject is None else subject}"] = NodeFault(
             code=code, message=message, is_permanent=is_permanent
@@ -380,9 +383,9 @@ class RankLines:
             await self._grant(shard)
 
     def _figures(self, copies: int, shards: Sequence[int], request: SlotsRequest, error: NoRoom) -> str:
-        """Return the message with the figures of the missing memory.
+        """Return the fault message with the sizes of the required and the available memory.
 
-        Ranks without a request yet count with the size of the refused request.
+        A rank that has not requested slots yet counts with the size of the refused request.
         """
         every = sum(shards) + (len(self._shards) - len(shards)) * (request.capacity_bytes + HEADER_BYTES)
         needed = slot_bytes_per_node(copies=copies, shard_bytes=[every], slot_count=self._slot_count)
@@ -446,7 +449,7 @@ class RankLines:
             self._wake(shard, shard.page.agent.stop_state)
 
     def _settle(self, shard: OwnedShard) -> None:
-        """Free slots that were being written when the agent restarted, once the rank's copier is idle."""
+        """Release slots that were being written when the agent restarted, once the rank's copier is idle."""
         if shard.page.rank().copying == NONE:
             self._store.settle_copiers(shard.rank)
 
@@ -462,7 +465,7 @@ class RankLines:
         return half.boundary < step or (half.boundary == step and half.standing is not Standing.MOVING)
 
     def _capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
-        """Digest the start of a capture that will not change any more, and offer it to the holders."""
+        """Digest the part of a capture that is final, and offer this part to the holders."""
         slot = self._slot_of(shard, capturing)
         if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
             self._follow(shard, slot, capturing).grow(capturing.final_bytes)
@@ -471,7 +474,7 @@ class RankLines:
     def _captured(self, shard: OwnedShard, captured: Captured) -> None:
         """Seal a captured step, even if it is not proposed at the moment.
 
-        The step may be proposed again, and its rank captures it only once.
+        The step may be proposed again, but the rank captures each step only once.
         """
         slot = self._slot_of(shard, captured)
         if slot is None:
@@ -502,7 +505,7 @@ class RankLines:
         is_granted = (said.step, said.slot) == (
             shard.core.proposed,
             shard.granted_slot,
-        )  # also if a restarted agent considered the slot void
+        )  # even if a restarted agent has considered the slot void
         is_written = said.slot == being_written([slot.view for slot in slots], shard.content(said.step))
         if said.slot < 0 or not (is_granted or is_written):
             return None
@@ -571,9 +574,9 @@ class RankLines:
         self._begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
 
     def _wake(self, shard: OwnedShard, stop_before: StopState) -> None:
-        """Make a rank that may be waiting read its page.
+        """Send a waiting rank a message, so that the rank reads its page.
 
-        A moving rank reads the page at every boundary anyway, and a message would take time from its step.
+        A moving rank gets no message: it reads the page at every boundary, and a message would delay its step.
         """
         may_wait = StopState.ANNOUNCED in (stop_before, shard.page.agent.stop_state)
         if may_wait or shard.page.rank().standing is not Standing.MOVING:
@@ -600,7 +603,7 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
     """Return whether the rank's chunk digests can replace the agent's own digests.
 
-    They must cover all chunks, and the agent must have no chunk to digest yet. Every holder verifies each chunk on
-    arrival, and the own node verifies all of them before it restores.
+    The rank's digests must cover all chunks, and the agent must have digested no chunk yet. An error in these digests
+    is detected: every holder verifies each chunk on arrival, and the own node verifies all chunks before it restores.
     """
     return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

@@ -1,13 +1,13 @@
-"""Derives from the iterations of a node's ranks when snapshots may use the network, and how often a step is proposed.
+"""Decides from the iterations of a node's ranks when snapshots may use the network, and how often to propose.
 
     Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node
     IdleSpans ──▶ SpanPacer ──pacing──▶ senders
 
-One local rank represents all ranks, because collectives synchronize their iterations. Only the measurements on the
-coordinator's node decide the distance between proposals and the pacing. The other nodes receive the decision.
+One local rank represents all ranks, because collectives synchronize their iterations. The distance between proposals
+and the pacing depend only on the measurements of the coordinator's node. The other nodes receive the decision.
 
-Invariant: without a profile, chunks are sent at once. Without measurements, every step is proposed. Pacing that makes
-kept steps slower than unpaced sending is not continued.
+Invariant: without a profile of the idle spans, chunks are sent immediately. Without measurements, every step is
+proposed. Pacing ends if it makes training slower per captured step than unpaced sending.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ log = logging.getLogger(__name__)
 ALPHA_SECONDS = 0.0002
 """Start-up time of a chunk: a wake-up and a system call."""
 WORTH_RATIO = 0.02
-"""Share of an iteration that transfers and idle spans must reach for pacing.
+"""Minimum length of transfers and of idle spans for pacing, as a share of an iteration.
 
-Shorter transfers disturb nothing, and shorter idle spans have no room. Chunks are then sent at once.
+Shorter transfers hardly disturb training, and shorter idle spans have no room for chunks. In these cases chunks are
+sent immediately.
 """
 UNPACED = Unpaced()
 SAID = {
@@ -45,7 +46,7 @@ STALE_RATIO = 1.5
 class Traffic:
     """Measurements and decisions of one node.
 
-    One owner: the node's `Member`; all methods run on the agent's loop.
+    The node's `Member` owns it. All methods run on the agent's event loop.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Traffic:
         """Create the object without measurements.
 
         Args:
-            ranks: ranks of this node; the first represents all.
+            ranks: ranks of this node; the first rank represents all ranks.
             pacer: pacer of the node.
             replica_count: number of shard transfers per snapshot: the holders on other nodes, summed over this node's
                 shards.
@@ -82,30 +83,33 @@ class Traffic:
         self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
-        """Pacer for the profile; None until the link's rate is known, or if pacing has no benefit."""
+        """Pacer for the profile; None until the link's rate has been measured, and if pacing has no benefit."""
         self._is_every_step = True
         """True while the budget has never increased the interval above one in this training."""
         self._tried_seconds: float | None = None
         """Duration of an iteration when the trial began."""
         self._is_paced: bool | None = None
-        """Whether this iteration's chunks wait for idle spans; None without a plan."""
+        """True if this iteration's chunks wait for idle spans; None without a plan."""
         self._was_paced: bool | None = None
         """Value of `_is_paced` in the previous iteration."""
         self._trying: _Try | None = None
-        """The last measured iteration until the next capture."""
+        """The last iteration with a measured snapshot, kept until the next capture."""
         self._passed_at: float | None = None
         self._has_captured = False
         self._was_sending = False
-        """Whether data was being sent at the last boundary."""
+        """True if data was being sent at the last boundary."""
 
     @property
     def trial(self) -> PacingTrial:
         """The pacing trial that applies to the present interval between proposals.
 
-        A snapshot that takes two iterations costs a step if every step is proposed, and none if proposals are further
-        apart. All other findings with every step proposed apply to both cases. Once the budget has forbidden proposing
-        every step, lost steps no longer count. Otherwise pacing would bring every step back, unpaced snapshots would
-        follow, and the budget would be exceeded again.
+        There are two trials: one for the time in which every step is proposed, and one for longer intervals. With every
+        step proposed, a snapshot that takes two iterations costs a step. With longer intervals it costs none, so lost
+        steps do not count.
+
+        Once the budget has enlarged the interval in this training, only the second trial applies. Otherwise the
+        decisions would oscillate: with pacing, every step would be proposed again, then snapshots would be unpaced, and
+        the budget would be exceeded again.
         """
         return self._trials[self._is_every_step]
 
@@ -129,7 +133,7 @@ class Traffic:
                 self._trials, self._tried_seconds, self._is_every_step = _untried(), None, True
 
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
-        """Process a boundary, or the fact that a rank no longer passes boundaries.
+        """Process a boundary, or a message that a rank no longer passes boundaries.
 
         Args:
             rank: the rank that sent the message.
@@ -139,7 +143,7 @@ class Traffic:
 
         Returns:
             Duration in seconds of the iteration that ended. None if no iteration ended, or if the rank does not
-            represent the node.
+                represent the node.
         """
         if rank != self._speaker:
             return None
@@ -214,8 +218,8 @@ class Traffic:
     def _plan(self) -> None:
         """Create the pacer for the profile as soon as the link's rate is known, if pacing has a benefit.
 
-        A snapshot that does not fit into the idle spans of one iteration would be late. So it is sent at once, as long
-        as the budget allows every step to be proposed.
+        A snapshot that does not fit into the idle spans of one iteration would be late. As long as every step may be
+        proposed, such a snapshot is sent immediately.
         """
         profile, rate = self._profile, self._pacer.bytes_per_second
         if profile is None or rate is None or self._planned is not None:
@@ -263,9 +267,9 @@ class _Try:
     seconds: float
     is_paced: bool
     lost_count: int = 0
-    """Following iterations without a capture."""
+    """Number of following iterations without a capture."""
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return empty trials, keyed by whether every step is proposed."""
+    """Return two empty trials. The key is True for the trial with every step proposed."""
     return {True: PacingTrial(), False: PacingTrial()}

@@ -5,8 +5,8 @@
 Reports and announcements travel over the tree of agents (`worker.replication.round_member`). The root of the tree is
 the `RoundMember` on the coordinator's own node.
 
-Invariant: the newest report of each node counts, and only if it carries this coordinator's term. Reports to an earlier
-process of the coordinator's agent are ignored.
+Invariant: only the newest report of each node counts, and only if the report carries this coordinator's term. The term
+identifies the present process of the coordinator's agent, so reports to an earlier process are ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 def new_life() -> int:
     """Return a number that is higher after every restart of this node's agent.
 
-    The number is the monotonic time in nanoseconds, and that clock runs until the node ends.
+    The number is the monotonic time in nanoseconds. The monotonic clock continues across restarts of the agent, until
+    the node ends.
     """
     return int(asyncio.get_running_loop().time() * 1e9)
 
@@ -36,7 +37,7 @@ def new_life() -> int:
 class RoundServer:
     """Feeds reports into the pure `Coordinator` and publishes its state as announcements.
 
-    One owner: the `Member` on the coordinator's node.
+    The `Member` on the coordinator's node owns the server.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class RoundServer:
             generation: the generation of these rounds.
             core: a new coordinator, or a recovering one after a restart of this agent.
             final_round_seconds: maximum time that ranks at the final boundary wait for its commit.
-            now: returns Unix time, for times that users see.
+            now: returns Unix time, for timestamps that users see.
         """
         self.core = core
         self.term = new_life()
@@ -61,7 +62,7 @@ class RoundServer:
         self._final_timer: asyncio.TimerHandle | None = None
         self._pacing = Pacing.AT_ONCE
         self._refused: list[str] = []
-        """Reasons why the last step was abandoned, to log each change once."""
+        """Last logged reasons for abandoning a step. Each change is logged once."""
 
     def announcement(self) -> Announcement:
         """Return the coordinator's present state as a message for the members."""
@@ -78,7 +79,7 @@ class RoundServer:
             finished=core.is_finished,
             pacing=self._pacing,
             held=core.held,
-            is_silent=core.is_recovering,  # Silent until every member has reported.
+            is_silent=core.is_recovering,  # The announcement is empty until every member has reported.
         )
 
     def take(self, reports: Sequence[NodeReport]) -> None:
@@ -100,7 +101,7 @@ class RoundServer:
         self._apply(self.core.keep_distance(distance))
 
     def keep_pacing(self, pacing: Pacing) -> None:
-        """Announce how every node sends replicas from now on."""
+        """Announce the pacing mode with which every node sends replicas from now on."""
         self._pacing = pacing
         self.changed.notify()
 

@@ -1,6 +1,6 @@
 """Fetches a shard from a node that holds it. A replacement node does this while it loads a generation.
 
-Invariant: a sealed slot contains exactly the content that the plan names, with the digest that the plan names.
+Invariant: a sealed slot contains exactly the content and the digest that the plan names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worker.tasks import finish, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
-"""Checks for received bytes of an unfinished chunk, per `silence_seconds`."""
+"""Number of checks per `silence_seconds` whether bytes of an unfinished chunk have arrived."""
 
 
 async def fetch_shard(
@@ -45,13 +45,15 @@ async def fetch_shard(
     """Fetch a shard into a slot of this node and seal it.
 
     Args:
-        dialler: opens connections to the holder. It is retried, because the holder may not know this generation yet.
+        dialler: opens connections to the holder. A failed dial is retried, because the holder may not have received
+            this generation's plan yet.
         rank: the rank that owns the shard.
         source: origin generation, step and digest from the plan.
         store: this node's slots.
         keep: contents of this shard that must survive.
         slot_count: maximum slots of this shard on this node.
-        answer_seconds: maximum time in which the holder may reject the session or not answer.
+        answer_seconds: maximum time for which dialling is retried while the holder rejects the session or does not
+            answer.
         silence_seconds: time without any data after which the connection counts as broken.
         arrived: receives progress, see `receive_shard`.
         stream_limit: maximum number of streams.

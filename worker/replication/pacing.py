@@ -1,4 +1,4 @@
-"""Decides when a chunk may leave this node: at once, at a constant rate, or in the network's idle spans.
+"""Decides when a chunk may leave this node: immediately, at a constant rate, or in the network's idle spans.
 
 All senders of a node share one pacer, because they share the node's link.
 
@@ -28,15 +28,15 @@ If no boundary was reported for this long, training is not iterating, and chunks
 """
 
 SHORT_SECONDS = 0.002
-"""Longest wait that happens in the stream's thread.
+"""Longest wait that takes place in the stream's thread.
 
-Waiting on the event loop instead would take about as long anyway on a busy node.
+On a busy node, a wait on the event loop would take at least as long.
 """
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
-"""Measurements required before the link's rate counts as known."""
+"""Measurements required before `NodePacer` reports the link's rate."""
 TELLING_BYTES = 64 * 1024
-"""Minimum bytes of a measurement. Less measures the latency, not the rate."""
+"""Minimum bytes of a measurement. A smaller transfer would measure the latency instead of the rate."""
 
 
 class Pacer(Protocol):
@@ -62,7 +62,8 @@ class Pacer(Protocol):
             bytes_count: size of the chunk.
 
         Returns:
-            Seconds until the chunk may be sent, at most `SHORT_SECONDS`. None: not admitted; call `admit` instead.
+            Seconds until the chunk may be sent, at most `SHORT_SECONDS`. None if the chunk was not admitted; the caller
+                then calls `admit`.
         """
 
 
@@ -92,13 +93,16 @@ class SharedLink:
 
     @property
     def use(self) -> LinkUse:
-        """The count up to now."""
+        """The measured use of the link up to now."""
         with self._lock:
             self._use = self._use.until(self._clock())
             return self._use
 
     def count(self) -> None:
-        """Update the count. Every active sender calls this regularly; a gap shows that the process was stopped."""
+        """Update the measured use.
+
+        Every active sender calls this regularly, because a gap between two calls shows that the process was stopped.
+        """
         with self._lock:
             self._use = self._use.until(self._clock())
 
@@ -109,28 +113,28 @@ class SharedLink:
             return max(1, self._use.sender_count)
 
     def join(self) -> LinkUse:
-        """Count one more transfer with data to send. Return the count at this moment."""
+        """Add a transfer with data to send. Return the measured use at this moment."""
         with self._lock:
             self._use = self._use.joined(self._clock())
             return self._use
 
     def leave(self) -> LinkUse:
-        """Count one transfer fewer with data to send. Return the count at this moment."""
+        """Remove a transfer that has no more data to send. Return the measured use at this moment."""
         with self._lock:
             self._use = self._use.left(self._clock())
             return self._use
 
     def drain(self, since: float) -> None:
-        """Record that a holder has received the last bytes, which the kernel accepted at `since`.
+        """Record that a holder has received the last bytes of a transfer.
 
-        See `LinkUse.drained`.
+        The kernel had accepted these bytes at `since`. See `LinkUse.drained`.
         """
         with self._lock:
             self._use = self._use.drained(since, self._clock())
 
 
 class Unpaced:
-    """Pacer that admits every chunk at once."""
+    """Pacer that admits every chunk immediately."""
 
     chunk_bytes = MAX_CHUNK_BYTES
 
@@ -139,15 +143,15 @@ class Unpaced:
         return 0.0
 
     async def admit(self, bytes_count: int) -> None:
-        """Return at once (see `Pacer`)."""
+        """Return immediately (see `Pacer`)."""
 
 
 class UniformPacer:
-    """Pacer with a constant rate that ignores training. Unused time is not saved up.
+    """Pacer with a constant rate that ignores training. Unused time is lost: later chunks are not sent faster.
 
     Args:
-        bytes_per_second: rate of the node: the bytes of all copies of an iteration's snapshots, divided by the time
-            that they shall take.
+        bytes_per_second: rate of the node: the bytes of all copies of an iteration's snapshots, divided by the intended
+            duration of sending.
         chunk_bytes: size of a chunk.
         clock: the event loop's clock, for use in threads.
     """
@@ -161,7 +165,7 @@ class UniformPacer:
         self._lock = threading.Lock()
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until the earlier chunks have had their time (see `Pacer`)."""
+        """Wait until the time reserved for the earlier chunks has passed (see `Pacer`)."""
         now = asyncio.get_running_loop().time
         async with self._turn:
             begin = max(now(), self._free_at)
@@ -170,7 +174,7 @@ class UniformPacer:
                 self._free_at = begin + bytes_count / self._rate
 
     def book(self, bytes_count: int) -> float | None:
-        """Admit the chunk if the earlier chunks end soon enough (see `Pacer`)."""
+        """Admit the chunk if the time reserved for earlier chunks ends within `SHORT_SECONDS` (see `Pacer`)."""
         with self._lock:
             now = self._clock()
             begin = max(now, self._free_at)
@@ -200,7 +204,8 @@ class SpanPacer:
     ) -> None:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
-        # After a late wake-up, the loop may catch up by the margin between a typical span and its window.
+        # After a late wake-up, a chunk may still be sent in the margin between the window and the end of a typical
+        # span.
         self._lateness_seconds = (
             (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         )
@@ -211,7 +216,7 @@ class SpanPacer:
         self._free_at = 0.0
         self._turn = asyncio.Lock()
         self._lock = threading.Lock()
-        """Protects `_free_at`, because threads book chunks, too."""
+        """Protects `_free_at`, because threads also book chunks."""
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
@@ -219,7 +224,7 @@ class SpanPacer:
 
         Args:
             at_seconds: when the rank passed the boundary, on the monotonic clock that all processes of the node share.
-                A time before the last known boundary is outdated and ignored.
+                A time before the last reported boundary is ignored.
         """
         if self._boundary_at is None or at_seconds > self._boundary_at:
             self._boundary_at = at_seconds
@@ -249,7 +254,10 @@ class SpanPacer:
         return wait if wait <= SHORT_SECONDS else None
 
     def _wait(self, cost: float, asked_at: float, now: float, *, patience_seconds: float) -> float:
-        """Return the chunk's wait until its opening. Reserve the opening if the wait is within `patience_seconds`."""
+        """Return the seconds until the chunk's opening.
+
+        The opening is reserved if the wait is within `patience_seconds`.
+        """
         with self._lock:
             at = self._opening(cost, asked_at)
             wait = max(0.0, at - now)
@@ -258,7 +266,7 @@ class SpanPacer:
             return wait
 
     def _opening(self, cost: float, asked_at: float) -> float:
-        """Return when the chunk may be sent: at its opening, or when its patience ends."""
+        """Return when the chunk may be sent: at its opening, or after its maximum wait."""
         earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at
         if begun is None:
@@ -269,9 +277,10 @@ class SpanPacer:
 
 
 class NodePacer:
-    """The pacer that all senders of a node use. It delegates to another pacer, which changes as the job is measured.
+    """The pacer that all senders of a node use.
 
-    One owner: the node's `Member`.
+    It delegates to another pacer, which the node's `Member` replaces after measurements of the job. The `Member` owns
+    the object.
 
     Args:
         clock: monotonic seconds.
@@ -280,7 +289,7 @@ class NodePacer:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.current: Pacer = Unpaced()
         self.link = SharedLink(clock)
-        """Use of the link by all transfers that are counted here."""
+        """Use of the node's link by all transfers of this node."""
         self._rates: deque[float] = deque(maxlen=KEPT_TRANSFERS)
         """Measured rates of the node's link in bytes per second, one per busy period."""
         self._sizes: deque[int] = deque(maxlen=KEPT_TRANSFERS)
@@ -289,11 +298,11 @@ class NodePacer:
         """Bytes sent by finished transfers."""
         self._under_way: set[Transfer] = set()
         self._measured: set[Transfer] = set()
-        """Running transfers whose bytes and sending time are known to belong together."""
+        """Running transfers whose measurements are complete."""
         self._begun = (0, 0.0)
         """(bytes sent, busy seconds of the link) at the start of the present busy period."""
         self._is_telling = True
-        """True if all transfers that ended in this busy period were measured."""
+        """True if the measurements of all transfers that ended in this busy period are complete."""
 
     @property
     def sent_bytes(self) -> int:
@@ -305,7 +314,7 @@ class NodePacer:
         """Count the bytes of a transfer while the context is open, and keep the total afterwards.
 
         The link is measured per busy period: from the first transfer that begins until no transfer is running. Only
-        then do the bytes and the time belong together.
+        over a whole busy period do the bytes and the time correspond.
         """
         if not self._under_way:
             self._begun, self._is_telling = (self._sent_bytes, self.link.use.busy_seconds), True
@@ -325,13 +334,13 @@ class NodePacer:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
-        """Switch to another pacer. Chunks that wait for the previous pacer are sent at once."""
+        """Switch to another pacer. Chunks that wait for the previous pacer are sent immediately."""
         if pacer is not self.current:
             self.pause()
             self.current = pacer
 
     def unpace(self) -> None:
-        """Send chunks without pacing, so that the link can be measured again.
+        """Send every chunk immediately, so that the link can be measured again.
 
         Paced transfers yield no measurements of the link.
         """
@@ -341,7 +350,7 @@ class NodePacer:
             self._sizes.clear()
 
     def measured(self, transfer: Transfer) -> None:
-        """Record that the holder has verified all of a counted, unpaced transfer."""
+        """Record that the holder has verified all bytes of an unpaced transfer."""
         self._measured.add(transfer)
         if transfer.taken_bytes:
             self.link.drain(transfer.taken_at)
@@ -352,7 +361,7 @@ class NodePacer:
     def bytes_per_second(self) -> float | None:
         """Rate of the link; None before there are `ENOUGH_TRANSFERS` measurements.
 
-        It is the fastest recent measurement, because training traffic slowed the others down.
+        It is the fastest recent measurement, because training traffic may have slowed the other transfers.
         """
         return max(self._rates) if len(self._rates) >= ENOUGH_TRANSFERS else None
 

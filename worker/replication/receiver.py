@@ -1,6 +1,6 @@
-"""Serves the sessions that other agents open to this node, to replicate their shards or to fetch shards.
+"""Serves the sessions that other agents open to this node to replicate or to fetch shards.
 
-Invariant: there is one replica session per generation and owner. A new session first ends the previous one, so that two
+Invariant: there is one replica session per generation and owner. A new session first ends the previous session, so two
 sessions never write the same shard.
 """
 
@@ -41,14 +41,17 @@ from worker.tasks import end, finish, first_of
 
 log = logging.getLogger(__name__)
 PREPARING_SECONDS = 0.1
-"""Interval of a holder's progress messages while it creates slots; far below an owner's holder deadline."""
+"""Interval of a holder's progress messages while the holder creates slots.
+
+The interval must be far below the owner's holder deadline.
+"""
 MAX_STREAMS = 64
-"""Maximum streams per session; further ones are rejected."""
+"""Maximum streams per session; further streams are rejected."""
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A session in service, registered so that its streams can find it."""
+    """An open session, registered so that its streams can find it."""
 
     peer: NodeId
     receiver: Receiver | None
@@ -73,7 +76,7 @@ class _Open:
 class ReplicaReceiver:
     """The accepting side of all replica and fetch sessions of one generation, and of their streams.
 
-    One owner: the node's `Member`.
+    The node's `Member` owns it.
     """
 
     def __init__(
@@ -91,7 +94,8 @@ class ReplicaReceiver:
             store: this node's slots.
             held_ranks: shards of other nodes that the plan places on this node. Replica sessions of other shards are
                 rejected.
-            keep: returns the contents of a shard that must survive, given the newest C that its owner knows.
+            keep: returns the contents of a shard that must survive, given the newest committed step that its owner has
+                reported.
             slot_count: maximum number of slots per shard on this node.
             take_lines: stores printed lines of an owner's ranks. None: the lines are discarded.
         """
@@ -133,7 +137,8 @@ class ReplicaReceiver:
     # -- replicas
 
     async def replica(self, session: Session) -> None:
-        """Receive shards of one owner until the connection ends. An earlier session of the same owner is ended first.
+        """Receive shards of one owner until the connection ends. The receiver first ends an earlier session of the same
+        owner.
 
         Args:
             session: an authenticated session for replicas of its `owner_rank`.
@@ -160,7 +165,7 @@ class ReplicaReceiver:
     async def _serve(
         self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]
     ) -> None:
-        """Run a session's work while its streams can attach. On return, all of its threads have ended."""
+        """Run a session's work and let its streams attach. On return, all threads of the session have ended."""
         owner = _Open(session.peer, receiver)
         self._open[session.opened.nonce] = owner
         try:
@@ -214,7 +219,7 @@ class ReplicaReceiver:
 
     @staticmethod
     async def _in_turn(owner: _Open, behind: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a part of a session's work after the previous part. An error ends the whole session."""
+        """Run a part of a session's work after the previous part. An error ends the session."""
         try:
             if behind is not None and not behind.done():
                 await asyncio.wait([behind])
@@ -225,7 +230,7 @@ class ReplicaReceiver:
     async def _say_preparing(self, session: Session, rank: Rank) -> None:
         """Send progress messages to the owner while this node creates slots for its shard.
 
-        The owner receives no other message in this time and would drop this holder.
+        This node sends no other message meanwhile. Without progress messages, the owner would drop this holder.
         """
         while True:
             if not self._store.is_making(rank):
@@ -243,7 +248,7 @@ class ReplicaReceiver:
         except NoRoom as error:
             log.info(
                 "no room for the shards of rank %d: %s", rank, error
-            )  # The owner learns it when its first shard is rejected.
+            )  # The owner is notified when its first shard is rejected.
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 
     async def _take_one(

@@ -1,12 +1,12 @@
-"""Takes part in the rounds of a generation on every node, and relays them for the nodes below it in the tree of agents.
+"""Takes part in the rounds of a generation, and relays messages for the nodes below in the tree of agents.
 
     parent node ◀── own state and reports from below ── RoundMember ◀── RoundReport ── child nodes
                 ── Announcement ──▶ applied on this node, then ──▶
 
-Both sides of a connection send a message at least every third of `holder_deadline`, and notice when the other side
-falls silent. This evidence about a node does not depend on whether any data is due to it.
+Every node runs a `RoundMember`. Both sides of a connection send a message at least every third of `holder_deadline`,
+and detect silence of the other side. So a silent node is detected even if no data is due to that node.
 
-Invariant: reports do not depend on the node that receives them. Every report is the newest complete state of a node,
+Invariant: the content of a report does not depend on its receiver. Every report is the newest complete state of a node,
 numbered by that node.
 """
 
@@ -28,12 +28,15 @@ from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
 COMPANY_SECONDS = 0.02
-"""Time that a change that is not urgent waits to be sent with others (docs/design.md#the-tree-of-agents)."""
-PROGRESS_SECONDS = 0.25
-"""Time that mere progress waits, because the coordinator does not need it before the next vote.
+"""Time for which a non-urgent change waits so that one message carries several changes.
 
-A vote usually takes it along sooner. The wait is also limited to `PROGRESS_RATIO` of the deadline, so that the
-connection never seems silent.
+See docs/design.md#the-tree-of-agents.
+"""
+PROGRESS_SECONDS = 0.25
+"""Time for which mere progress waits, because the coordinator does not need it before the next vote.
+
+Usually the next vote is sent sooner, and its message includes the progress. The wait is also limited to
+`PROGRESS_RATIO` of the deadline, so that the connection never seems silent.
 """
 PROGRESS_RATIO = 1 / 12
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5)
@@ -42,7 +45,7 @@ Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
 
 
 class RoundMember:
-    """A node's place in the tree of agents. One owner: the node's `Member`."""
+    """A node's position in the tree of agents, with its connections. The node's `Member` owns it."""
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class RoundMember:
         deadline_seconds: float,
         on_silence: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create the node's place in the tree.
+        """Create the node's position in the tree.
 
         Args:
             generation: the generation of these rounds.
@@ -64,15 +67,15 @@ class RoundMember:
             state: returns the newest state of this node's ranks.
             hear: receives announcements; called on the loop, must not block.
             deadline_seconds: time without a message after which a neighbour counts as silent.
-            on_silence: called when a neighbour falls silent or speaks again.
+            on_silence: called when a neighbour falls silent or sends messages again.
         """
         self.changed = Signal()
-        """Signals a change to report. Code that changes the state of this node's ranks notifies it."""
+        """Signals a change to report. Code that changes the state of this node's ranks must notify this event."""
         self.silent_since: float | None = None
-        """When this node last had a connection to a node above it, on the loop's clock; None while it has one.
+        """When this node last had a connection to a node above it, on the loop's clock; None while connected.
 
-        A node above that is cut off itself can only dial the coordinator, and reports the loss. So a node without a
-        connection has no path to the coordinator.
+        A node above that loses its own upward connections reports the loss to the nodes below. So a node without an
+        upward connection cannot reach the coordinator.
         """
         self._generation = generation
         self._node_id = node_id
@@ -119,10 +122,11 @@ class RoundMember:
 
         Args:
             dial: opens a round session to a node.
-            patience_seconds: time for which only the parent is dialled; after that, the nodes above it are tried, too.
-            is_restarted: True if an earlier agent process took part, because this process does not know which
-                announcements the earlier one received. A parent may have older announcements, so the first one must
-                come from the coordinator itself.
+            patience_seconds: time for which only the parent is dialled. After that, the nodes above the parent are also
+                dialled.
+            is_restarted: True if an earlier agent process took part. This process does not know which announcements the
+                earlier process received. A parent may have older announcements, so the first announcement must come
+                from the coordinator itself.
         """
         await first_of(self._take_part(dial, patience_seconds, is_restarted=is_restarted), self._watch())
 
@@ -167,7 +171,7 @@ class RoundMember:
         await first_of(self._collect(session), self._announce(session))
 
     async def _watch(self) -> None:
-        """Detect neighbours that fall silent and neighbours that speak again."""
+        """Detect neighbours that fall silent, and silent neighbours that send messages again."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._deadline / 10)
@@ -193,7 +197,7 @@ class RoundMember:
     def _listened(self, message: Announcement) -> None:
         newest = max((self._known.term, 0), (self._announced.term, self._announced.sequence + 1))
         if (message.term, message.sequence) < newest:
-            return  # Outdated: overtaken on another path, or sent before a restart of the coordinator.
+            return  # Outdated: a newer announcement arrived from another node, or the coordinator has restarted since.
         self._begin_term(message.term)
         self._announced = message
         if not message.is_silent:
@@ -207,9 +211,9 @@ class RoundMember:
             self.changed.notify()
 
     async def _announce(self, session: Session) -> None:
-        """Send the newest announcement at once, after every change, and periodically as a sign of life.
+        """Send the newest announcement immediately, after every change, and periodically as a sign of life.
 
-        The first announcement is sent even if it contains nothing yet.
+        The first announcement is sent even if it is still empty.
         """
         while True:
             seen = self._heard.version
@@ -256,10 +260,10 @@ class RoundMember:
         now = asyncio.get_running_loop().time
         told, told_at = Reports(), now()
         new_since: float | None = None
-        """When the oldest unsent change was noticed."""
+        """Time at which the oldest unsent change was noticed."""
         while True:
             seen, newest = self.changed.version, self._newest()
-            due = told_at + self._deadline / 3  # The sign of life is due whatever else changes.
+            due = told_at + self._deadline / 3  # The sign of life is due at this time, regardless of other changes.
             if news := newest.since(told):
                 new_since = now() if new_since is None else new_since
                 due = min(due, new_since + self._patience(newest, told))

@@ -1,7 +1,7 @@
 """Chooses the pair of network cards for each stream between two nodes, and skips pairs that fail.
 
     stream 0 ─▶ this node's first card,  the peer's first       the session's own pair
-    stream 1 ─▶ this node's second card, the peer's second      if it fails: the following pairs, the session's own last
+    stream 1 ─▶ this node's second card, the peer's second      if it fails: the next pairs, then the session's own
     stream 2 ─▶ ...
 
 Invariant: a pair is skipped only after another pair has reached the same peer in the meantime. The loss of a peer
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 LEFT_OUT_SECONDS = 60.0
 """Time for which a failed pair is skipped.
 
-Each attempt over a failed pair costs a whole handshake timeout.
+Each attempt over a failed pair costs a full handshake timeout.
 """
 Address = tuple[str, int]
 Way = tuple[NetworkCard, Address]
@@ -32,7 +32,9 @@ T = TypeVar("T")
 
 
 class Ways:
-    """The pairs of network cards for streams of one member. One per member of a generation; used on its loop.
+    """The pairs of network cards for streams to other nodes.
+
+    Each member of a generation has one, and uses it on its event loop.
 
     Args:
         cards: this node's cards, the card with the node's address first.
@@ -85,7 +87,7 @@ class Ways:
     def _leave_out(self, peer: NodeId, lost: Mapping[Way, PeerLost]) -> None:
         now = asyncio.get_running_loop().time()
         for way, error in lost.items():
-            if now >= self._left_out.get(way, -math.inf):  # Otherwise another stream has just logged it.
+            if now >= self._left_out.get(way, -math.inf):  # Otherwise another stream has just logged the failure.
                 log.warning(
                     "streams to %s leave out %s for %g s: %s",
                     peer,

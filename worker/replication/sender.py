@@ -44,7 +44,7 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Waits before each new dial; the last one repeats."""
+"""Waits before the first, second and later dials; the last value repeats."""
 REFUSED_SECONDS = 0.2
 """Wait after a holder rejected a shard, for example because it had no free slot."""
 FLOW_BYTES_PER_SECOND = 625e6
@@ -52,9 +52,11 @@ FLOW_BYTES_PER_SECOND = 625e6
 SLOW_RATIO = 0.1
 """Share of the expected rate below which a link is slow. The expected rate is the best measured one."""
 SUSPECT_RATIO = 1 / 6
-"""Share of the holder deadline, in seconds of sending, after which a slow transfer makes the link suspected.
+"""Share of the holder deadline after which a slow transfer makes the link suspected.
 
-After the whole deadline the link is reported as slow.
+Only the time in which the transfer sends counts.
+
+After the full deadline the link is reported as slow.
 """
 TELLING_BYTES = 64 * 1024 * 1024
 """Minimum size of a transfer from which the rate of the network is measured."""
@@ -64,11 +66,11 @@ LOOKS_PER_DEADLINE = 10
 
 Answer = ShardWanted | ShardSealed | ShardRefused
 Printed = Callable[[int], Awaitable[Tail]]
-"""Returns this node's printed lines from the given number on, up to everything its ranks have printed by now."""
+"""Returns the lines that this node's ranks have printed, from the given number to the newest."""
 
 
 class ReplicaSender:
-    """Sends one shard to one holder. One owner: the node's `Member`, which cancels `run`."""
+    """Sends one shard to one holder. The node's `Member` owns it and cancels `run`."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class ReplicaSender:
         self._paused_count = 0
         """Number of streams that wait for the pacer or are being opened.
 
-        The holder's silence is not counted meanwhile.
+        While the number is above 0, silence of the holder does not count.
         """
         self._is_verifying = False
         """True while the own slot is digested before or after a transfer."""
@@ -118,9 +120,9 @@ class ReplicaSender:
         self._link = SlowLink()
         self._line = BrokenLine()
         self._filled: tuple[int, float] | None = None
-        """(bytes, part seconds) of the running transfer after one check period.
+        """(bytes, part seconds) of the running transfer after its first check period.
 
-        From then on the kernel's send buffers are full, so it accepts bytes only as fast as they leave.
+        By this check the kernel's send buffers are full, so the kernel accepts bytes only as fast as it sends them.
         """
         self._streams = Streams()
         """Streams of the present session, or of the last one."""
@@ -128,9 +130,10 @@ class ReplicaSender:
         """Maximum number of streams that could be opened in this session."""
 
     async def run(self) -> None:
-        """Supply the holder until cancelled. A broken connection is dialled again, without limit, after a wait.
+        """Send steps to the holder until cancelled.
 
-        An unexpected exception also leads to a new dial, and counts as one more failed attempt of the holder.
+        After a broken connection, the sender waits and dials again, without a limit on attempts. After an unexpected
+        exception it also dials again, and counts a failed attempt of the holder.
         """
         await first_of(self._supply(), self._watch())
 
@@ -301,7 +304,10 @@ class ReplicaSender:
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
-        """Digest this node's own slot again after its copy arrived damaged. If the slot itself is damaged, empty it."""
+        """Return whether the own slot is damaged, after its replica arrived damaged.
+
+        A damaged slot is emptied.
+        """
         self._is_verifying = True
         try:
             return await self._store.verify(slot) is False
@@ -309,7 +315,10 @@ class ReplicaSender:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
-        """Return when a step that is still being captured is no longer expected: its capture may never finish."""
+        """Return as soon as a step that is being captured is no longer expected.
+
+        The transfer must then end, because the capture may never finish.
+        """
         while self._shard.core.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
 
@@ -318,26 +327,29 @@ class ReplicaSender:
         return self._crawls(queue, self._deadline)
 
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
-        """Return whether the transfer has had far less than the expected rate for more than `seconds` of sending.
+        """Return whether the transfer has had far less than the expected rate for more than `seconds` of sending time.
 
         The time is divided among the transfers that share the node's link. The best rate is measured without this
-        division, because each transfer may have used its own path.
+        division, because the transfers may have used different network paths.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:
-        """Apply the link's limit to the streams, divided by the number of transfers that share the node's link."""
+        """Apply the link's limit to the streams.
+
+        The limit is divided by the number of transfers that share the node's link.
+        """
         self._link = link
         self._streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
 
     async def _fit(self, session: Session) -> None:
         """Open or close streams to reach the best number, or as many as can be opened.
 
-        The first stream uses the session's own path, the others may use other network cards.
+        The first stream uses the session's own pair of network cards. Other streams may use other cards.
         """
         streams = self._streams
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            beside = int(count > 0)  # without any stream, the holder's silence counts
+            beside = int(count > 0)  # Without any stream, silence of the holder counts.
             self._paused(beside)
             try:
                 streams.add(await self._dialler.stream(session, count))
@@ -359,12 +371,12 @@ class ReplicaSender:
         streams.shrink(self.stream_count.count)
 
     def _measured(self, queue: ChunkQueue) -> None:
-        """Update the known rates from a finished, unpaced transfer."""
+        """Update the measured rates after a finished, unpaced transfer."""
         size, seconds = queue.taken_bytes, queue.busy_seconds
         self._pacer.measured(queue)
         if size >= TELLING_BYTES and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
-            if self.stream_count.count <= self._most_streams:  # otherwise fewer streams were used
+            if self.stream_count.count <= self._most_streams:  # Otherwise, the transfer used fewer streams.
                 self.stream_count = self.stream_count.measured(size / seconds)
 
     def _progress(self, _taken_bytes: int = 0) -> None:
@@ -379,7 +391,7 @@ class ReplicaSender:
         self._silence = self._silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
-        """Record a broken connection. It counts only if a step was due to the holder."""
+        """Record a broken connection. The break counts only if a step was due to the holder."""
         if (step := self._shard.core.wanted(self._peer)) != NONE:
             self._tell_of(self._line.cut_short(step, words))
 

@@ -6,8 +6,7 @@
 
 A stream's thread sends, receives and digests without the interpreter lock.
 
-Invariant: when `close`, `cut` or a cancelled `run` has returned, no thread reads or writes the caller's memory any
-more.
+Invariant: after `close`, `cut` or a cancelled `run` has returned, no thread reads or writes the caller's memory.
 """
 
 from __future__ import annotations
@@ -40,12 +39,13 @@ OWN_STREAMS = min(32, os.cpu_count() or 1)
 BUFFER_BYTES = 512 * 1024
 """Requested size of the kernel's send and receive buffers of a stream.
 
-Linux doubles the size and includes its own bookkeeping. If the kernel grew the buffers to megabytes, data would leave
-the processor's cache between two copies. Moving and verifying 1 GiB in both directions over loopback took 441 ms that
-way, and 361 ms with this size. The size suffices for 1 GB/s at a round trip of 0.4 ms. Longer paths use more streams.
+Linux doubles the size and includes its own bookkeeping. With automatic buffers of several megabytes, data would leave
+the processor's cache between two copies. To move and verify 1 GiB in both directions over loopback took 441 ms with
+automatic buffers, and 361 ms with this size. The size suffices for 1 GB/s at a round-trip time of 0.4 ms. Connections
+with a longer round trip use more streams.
 """
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
-"""Socket options that exceed the system's buffer limits.
+"""Socket options with which root exceeds the system's buffer limits.
 
 Many kernels limit unprivileged processes to 208 KiB and silently reduce larger requests.
 """
@@ -57,15 +57,15 @@ PROGRESS_SECONDS = 0.05
 UNSENT_BYTES = 128 * 1024
 """Maximum unsent bytes that the kernel buffers for a paced stream.
 
-A chunk admitted into an idle span thus leaves within that span, or delays the request for the next chunk.
+A chunk admitted into an idle span is thus sent within this span, or delays the request for the next chunk.
 """
 _TCP_NOTSENT_LOWAT = 25
 _SO_MAX_PACING_RATE = 47
 _LEAST_RATE = 64 * 1024
-"""Minimum limit of a stream, in bytes per second.
+"""Lowest rate to which a stream is limited, in bytes per second.
 
-The kernel sends that many bytes at once and then pauses. With a limit of 1000, a connection was silent for more than
-ten seconds, even after the limit was lifted (Linux 6.18).
+The kernel sends one burst and then pauses. With a limit of 1000, a connection was silent for more than ten seconds,
+even after the limit was lifted (Linux 6.18).
 """
 _UNLIMITED = 2 ** (8 * struct.calcsize("L")) - 1
 
@@ -80,16 +80,16 @@ class Payload(Protocol):
 class Streams:
     """The streams of one side of a session.
 
-    One owner: that side, which closes it. Every method is called on the loop. The work passed to `begin` runs in a
-    thread.
+    This side owns the object and closes it. Every method is called on the event loop. The work passed to `begin` runs
+    in a thread.
     """
 
     def __init__(self, *, receive_seconds: float | None = None) -> None:
         """Create the object without streams.
 
         Args:
-            receive_seconds: interval at which a receiving thread reports the received part of a chunk. None: it reports
-                only whole chunks, which avoids wake-ups.
+            receive_seconds: interval at which a receiving thread reports the received part of a chunk. With None, it
+                reports only whole chunks, which avoids wake-ups.
         """
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
@@ -97,7 +97,7 @@ class Streams:
         self._receive_seconds = receive_seconds
         self._limit: float | None = None
         self._working: dict[socket.socket, asyncio.Future[None]] = {}
-        """Completion of the work that runs on a stream."""
+        """Completion of the work of each stream that runs work."""
         self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
         """Work queue of each stream's thread, for streams that have a thread."""
 
@@ -117,7 +117,7 @@ class Streams:
     async def run(self, line: socket.socket, work: Callable[[socket.socket], None]) -> None:
         """Run `work` on one stream to its end (see `begin`).
 
-        If cancelled, the connection is cut, and the thread has left `work` when this returns.
+        A cancellation cuts the connection. On return, the thread has finished `work`.
 
         Args:
             line: as in `begin`.
@@ -182,7 +182,7 @@ class Streams:
             done.exception()  # mark as retrieved: a cancelled caller does not read it
 
     async def cut(self, *lines: socket.socket) -> None:
-        """Cut those of the streams that run work, and wait until their threads have left it."""
+        """Cut the given streams that run work, and wait until their threads have finished the work."""
         working = [line for line in lines if line in self._working]
         ends = [self._working[line] for line in working]
         for line in working:
@@ -192,7 +192,7 @@ class Streams:
     def limit(self, bytes_per_second: float | None) -> None:
         """Limit the total rate of all streams in the kernel, but not below `_LEAST_RATE` per stream.
 
-        None: no limit.
+        None removes the limit.
         """
         if bytes_per_second == self._limit:
             return
@@ -203,16 +203,16 @@ class Streams:
             else max(_LEAST_RATE, int(bytes_per_second / max(1, len(self.lines))))
         )
         for line in self.lines:
-            with contextlib.suppress(OSError):  # the connection is lost; its user will notice
+            with contextlib.suppress(OSError):  # the connection is lost; the thread that uses it will notice
                 line.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("L", rate))
 
     def shrink(self, count: int) -> None:
-        """Close the streams beyond `count`. They must run no work."""
+        """Close the streams beyond `count`. These streams must run no work."""
         for line in self.lines[count:]:
             self.drop(line)
 
     def drop(self, line: socket.socket) -> None:
-        """Close a stream, which makes room for another. It must run no work.
+        """Close a stream that runs no work, so that another stream can be opened.
 
         A stream that is already closed is ignored.
         """
@@ -225,7 +225,7 @@ class Streams:
         line.close()
 
     async def close(self) -> None:
-        """Cut every stream and wait until its thread has left its work."""
+        """Cut every stream and wait until all threads have finished their work."""
         for line in self.lines:
             _cut(line)
         await ended(*self._working.values())
@@ -260,7 +260,7 @@ class ChunkQueue:
 
     Args:
         clock: monotonic seconds.
-        link: the link that this transfer shares with others, with the same clock; None: a link of its own.
+        link: the link that this transfer shares with other transfers, with the same clock; None for an unshared link.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, link: SharedLink | None = None) -> None:
@@ -280,7 +280,7 @@ class ChunkQueue:
         self._held_count = 0
         """Number of sending streams that the pacer holds back."""
         self._busy_since: LinkUse | None = None
-        """Count of the link when this transfer last began to have data to send; None while it has none."""
+        """Use of the link when this transfer last began to have data to send; None while it has no data."""
         self._busy_seconds = 0.0
         self._part_seconds = 0.0
         self._is_complete = False
@@ -290,16 +290,14 @@ class ChunkQueue:
     def busy_seconds(self) -> float:
         """Seconds in which this transfer had data that it was allowed to send.
 
-        Times without data, or with all streams held back by the pacer, do not count: they prove nothing about the link.
+        Time without data, or with all streams held back by the pacer, does not count, because it shows nothing about
+        the link.
         """
         return self._spent()[0]
 
     @property
     def part_seconds(self) -> float:
-        """Seconds like `busy_seconds`, with only this transfer's share of shared time.
-
-        Time is shared while other transfers use the link as well.
-        """
+        """Seconds of `busy_seconds`, divided among the transfers that used the link at the same time."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:
@@ -313,7 +311,7 @@ class ChunkQueue:
             )
 
     def _turn(self) -> None:
-        """Start or stop counting time when the transfer begins or ceases to have data to send."""
+        """Start or stop the time measurement when the transfer begins or ceases to have data to send."""
         is_held = 0 < self._held_count == self._working_count
         is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
         if is_busy and self._busy_since is None:
@@ -334,15 +332,15 @@ class ChunkQueue:
             self._changed.notify_all()
 
     def complete(self) -> None:
-        """Record that no more chunks will be wanted."""
+        """Record that no further chunks will be queued."""
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Stop the transfer: no further chunk is taken.
+        """Stop the transfer, so that `next` returns no further chunk.
 
-        Chunks in flight may still be sent, but their time does not count.
+        Chunks in flight may still be sent, but their sending time does not count.
         """
         with self._changed:
             self.cancelled.set()
@@ -350,7 +348,7 @@ class ChunkQueue:
         self.complete()
 
     def next(self) -> int | None:
-        """Return the next chunk to send, waiting for one if necessary. None: there will be no more."""
+        """Return the next chunk to send; wait for a chunk if necessary. None means that no more chunks follow."""
         with self._changed:
             while not self._left and not self._is_complete:
                 self._changed.wait()
@@ -375,7 +373,7 @@ class ChunkQueue:
             self._turn()
 
     def taken(self, size: int) -> bool:
-        """Record bytes that the kernel accepted; 0 if it accepted none for a while.
+        """Record the number of bytes that the kernel accepted; 0 if it accepted none for `PROGRESS_SECONDS`.
 
         Return whether a progress report is due.
         """
@@ -411,7 +409,7 @@ async def send_chunks(
 ) -> None:
     """Send chunks of a payload over all streams.
 
-    Return when the queue is complete and the kernel has accepted its chunks. If cancelled, this returns when no thread
+    Return when the queue is complete and the kernel has accepted its chunks. A cancelled call returns when no thread
     reads `source` any more. Chunks in flight end soon, or their connections are cut.
 
     Args:
@@ -420,8 +418,9 @@ async def send_chunks(
         transfer: number of the transfer in `BeginShard`.
         queue: the chunks that the receiver wants; it may grow meanwhile.
         payload_bytes: size of the whole payload.
-        pacer: asked before each piece. None: every chunk is sent at once and in one piece.
-        progress: called on the loop now and then with a number of bytes that the kernel accepted.
+        pacer: asked before each piece. With None, every chunk is sent immediately and in one piece.
+        progress: called on the loop about every `PROGRESS_SECONDS` with the number of bytes that the kernel has
+            accepted since the last call.
         paused: called on the loop with +1 when a stream begins to wait for the pacer, and with -1 when the wait ends.
 
     Raises:
@@ -493,7 +492,7 @@ async def send_chunks(
 def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
     """Send the header and the data without copying.
 
-    Report accepted data bytes, and 0 after `PROGRESS_SECONDS` without any.
+    Report the accepted data bytes, and 0 after `PROGRESS_SECONDS` without an accepted byte.
     """
     sent = -len(header)
     while sent < data.nbytes:
@@ -535,7 +534,7 @@ class IncomingShard:
         """Chunks that arrived but did not match their digest."""
         self.landed_count = 0
         self.come_bytes = 0
-        """Received bytes of claimed chunks, whole or partial, verified or not."""
+        """Received bytes of all claimed chunks, including incomplete and unverified chunks."""
         self._target = target
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
@@ -548,15 +547,15 @@ class IncomingShard:
         self._event = asyncio.Event()
 
     def name(self, chunk_digests: bytes, missing: Iterable[int]) -> None:
-        """Add the digests of the next chunks, and which of these chunks are wanted. Called on the loop."""
+        """Add the digests of the next chunks, and the wanted chunks among them. Called on the loop."""
         with self._lock:
             self.chunk_digests += chunk_digests
             self.missing.update(missing)
 
     def follow(self, index: range, notify: Callable[[int], None]) -> None:
-        """Call `notify` with the contiguous verified prefix, now and as chunks arrive.
+        """Call `notify` with the contiguous verified prefix, immediately and as chunks arrive.
 
-        Called on the loop, after all digests are announced and proven to form the payload's digest.
+        Called on the loop after all digests are announced, and the payload's digest has been verified against them.
 
         Args:
             index: chunks that must be verified before the first call.
@@ -579,14 +578,14 @@ class IncomingShard:
             self._tell(chunk_range(count - 1, self.payload_bytes)[1] if count else 0)
 
     def again(self) -> Ranges:
-        """Return the damaged chunks, to be requested again, and clear their list. Called on the loop."""
+        """Return the damaged chunks, which the caller requests again, and clear the list. Called on the loop."""
         with self._lock:
             damaged = ranges(self.damaged)
             self.damaged.clear()
         return damaged
 
     def claim(self, index: int, size: int) -> memoryview | None:
-        """Reserve the place of a chunk for the calling thread. Return None if the chunk is not wanted.
+        """Reserve a chunk's memory for the calling thread. Return None if the chunk is not wanted.
 
         Thread-safe.
 
@@ -595,7 +594,7 @@ class IncomingShard:
             size: announced bytes.
 
         Returns:
-            The chunk's place in the slot. The caller must call `land` afterwards, whatever happens.
+            The chunk's memory in the slot. The caller must call `land` afterwards, even after an error.
 
         Raises:
             MalformedMessage: the payload has no such chunk.
@@ -620,7 +619,7 @@ class IncomingShard:
         Args:
             index: index of the chunk, as passed to `claim`.
             data: the result of `claim`; released here.
-            is_whole: True if all of the chunk was received.
+            is_whole: True if the whole chunk was received.
         """
         is_good = is_whole and digest(data) == chunk_digest(self.chunk_digests, index)
         data.release()
@@ -638,13 +637,13 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._look)
 
     async def settled(self, silence_seconds: float | None) -> None:
-        """Return when every missing chunk has arrived, verified or damaged, and the follower has been called.
+        """Wait until every missing chunk has arrived, intact or damaged, and the callback of `follow` has been called.
 
         Args:
-            silence_seconds: maximum time without any received byte; None: no limit.
+            silence_seconds: maximum time without any received byte; None means no limit.
 
         Raises:
-            PeerLost: no byte was received for that time.
+            PeerLost: no byte was received for `silence_seconds`.
         """
         while len(self.missing) > len(self.damaged):  # `missing` includes the damaged chunks
             before = self.come_bytes
@@ -664,7 +663,7 @@ class IncomingShard:
             return not self._claimed
 
     async def close(self) -> None:
-        """Reject further claims and wait for the present ones.
+        """Reject further claims and wait until all present claims are released.
 
         Streams that may be silent for ever must be cut first.
         """
@@ -699,7 +698,7 @@ class Receiver:
                 raise MalformedMessage(f"a chunk of {size} bytes")
             incoming = self.current
             place = incoming.claim(index, size) if incoming is not None and incoming.transfer == transfer else None
-            if incoming is None or place is None:  # The transfer is over, or the chunk is a duplicate.
+            if incoming is None or place is None:  # The transfer has ended, or the chunk is a duplicate.
                 _drain(line, size)
                 continue
             is_whole = False
@@ -715,7 +714,7 @@ def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], No
     Args:
         line: a blocking socket, optionally with a timeout.
         view: uint8[n].
-        come: called with the number of bytes received at a time.
+        come: called after each read with the number of received bytes.
 
     Returns:
         False if the other side closed the connection before the first byte.

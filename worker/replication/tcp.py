@@ -1,10 +1,10 @@
 """Sessions over TCP (`everstep.protocol.peer_messages` shows the handshake).
 
-A session carries messages on the agent's loop. A stream begins as a session. After its handshake, `detach` hands the
-bare connection to a thread (`streams`).
+A session carries messages on the agent's loop. A stream begins as a session. After the handshake, `detach` returns the
+raw socket for use in a thread (`streams`).
 
-Invariant: a peer that has not proved the generation's key can send nothing except the handshake. The length of every
-frame is checked before its body is read.
+Invariant: a peer that has not proved its possession of the generation's key can send only the handshake. The length of
+every frame is checked before its body is read.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ MAX_SESSIONS = 4096
 MAX_UNPROVEN = 256
 """Maximum sessions in the handshake.
 
-Beyond it, the listener closes the oldest session of the address with the most unproven sessions. So a flood from one
-address evicts only its own sessions.
+Beyond this number, the listener closes the oldest session of the address with the most unproven sessions. So a flood
+from one address evicts only its own sessions.
 """
 MAX_HANDSHAKE_BYTES = 4096
 """Maximum message size before both sides are authenticated."""
@@ -55,8 +55,8 @@ ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096
 """Bytes per read.
 
-Most messages are smaller, and several may have arrived. Reading header and body separately would double the system
-calls.
+Most messages are smaller than this size, so one read often returns several messages. Separate reads of header and body
+would double the number of system calls.
 """
 CANCELLED_SECONDS = 0.05
 """Seconds granted to a message whose sender was cancelled, before the connection is cut."""
@@ -73,7 +73,7 @@ class TcpSession:
         self._inbox = bytearray()
         """Received bytes of messages that were not returned yet."""
         self._ahead: memoryview | None = None
-        """Read buffer. None during the handshake, which must not read any byte beyond its own messages."""
+        """Read buffer; None during the handshake. The handshake must not read bytes of later messages."""
         self._limit = MAX_HANDSHAKE_BYTES
         self._missing = 0
         """Bytes that the awaited message still lacks."""
@@ -103,7 +103,7 @@ class TcpSession:
                 raise
 
     async def _leave(self, work: asyncio.Future[None]) -> None:
-        """Let a message whose sender was cancelled finish within `CANCELLED_SECONDS`; otherwise cut the connection."""
+        """Finish sending a message of a cancelled sender within `CANCELLED_SECONDS`; otherwise cut the connection."""
         _, pending = await asyncio.wait([work], timeout=CANCELLED_SECONDS)
         if pending:
             self.close()
@@ -111,9 +111,9 @@ class TcpSession:
         await asyncio.gather(work, return_exceptions=True)
 
     def _send_now(self, data: bytes) -> int:
-        """Return the number of bytes that the kernel accepts at once.
+        """Send without waiting, and return the number of bytes that the kernel accepted.
 
-        Usually this is all, which saves a turn of the loop.
+        Usually the kernel accepts all bytes, which saves an iteration of the event loop.
         """
         if self._is_closed:
             raise PeerLost(f"the line to {self.peer} is closed")
@@ -146,7 +146,7 @@ class TcpSession:
         return message
 
     def read_ahead(self) -> None:
-        """Read as much as is available from now on.
+        """From now on, read as many bytes at a time as are available.
 
         Called after the handshake of a session that will not be detached.
         """
@@ -165,7 +165,8 @@ class TcpSession:
     async def _read(self, missing: int) -> None:
         """Wait until more bytes have arrived.
 
-        The loop keeps watching the socket afterwards: to start and stop watching costs more than to read a message.
+        The loop keeps watching the socket afterwards, because starting and stopping the watch costs more than reading a
+        message.
         """
         if self._is_closed:
             raise PeerLost(f"the line to {self.peer} is closed")
@@ -189,7 +190,7 @@ class TcpSession:
     def _come(self) -> None:
         """Read available bytes for the waiting caller.
 
-        If no caller waits, the bytes stay in the kernel, whose full buffer eventually stops the sender.
+        If no caller waits, the bytes stay in the kernel, and the full kernel buffer eventually blocks the sender.
         """
         arrival = self._arrival
         if arrival is None or arrival.done():
@@ -231,7 +232,7 @@ class TcpSession:
         return self._line
 
     def close(self) -> None:
-        """Close the connection at once."""
+        """Close the connection immediately."""
         if not self._is_closed:
             self._is_closed = True
             self._unwatch()
@@ -260,7 +261,7 @@ async def dial(
         address: IPv4 address of the peer, from the plan.
         port: TCP port of the peer, from the plan.
         kind: purpose of the session, part of the authenticated handshake.
-        owner_rank: the shard of a replica session, otherwise -1.
+        owner_rank: the rank whose shard a replica session transfers; -1 for other kinds.
         source: this node's network card, to which the socket is bound.
         session: for a stream, the nonce of the session that it belongs to.
 
@@ -332,16 +333,17 @@ Serve = Callable[[TcpSession], Awaitable[None]]
 
 
 def _nobody(origin: str) -> Open:
-    """Return a placeholder for the first message of a connection that has not sent one yet."""
+    """Return a placeholder for the first message of a peer that has not sent a message yet."""
     return Open(
         run=RunId(""), generation=Generation(0), kind="round", node_id=NodeId(origin), owner_rank=Rank(-1), nonce=b""
     )
 
 
 class PeerListener:
-    """Accepts sessions of the generation that this node is a member of. Rejects and counts all others.
+    """Accepts sessions of the generation that this node is a member of. Rejects and counts all other sessions.
 
-    One owner: the agent. It calls `admit` when a Load names a generation, and `revoke` when a higher one is promised.
+    The agent owns the listener. It calls `admit` when a Load names a generation, and `revoke` when it promises a higher
+    generation.
     """
 
     def __init__(self, node_id: NodeId) -> None:
@@ -349,7 +351,9 @@ class PeerListener:
         self.port = 0
         self.refused_count = 0
         self.promised_run: RunId | None = None
-        """Run of the newest promise, kept after its release. Sessions of its other generations cause no warning."""
+        """Run of the newest promise, kept after the node's release. Sessions of other generations of this run cause no
+        warning.
+        """
         self._listening: list[socket.socket] = []
         self._addresses: tuple[tuple[str, int], ...] = ()
         self._credentials: Credentials | None = None
@@ -363,9 +367,9 @@ class PeerListener:
 
         Args:
             address: the node's address.
-            port: port on that address; 0: the kernel chooses.
+            port: port on that address; with 0, the kernel chooses a port.
             more_cards: the node's other network cards, for streams. They use the same port, so that one firewall rule
-                covers all. A card on which this fails is skipped.
+                covers all. A card on which listening fails is skipped.
 
         Raises:
             OSError: the address is not this node's, or the port is in use.
@@ -418,7 +422,7 @@ class PeerListener:
     def _accept(self, listener: socket.socket) -> None:
         """Accept every waiting connection.
 
-        The loop calls this synchronously, so no cancellation can separate a connection from its session.
+        The event loop calls this synchronously, so a cancellation cannot lose an accepted connection.
         """
         while True:
             try:

@@ -12,8 +12,8 @@ The sender announces the shard and its chunk digests. The receiver requests the 
     EndShard(digest of the payload)    ───▶
                                        ◀───  ShardSealed | ShardRefused
 
-For a sealed slot, the sender announces all digests and the end at once. For a slot that its rank still writes, it
-announces chunks as they become final.
+For a sealed slot, the sender immediately announces all digests and the end. For a slot that a rank is still writing,
+the sender announces chunks as they become final.
 
 Invariant: a slot is sealed only after the owner's slot is sealed, and only if every chunk matched the digest that the
 owner announced.
@@ -55,7 +55,7 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 MAX_REPEATS = 3
-"""Maximum requests for damaged chunks before the shard is rejected."""
+"""Maximum number of repeated requests for damaged chunks. After them, the shard is rejected."""
 CLOSE_SECONDS = 1.0
 """Seconds granted to chunks in flight after a transfer has ended, before the streams are cut."""
 
@@ -69,11 +69,14 @@ payload in bytes. The index and the digests are verified before the first call.
 
 
 class ShardRejected(PeerError):
-    """The shard was not sealed on this node: it was cancelled, or does not match its digest."""
+    """Raised if the shard was not sealed on this node.
+
+    The transfer was cancelled, or the data does not match its digest.
+    """
 
 
 class ShardDamaged(ShardRejected):
-    """Chunks do not match their digests even after repeated transfers."""
+    """Raised if chunks do not match their digests even after repeated transfers."""
 
 
 def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
@@ -81,7 +84,7 @@ def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginSh
 
     Args:
         slot: header of the slot, or the header that it will have.
-        transfer: higher than all earlier numbers of the session.
+        transfer: number of the transfer, higher than all earlier numbers of the session.
         committed: the newest committed step that this node has heard of.
 
     Returns:
@@ -117,7 +120,7 @@ async def send_shard(
 ) -> ShardSealed | ShardRefused:
     """Send a slot that is sealed or will be sealed.
 
-    The caller protects the slot: it is a registered reader of the slot, or has pinned it.
+    The caller must protect the slot: it must be a registered reader of the slot, or have pinned the slot.
 
     Args:
         session: its other side runs `receive_shard`.
@@ -128,14 +131,16 @@ async def send_shard(
         begin: announcement of the shard, the first message to the receiver.
         queue: a new queue; afterwards it contains the number of sent bytes and the sending time.
         pacer: see `send_chunks`.
-        progress: called with 0 when the receiver answered, and with a number of bytes when the kernel accepted them.
+        progress: called with 0 after each answer of the receiver, and with the number of bytes that the kernel has
+            accepted.
         paused: called with +1 when the receiver must wait for the pacer or for final chunks, and with -1 when the wait
             ends.
-        before_end: returns messages to send before the end of the shard, once the slot is sealed. None: no messages.
+        before_end: returns messages to send before the end of the shard, once the slot is sealed. With None, no
+            messages are sent.
 
     Returns:
-        The receiver's final answer. If the caller's work was cancelled, because the slot was granted again or its
-        capture was abandoned, the caller must send `CancelShard`.
+        The receiver's final answer. If the call is cancelled because the slot was granted again or its capture was
+            abandoned, the caller must send `CancelShard`.
 
     Raises:
         PeerLost: the connection is lost.
@@ -204,7 +209,7 @@ async def send_shard(
 
 
 async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
-    """Wait for the next final chunks of the capture. The receiver is reported as paused meanwhile."""
+    """Wait for the next final chunks of the capture. During the wait, `paused` reports the receiver as paused."""
     paused(1)
     try:
         await digests.changed.wait(seen)
@@ -236,10 +241,10 @@ async def receive_shard(
         store: this node's slots.
         keep: contents of this shard that must survive.
         slot_count: maximum slots of this shard on this node.
-        silence_seconds: maximum time without any data. None: no limit, because the sender paces itself and the kernel
+        silence_seconds: maximum time without any data. None means no limit: the sender paces itself, and the kernel
             detects dead connections.
-        arrived: called on the loop as chunks are verified. With it, the index is requested first, and the first call
-            comes after all digests are proven to form the payload's digest. None: no calls.
+        arrived: called on the loop as chunks are verified. If given, the index is requested first. The first call
+            follows after the announced digests match the payload's digest.
 
     Returns:
         The digest of the sealed payload.
@@ -247,7 +252,7 @@ async def receive_shard(
     Raises:
         ShardRejected: the shard was not sealed; the session can continue.
         NoRoom: memory for slots does not suffice, or every slot must be kept; the session can continue.
-        PeerLost: the connection broke. The received chunks are kept for the next session, in an unsealed slot.
+        PeerLost: the connection broke. The received chunks are kept in an unsealed slot for the next session.
         MalformedMessage: the sender's messages contradict each other; the connection must be closed.
     """
     _check(begin)
@@ -354,7 +359,7 @@ async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
 
 
 async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
-    """Wait for chunks in flight. If a stream stays silent within a chunk, close all streams."""
+    """Wait for chunks in flight. If a stream receives no bytes within a chunk for too long, close all streams."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await incoming.close()
@@ -402,7 +407,7 @@ async def _copy_unchanged(
 
 
 def _copy(target: memoryview, source: memoryview) -> None:
-    """Copy without the interpreter lock; slice assignment would hold it."""
+    """Copy without the interpreter lock, which slice assignment would hold."""
     size = source.nbytes
     to, out_of = (ctypes.c_char * size).from_buffer(target), (ctypes.c_char * size).from_buffer(source)
     ctypes.memmove(to, out_of, size)
@@ -410,7 +415,7 @@ def _copy(target: memoryview, source: memoryview) -> None:
 
 
 def _index_chunks(begin: BeginShard) -> tuple[int, int]:
-    """Return (first, end) of the range of chunks that contain the index."""
+    """Return (first, end) of the range of chunks that contain the payload's index."""
     size = chunk_bytes(begin.payload_bytes)
     return begin.index_offset // size, -(-(begin.index_offset + begin.index_bytes) // size)
 

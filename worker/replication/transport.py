@@ -1,6 +1,6 @@
 """Interfaces of the network that replication uses: authenticated sessions for messages, and their streams for shards.
 
-Invariant: a `Session` exists only after the other side has proved, for this session, that it has the generation's key.
+Invariant: a `Session` exists only after the other side has proved for this session that it has the generation's key.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Session(Protocol):
         """
 
     def close(self) -> None:
-        """Close the connection at once. Further calls change nothing."""
+        """Close the connection immediately. Further calls change nothing."""
 
 
 class Dialler(Protocol):

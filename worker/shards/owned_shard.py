@@ -1,7 +1,7 @@
-"""A shard that this node owns. It keeps the pure `Shard`, its slots and the rank's page consistent.
+"""A shard that this node owns: it keeps the pure `Shard`, the slots and the rank's page consistent.
 
-Invariant: (C, w, vote) is written to the page before any other party learns it. A task that waits on `changed` sees the
-state that woke it.
+Invariant: the committed step, the proposed step and the vote are written to the page before they are sent anywhere. A
+task that waits on `changed` sees the state that woke it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from worker.shm.store import Slot, SlotStore
 from worker.tasks import Signal
 
 TROUBLE_COUNT = 3
-"""Consecutively abandoned steps from which protection is reported as degraded.
+"""Number of consecutive abandoned steps after which protection is reported as degraded.
 
-Single abandoned steps are normal: layouts change now and then, and an audit may find an error once.
+Single abandoned steps are normal: for example, a rank's layout may change, or an audit may find a single error.
 """
 
 
 class OwnedShard:
-    """One rank's shard on its owner's node. One owner: the node's `Member`."""
+    """One rank's shard on its owner's node. The node's `Member` owns the object."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class OwnedShard:
         Args:
             rank: the rank that owns the shard.
             generation: number of the running generation.
-            core: state of the shard in the rounds.
+            core: initial state of the shard in the rounds.
             base: the content that the generation was restored from; None if there is none.
             store: this node's slots.
             page: the rank's page.
-            now: returns Unix time, for times that users see.
+            now: returns Unix time, for timestamps that users see.
             on_change: called after every change that the agent reports.
         """
         self.rank = rank
@@ -69,38 +69,41 @@ class OwnedShard:
         self.arriving: Arriving | None = None
         """Message about the base that is being fetched, set once its index has arrived."""
         self.refusal = ""
-        """Why no snapshot of this rank can be taken at the moment; empty if snapshots work."""
+        """Reason why no snapshot of this rank can be taken at the moment; empty if snapshots work."""
         self.reserved: tuple[int, bytes] | None = None
-        """(capacity, layout hash) of the slots that its rank has; None before the rank's first request."""
+        """(capacity, layout hash) of the rank's present slots; None before the rank's first request."""
         self.unready: frozenset[NodeId] = frozenset()
-        """Holders that have not created their slots for `reserved` yet."""
+        """Holders that have not yet created slots as described by `reserved`."""
         self.holder_troubles: dict[NodeId, str] = {}
-        """Why a holder has not sealed the sent step, in the words of the holder or the connection.
+        """Per holder: the reason why it has not sealed the sent step, reported by the holder or by the connection.
 
-        Removed when it seals.
+        The entry is removed when the holder seals a step.
         """
         self.slow_holders: dict[NodeId, str] = {}
-        """Holders over slow links, which delay steps, with a description."""
+        """Holders whose slow links delay steps, each with a description."""
         self.broken_lines: dict[NodeId, str] = {}
-        """Holders that answer, but whose connections keep breaking before a step is complete, with a description."""
+        """Holders that answer, but whose connections break before a step is complete, each with a description."""
         self.verified: dict[NodeId | None, tuple[Step, float]] = {}
-        """Per holder, with None for the own node: the newest step that it has verified, and since when (Unix time)."""
+        """Per holder: the newest step that the holder has verified, and the Unix time at which it did.
+
+        The key None stands for the own node.
+        """
         self.acked: tuple[Step, float] = (NONE, 0.0)
         """The newest step that every holder in view has verified, and when it was verified (monotonic time)."""
         self.passed: tuple[Step, float] = (NONE, 0.0)
         """The newest boundary of the rank and the Unix time at which the rank passed it."""
         self.first_passed_at = 0.0
-        """Unix time at which the rank finished its first step after the base; 0 before. Set by `note_first`."""
+        """Unix time at which the rank finished its first step after the base; 0 until `note_first` sets it."""
         self._now = now
         self._given_up: list[str] = []
-        """Reasons of the steps abandoned since the last commit, except lateness."""
+        """Reasons why steps were abandoned since the last commit, except lateness."""
         self._store = store
         self._on_change = on_change
         self._note(None, core.sealed)
 
     @property
     def trouble(self) -> str:
-        """Reason why this rank has abandoned several steps in a row; empty if it has not."""
+        """Reason why this rank has abandoned `TROUBLE_COUNT` or more steps in a row; empty otherwise."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
 
     @property
@@ -149,7 +152,10 @@ class OwnedShard:
     def publish(
         self, *, finished: bool | None = None, stop: Step | None = None, stop_state: StopState | None = None
     ) -> bool:
-        """Write the agent's half of the page. Values of None stay unchanged. Return whether the half changed."""
+        """Write the agent's half of the page, and return whether the half changed.
+
+        An argument of None keeps the present value.
+        """
         half = self.page.agent
         is_finished = half.proposed == FINISHED if finished is None else finished
         return self.page.write(
@@ -166,9 +172,10 @@ class OwnedShard:
         )
 
     def begin_load(self) -> None:
-        """Start to fetch the base, or to fetch it again. Everything that a rank has copied so far becomes void.
+        """Start to fetch the base, or to fetch it again.
 
-        This is published before any byte of the base is written.
+        The parts that the rank has already copied become void. The page shows this before any byte of the base is
+        written.
         """
         self.arriving = None
         self.page.write(replace(self.page.agent, load=self.page.agent.load + 1, verified=0))
@@ -193,7 +200,10 @@ class OwnedShard:
         )
 
     def reserve(self, capacity_bytes: int, layout_hash: bytes) -> None:
-        """Ask the holders to create slots like those that the rank has now, unless they were asked already."""
+        """Ask the holders to create slots with the size and layout of the rank's present slots.
+
+        A repeated call with the same size and layout changes nothing.
+        """
         if self.reserved == (capacity_bytes, layout_hash):
             return
         self.reserved = (capacity_bytes, layout_hash)
@@ -243,17 +253,19 @@ class OwnedShard:
             self.apply(self.core.acknowledge(peer, content.step))
 
     def _note(self, holder: NodeId | None, steps: frozenset[Step]) -> None:
-        """Record the newest step that a holder has verified, and since when."""
+        """Record the newest step that a holder has verified, and the time if the step is new."""
         newest = max(steps, default=NONE)
         if newest != self.verified.get(holder, (NONE, 0.0))[0]:
             self.verified[holder] = newest, self._now()
 
     def told_slow(self, peer: NodeId, trouble: str) -> None:
-        """Record that the link to `peer` is slow, with a description; an empty description ends this."""
+        """Record that the link to `peer` is slow, with a description; an empty description removes the record."""
         self._told(self.slow_holders, peer, trouble)
 
     def told_broken(self, peer: NodeId, trouble: str) -> None:
-        """Record that the connection to `peer` keeps breaking, with a description; an empty description ends this."""
+        """Record that the connection to `peer` keeps breaking, with a description; an empty description removes the
+        record.
+        """
         self._told(self.broken_lines, peer, trouble)
 
     def _told(self, troubles: dict[NodeId, str], peer: NodeId, trouble: str) -> None:
@@ -264,7 +276,10 @@ class OwnedShard:
             self._on_change()
 
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
-        """Record the sealed slots of `peer`. Only slots with the content and digest of an own sealed slot count."""
+        """Record the sealed slots of `peer`.
+
+        A slot counts only if an own sealed slot has the same content and digest.
+        """
         steps = set()
         for origin, step, digest in sealed:
             slot = self._store.sealed(self.rank, Content(origin, step))

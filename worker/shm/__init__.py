@@ -1,4 +1,4 @@
 """Shared memory of a node: slots and rank pages on tmpfs.
 
-The agent owns them, and they outlive ranks and the agent.
+The agent owns these files, which outlive the ranks and the agent.
 """

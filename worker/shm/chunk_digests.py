@@ -2,8 +2,8 @@
 
 The final prefix consists of the first bytes of the payload, up to the first byte that may still change.
 
-Invariant: digests are complete from the first chunk on, without gaps. They cover only bytes that are never written
-again.
+Invariant: the chunks with digests are a prefix of the payload, without gaps. They cover only bytes that are never
+written again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from worker.tasks import Signal
 
 
 class ChunkDigests:
-    """Digests of one payload in one slot, from its first bytes until it is overwritten. Used on the agent's loop only.
+    """Digests of one payload in one slot, from its first captured bytes until it is overwritten.
+
+    Used only on the agent's event loop.
 
     Args:
         header: header of the slot, as it will be sealed: content, sizes, index.
@@ -32,7 +34,7 @@ class ChunkDigests:
 
     @property
     def known_count(self) -> int:
-        """Number of chunks with a known digest."""
+        """Number of chunks whose digest was computed."""
         return len(self.known) // DIGEST_BYTES
 
     @property
@@ -56,7 +58,7 @@ class ChunkDigests:
         return self.is_complete and self.known_count == self.chunk_count
 
     def grow(self, final_bytes: int) -> None:
-        """Record the length of the final prefix. A shorter length than before is outdated and ignored."""
+        """Record the length of the final prefix. A length below the present length is outdated and ignored."""
         self._final_bytes = max(self._final_bytes, final_bytes)
         self.changed.notify()
 

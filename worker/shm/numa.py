@@ -2,8 +2,8 @@
 
 The kernel allocates a tmpfs page according to the memory policy of the allocating thread. The NUMA nodes of GPUs are
 read once, before the agent starts to serve. They come from the driver's folder in /proc, not from NVML. NVML may be
-missing, or hang for as long as a faulty driver does. Only health checks need NVML (Xids, memory errors, clocks), and
-they call NVML in a thread that may hang (`worker.node.health.gpus`).
+missing, or hang for as long as a faulty driver does. Only health checks (Xids, memory errors, clocks) need NVML, and
+run it in a separate thread that may hang (`worker.node.health.gpus`).
 
 Invariant: nothing is changed on a machine with one NUMA node or without GPUs, in a thread that already has a policy, or
 if the kernel refuses. Every change is undone.
@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import Any
 
 GPUS = Path("/proc/driver/nvidia/gpus")
-"""One folder per GPU, named by its PCI address. The order equals NVML's; for identical GPUs also CUDA's."""
+"""Folder with one subfolder per GPU, named by PCI address.
+
+The order of the names is the order of GPUs in NVML, and for identical GPUs also in CUDA.
+"""
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 MEMORY_NODES = Path("/sys/devices/system/node")
 UNKNOWN = -1
 """The kernel's value for a device without a known NUMA node."""
 DEFAULT, PREFERRED = 0, 1
-"""Memory policies: allocate on the thread's node, or on one given node as long as it has free memory.
+"""Memory policies: allocate on the thread's own node, or on a given node while that node has free memory.
 
 Source: linux/mempolicy.h.
 """
@@ -49,7 +52,8 @@ def gpu_nodes(gpus: Path = GPUS, pci_devices: Path = PCI_DEVICES, memory_nodes: 
         memory_nodes: folder in which the kernel lists NUMA nodes.
 
     Returns:
-        NUMA nodes by GPU number, `UNKNOWN` if the kernel reports none. Empty without GPUs or with one NUMA node.
+        NUMA nodes by GPU number, `UNKNOWN` if the kernel reports none. Empty without GPUs, or if the machine has only
+            one NUMA node.
     """
     try:
         if len(list(memory_nodes.glob("node[0-9]*"))) < 2:
@@ -95,7 +99,7 @@ def near(node: int | None, policy: Policy = set_policy) -> Iterator[None]:
     Pages come from other nodes once that node has no free memory.
 
     Args:
-        node: number of the NUMA node; None: change nothing.
+        node: number of the NUMA node; None changes nothing.
         policy: sets the calling thread's NUMA policy and returns the earlier one; see `Policy`.
 
     Yields:

@@ -1,7 +1,9 @@
 """The page shared by a rank and its agent (layout: `everstep.protocol.rank_messages`), mapped into the agent.
 
-Invariant: the agent writes its half before it informs another node of anything that depends on it. So a restarted agent
-finds everything that it has announced.
+The page has two halves: the agent writes one half, the rank writes the other.
+
+Invariant: the agent writes its half before it sends a message that depends on the new content. So a restarted agent
+finds on the page all facts that it has announced.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from everstep.protocol.rank_messages import (
 
 
 class RankPage:
-    """One rank's page. One owner: the node's `Member`, which opens and closes it."""
+    """One rank's page. The node's `Member` owns, opens and closes it."""
 
     def __init__(self, path: Path, *, generation: int) -> None:
         """Open or create the page at `path`. A page of another generation is cleared."""
@@ -74,7 +76,8 @@ def last_agent_half(path: Path) -> AgentHalf | None:
         path: path of the page.
 
     Returns:
-        The agent's half. None if the page is unreadable, or if its C is higher than any step of a training.
+        The agent's half. None if the page is unreadable, or if its committed step is higher than any step of a
+            training.
     """
     page = memoryview(path.read_bytes()[:RANK_WORD_BYTES])
     half = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None

@@ -1,7 +1,8 @@
 """One slot on tmpfs: a header page and a payload, mapped into the agent (layout: `everstep.protocol.slot`).
 
-Invariant: the header on tmpfs equals `header` of this object, and is written before any other party is informed. All
-pages are allocated when the file is created. So a full tmpfs is an error at creation and never a SIGBUS in a rank.
+Invariant: the header on tmpfs equals `header` of this object, and is written before the change is announced to ranks or
+nodes. All pages are allocated when the file is created. So a full tmpfs causes an error at creation and never a SIGBUS
+in a rank.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SlotFile:
 
         Args:
             path: path on tmpfs; its folder exists.
-            header: its `capacity_bytes` is the room for the payload.
+            header: its `capacity_bytes` is the maximum size of the payload.
             cancelled: checked between pieces of `PIECE_BYTES`.
 
         Returns:
@@ -162,7 +163,7 @@ class SlotFile:
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes `start` to `end` of the payload; `end` defaults to its used length.
 
-        The caller releases the view before the slot is closed.
+        The caller must release the returned view before the slot is closed.
         """
         stop = self.header.payload_bytes if end is None else end
         return self._view[HEADER_BYTES + start : HEADER_BYTES + stop]
@@ -182,8 +183,8 @@ class SlotFile:
 
 
 def _allocate(descriptor: int, mapping: mmap.mmap, cancelled: threading.Event) -> None:
-    """Allocate the file's pages, and the mapping's page table entries, which take as long again."""
-    # Only the address is needed; the ctypes object is released at once.
+    """Allocate the file's pages and the mapping's page table entries. Both take about the same time."""
+    # Only the address is needed, so the ctypes object is released immediately.
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     for start in range(0, len(mapping), PIECE_BYTES):
         if cancelled.is_set():

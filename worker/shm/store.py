@@ -43,11 +43,14 @@ from worker.tasks import Signal, end, ended
 
 log = logging.getLogger(__name__)
 INLINE_DIGEST_BYTES = 1024 * 1024
-"""Maximum payload that is digested on the loop: 0.03 ms at 30 GiB/s, less than the start of a thread."""
+"""Maximum payload that is digested on the event loop.
+
+At 30 GiB/s this takes 0.03 ms, less than the start of a thread.
+"""
 BATCH_BYTES = 32 * 1024 * 1024
-"""Maximum bytes digested at once, before the new digests are published."""
+"""Maximum bytes that are digested before the new digests are published."""
 VERIFY_THREADS = min(8, os.cpu_count() or 1)
-"""Threads with which a node verifies shards during a restore.
+"""Number of threads with which a node verifies shards during a restore.
 
 Each thread reads 30 GiB/s, and a few of them use the whole memory bandwidth.
 """
@@ -57,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of a shard and its users."""
+    """One slot of a shard, with its digests and the tasks that use it."""
 
     file: SlotFile
     readers: set[asyncio.Task[object]] = field(default_factory=set)
@@ -69,7 +72,7 @@ class Slot:
     They are not stored on tmpfs.
     """
     arrived: dict[int, bytes] = field(default_factory=dict)
-    """For a WRITING slot that streams fill: the verified chunks with their digests."""
+    """Digests of the verified chunks by index, while streams fill the WRITING slot."""
 
     def is_written_with(self, content: Content) -> bool:
         """Return whether the slot is being filled with `content`."""
@@ -77,17 +80,17 @@ class Slot:
 
     @property
     def is_used(self) -> bool:
-        """Whether a task reads, uploads or fetches from the slot."""
+        """True if a task reads, uploads or fetches from the slot."""
         return bool(self.pins or self.readers)
 
     @property
     def view(self) -> SlotView:
-        """The slot as the pure core sees it."""
+        """The slot's state as input for the pure functions of `worker.core.slots`."""
         return SlotView(self.file.header.state, self.file.content, is_pinned=self.pins > 0, is_busy=self.is_busy)
 
 
 class SlotStore:
-    """The slots of one run at a time. One owner: the agent. Every method runs on the agent's loop."""
+    """The slots of one run at a time. The agent owns the store, and calls every method on its event loop."""
 
     def __init__(self, root: Path, *, memory_bytes: int, user: RankUser | None = None) -> None:
         """Create the store and its folder.
@@ -95,7 +98,7 @@ class SlotStore:
         Args:
             root: folder on tmpfs for this node alone; created if missing.
             memory_bytes: maximum memory of all slots together.
-            user: the user that ranks run as; None: this process's user.
+            user: the user that ranks run as; None means this process's user.
         """
         self.root = root
         self._user = user
@@ -104,9 +107,9 @@ class SlotStore:
         self.job = JobName("")
         self.shards: dict[Rank, list[Slot]] = {}
         self.memory_nodes: Mapping[Rank, int] = {}
-        """NUMA node on which each rank's slots are created. For other ranks the kernel chooses."""
+        """NUMA node for the slots of each rank. For ranks without an entry, the kernel chooses."""
         self.strays = Strays()
-        """Facts about strays.
+        """Facts from which the store decides about strays.
 
         The `Member` replaces them at a new generation, after the load, and at each announcement.
         """
@@ -143,7 +146,7 @@ class SlotStore:
     def _adopt(self, rank: Rank, path: Path) -> Slot:
         """Return the slot at `path`.
 
-        An invalid file becomes an empty slot in the same place, because slots are numbered.
+        An invalid file becomes an empty slot with the same number.
         """
         try:
             file = SlotFile.adopt(path)
@@ -227,8 +230,8 @@ class SlotStore:
     def page_commits(self) -> tuple[PageCommit, ...]:
         """Return the newest committed step on the rank pages of each generation, oldest generation first.
 
-        The agent calls this at the promise, after all streams are closed. It skips an unreadable page: one readable
-        page of any node that holds the newest step is enough for the control plane.
+        The agent calls this at the promise, after all streams are closed. It skips an unreadable page: for the control
+        plane, one readable page on any node that has the newest committed step suffices.
         """
         newest: dict[Generation, Step] = {}
         for path in sorted((self.root / str(self.run)).glob("rank-*.word")):
@@ -281,7 +284,7 @@ class SlotStore:
         layout_hash: bytes,
         slot_count: int,
     ) -> int | None:
-        """Prepare a slot for being written with `content`, and mark it as WRITING.
+        """Prepare a slot for writing `content`, and mark the slot as WRITING.
 
         Args:
             rank: the rank that owns the shard.
@@ -292,10 +295,10 @@ class SlotStore:
             slot_count: maximum slots of this shard on this node.
 
         Returns:
-            Index of the slot. None if every slot is kept, pinned or busy, so nothing may be written now.
+            Index of the slot. None if every slot is kept, pinned or busy, so no slot may be written now.
 
         Raises:
-            NoRoom: the node's memory for slots is exhausted; the error contains the figures.
+            NoRoom: the node's memory for slots is exhausted; the error contains the required and available bytes.
         """
         async with self._alone(rank):
             slots = self.shards.setdefault(rank, [])
@@ -331,7 +334,7 @@ class SlotStore:
             return index
 
     async def reserve(self, rank: Rank, *, capacity_bytes: int, layout_hash: bytes, slot_count: int) -> None:
-        """Create this shard's slots with all pages allocated before they are needed. Slots with content stay unchanged.
+        """Create this shard's slots in advance, with all pages allocated. Slots with content stay unchanged.
 
         Args:
             rank: the rank that owns the shard.
@@ -340,7 +343,7 @@ class SlotStore:
             slot_count: 2, or 3 if the job requests it.
 
         Raises:
-            NoRoom: the node's memory for slots is exhausted; the error contains the figures.
+            NoRoom: the node's memory for slots is exhausted; the error contains the required and available bytes.
         """
         async with self._alone(rank):
             slots = self.shards.setdefault(rank, [])
@@ -362,7 +365,7 @@ class SlotStore:
 
     @contextlib.asynccontextmanager
     async def _alone(self, rank: Rank) -> AsyncIterator[None]:
-        """Lock a shard while a slot of it is chosen or created."""
+        """Lock a shard while one of its slots is chosen or created."""
         async with self._makers[rank]:
             self.making.notify()
             yield
@@ -372,12 +375,12 @@ class SlotStore:
         return self._makers[rank].locked()
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
-        """Create the file again with more room. If there is no room, the slot stays without a file."""
+        """Create the slot's file again with a larger capacity. Without free memory, the slot stays without a file."""
         slot.file.drop()
         slot.file = await self._create(rank, index, header)
 
     def _reusable(self, slots: list[Slot]) -> int | None:
-        """Return an empty slot, or None. Used while the shard may still get more slots."""
+        """Return an empty slot, or None. Called while the shard has fewer slots than allowed."""
         empty = [
             index
             for index, slot in enumerate(slots)
@@ -414,7 +417,7 @@ class SlotStore:
     def _make_room(self, needed_bytes: int) -> None:
         """Drop droppable slots of strays, oldest content first, until a new slot fits.
 
-        Nothing is dropped if the slot would not fit even without all of them.
+        No slot is dropped if the new slot would not fit even after dropping all of them.
         """
         needed_bytes += self._creating_bytes + self.used_bytes() - self.memory_bytes
         strays = [
@@ -467,8 +470,8 @@ class SlotStore:
             expected: the owner's digest, for a restored shard. Other content is not sealed.
 
         Returns:
-            The digest of the payload. None if it is not the expected one, in which case the slot is emptied, or if the
-            slot was granted again or given up meanwhile.
+            The digest of the payload. None if it differs from the expected digest, in which case the slot is emptied,
+                or if the slot was granted again or its capture was abandoned meanwhile.
         """
         if slot.digests is not digests:
             return None
@@ -482,7 +485,7 @@ class SlotStore:
         return self._declare(slot, digests)
 
     async def seal(self, rank: Rank, index: int, header: SlotHeader, *, expected: bytes | None = None) -> bytes | None:
-        """Digest the written content at once and seal the slot.
+        """Digest the complete content of a slot and seal the slot.
 
         Args:
             rank: the rank that owns the shard.
@@ -529,7 +532,7 @@ class SlotStore:
         slot.file.empty()
 
     def give_up(self, rank: Rank, content: Content) -> None:
-        """Stop all readers of content that the rank was capturing and has abandoned."""
+        """Stop all readers of a content whose capture the rank has abandoned."""
         for slot in self.shards.get(rank, []):
             if slot.is_written_with(content):
                 slot.digests = None
@@ -537,7 +540,7 @@ class SlotStore:
                     task.cancel()
 
     async def verify(self, slot: Slot, *, threads: int = 1, is_pressing: bool = False) -> bool | None:
-        """Digest a sealed slot again. If it does not match its own digest, it is emptied; other slots stay unchanged.
+        """Digest a sealed slot again. A slot that does not match its own digest is emptied.
 
         Args:
             slot: a slot in any state.
@@ -546,7 +549,7 @@ class SlotStore:
 
         Returns:
             True if the content matches the header, False if not. None if the slot is not sealed or was granted again
-            meanwhile.
+                meanwhile.
         """
         header = slot.file.header
         if header.state is not SlotState.SEALED:
@@ -642,7 +645,7 @@ class SlotStore:
         self.strays = strays
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
-        """Empty all slots whose content is not kept, and remove those of strays.
+        """Empty all slots whose content is not in the keep list. Such slots of strays are removed.
 
         Called once per load, with the plan's keep list.
         """
@@ -657,7 +660,7 @@ class SlotStore:
             self._forget_if_empty(rank)
 
     def drop_strays(self) -> None:
-        """Remove the strays that protect nothing any more and that no task reads. Further calls change nothing.
+        """Remove the strays that are obsolete (`Strays.is_over`) and that no task reads. Further calls change nothing.
 
         Called at every announcement.
         """
@@ -681,8 +684,9 @@ async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool =
     """Run `work` in a thread. The thread has ended when this returns, even if the caller is cancelled.
 
     Args:
-        work: receives an event that is set on cancellation. It checks the event between pieces, and then returns early.
-        is_pressing: True: the thread runs at the agent's priority. False: at the priority of ranks.
+        work: receives an event that is set on cancellation. It checks the event between pieces, and returns early if
+            the event is set.
+        is_pressing: True if the thread runs at the agent's priority; False if it runs at the priority of ranks.
 
     Returns:
         The result of `work`.

@@ -1,6 +1,7 @@
 """Mounts a tmpfs for the node's slots, independent of the size of /dev/shm, with huge pages if possible.
 
-Huge pages are allocated ten times as fast, and a rank needs 500 times fewer page table entries to map a slot.
+Compared with normal pages, huge pages are allocated ten times as fast. A rank then needs 1/500 of the page table
+entries to map a slot.
 
 Invariant: without the permission to mount, or if the kernel refuses, the folder is used as it is.
 
@@ -30,11 +31,11 @@ def mount(folder: Path, size_bytes: int) -> bool:
         size_bytes: size of the file system.
 
     Returns:
-        Whether the folder is a mount point now.
+        True if the folder is a mount point now.
 
     Raises:
         NotADirectoryError: the path is a link or another kind of file.
-        PermissionError: another user owns the folder or may write to it. The check is needed because everybody can
+        PermissionError: another user owns the folder or may write to it. The check is needed because all users can
             write to /dev/shm, and the name is predictable.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
