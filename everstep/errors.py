@@ -46,7 +46,7 @@ class EverstepError(Exception):
 
 
 class ConfigurationError(EverstepError):
-    """The client lacks an endpoint or a token, or must not use the configured ones."""
+    """The client lacks an endpoint or a token, or must not use the configured endpoint or token."""
 
 
 class SourceRefused(EverstepError):

@@ -26,7 +26,7 @@ _UNAVAILABLE_STATUSES = (502, 503, 504)
 def translated() -> Iterator[None]:
     """Convert errors of botocore inside the block into errors of `everstep.errors`.
 
-    A `ServiceFailed` has the service's message, code and request id, where the service sent them.
+    A `ServiceFailed` has the service's message, code and request id, if the service sent them.
 
     Raises:
         ServiceFailed: the service returned an error or did not respond.

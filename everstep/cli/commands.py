@@ -58,7 +58,9 @@ if TYPE_CHECKING:
 else:
 
     class Service:
-        """The client, connected as the options demand. A command declares a parameter `service` to receive it."""
+        """The client, connected to the service that the options select. A command declares a parameter `service` to
+        receive it.
+        """
 
 
 LARGEST_PAGE: Final = 1_000

@@ -81,10 +81,11 @@ def kept_up(
     Args:
         connect: opens a connection. Called again after a connection ends or breaks, so it has to resume after the last
             received item.
-        is_over: returns True if the stream is complete after a connection that ended without an error. A server that
-            shuts down ends a connection without an error, too.
+        is_over: returns True if the stream is complete after a connection that ended without an error. A connection
+            also ends without an error when the server shuts down.
         has_spoken: returns True if the newest connection received data that is not an item, such as a heartbeat. An
-            open connection alone proves nothing, because a proxy may have accepted it.
+            open connection without data does not prove that the service responds: a proxy may have accepted the
+            connection.
         pause: sleeps for a number of seconds.
         monotonic: returns the seconds of a monotonic clock.
 

@@ -199,7 +199,7 @@ class RankStacks(Message, frozen=True):
 
 
 class ShardProtection(Message, frozen=True):
-    """The holders of one rank's shard and their state, as the owner's agent sees them.
+    """The holders of one rank's shard and their state, as observed by the owner's agent.
 
     The *view* is the set of holders that respond to the owner. Votes wait for the holders in view and for holders that
     are returning to the view.
@@ -504,7 +504,7 @@ class AgentReport(Message, frozen=True):
     True also if nothing has to be preloaded. False while the agent preloads, and where preloading failed.
     """
     exposure: str = ""
-    """What a job's code can access here beyond its own data, as one sentence.
+    """Other data than its own that a job's code can access on this node, as one sentence.
 
     It names the agent's files, the instance's metadata, or both. Empty: neither is accessible.
     """
@@ -694,7 +694,7 @@ class RunCommand(Message, frozen=True):
 class CommandEnded(Message, frozen=True):
     """The result of a `RunCommand`.
 
-    If this message is lost, the waiting client gets an error and may ask again with the same id.
+    If this message is lost, the waiting client gets an error and may repeat the request with the same id.
     """
 
     command_id: str

@@ -7,7 +7,7 @@ Both processes use the same JSON fields, so that one pipeline can read both:
     logger      the module
     message     as in text
 
-Invariant: each JSON record is one line of valid JSON, whatever the message contains.
+Invariant: each JSON record is one line of valid JSON, for any content of the message.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ two alternating positions. If the sequence number is odd, the body is at the off
     2120    8     limit          rank         seconds that the script allows for the phase, 0 if not declared
     2128    8     first_passed   rank         end of the first step after the base, monotonic µs, 0 before that
 
-Invariant: a reader always gets one consistent half. While a write is in progress, or after a writer died during one,
-the reader gets the previous content. After a restart of either side, code may compare fields of the two halves only if
-their generations are equal.
+Invariant: a reader always gets one consistent half. During a write, and after a writer died during a write, the reader
+gets the previous content. After a restart of either side, code may compare fields of the two halves only if their
+generations are equal.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     held: tuple[Rank, ...] = ()
     """Ranks whose planned holders have all sealed the shard at the base step or later.
 
-    The list covers only shards that other nodes keep as well. Those nodes can then free their copies.
+    The coordinator lists only ranks of owners with a stray: a shard that another node keeps although the plan does not
+    name that node. The other nodes can then free their strays.
     """
     is_silent: bool = False
     """Whether the coordinator waits for the first report of every node after its start.

@@ -82,7 +82,7 @@ class CopyTicket:
 class Copier(Protocol):
     """Copies tensors into slots.
 
-    `CpuCopier` copies host memory; `CudaCopier` copies on its own stream.
+    `CpuCopier` copies host memory. `CudaCopier` copies device memory on its own stream.
     """
 
     is_prompt: bool

@@ -362,7 +362,7 @@ class _Gather:
 
 
 class CudaTicket(CopyTicket):
-    """A copy on the device.
+    """Handle of a copy on the device.
 
     Args:
         device: CUDA device on which the event was recorded.

@@ -211,7 +211,7 @@ class _MapLoader:
         is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
             if is_first and epoch > 0 and self._loader.persistent_workers:
-                # In the undisturbed run, persistent workers start this epoch without a draw of a base seed.
+                # In the undisturbed run, persistent workers start this epoch without drawing a base seed.
                 self._sampler.hold()
             return iter(self._loader)
         # `iter` draws a base seed, which the undisturbed run drew at the start of the epoch
@@ -262,7 +262,10 @@ class PlacedSampler:
         return self._skip_count is not None
 
     def resume(self, place: Place | None, skip_count: int) -> None:
-        """Let the next walk start at `place`, after `skip_count` items. If `place` is None, it starts an epoch."""
+        """Let the next walk start at `place`, after `skip_count` items.
+
+        If `place` is None, the walk starts an epoch.
+        """
         self.place, self._skip_count = place, None if place is None else skip_count
 
     def hold(self) -> None:
@@ -308,7 +311,7 @@ class Place:
 
     @classmethod
     def of(cls, tree: Tree) -> Place | None:
-        """Return the place that `tree` was made from, or None for None."""
+        """Return the place that `Place.tree` encoded as `tree`, or None if `tree` is None."""
         values = cast("dict[str, Any] | None", tree)
         if values is None:
             return None

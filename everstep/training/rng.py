@@ -140,7 +140,7 @@ def _parts(value: object) -> Iterable[object]:
 
 def _cells(function: FunctionType) -> Iterator[object]:
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # a variable without a value yet
+        with suppress(ValueError):  # the closure's variable has no value yet
             yield cell.cell_contents
 
 

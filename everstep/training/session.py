@@ -132,7 +132,7 @@ class _Half(TypedDict, total=False):
 
 
 class TrainingSession:
-    """One rank's session with Everstep. Scripts get it from `init`.
+    """One rank's session with Everstep. `init` returns it to the script.
 
     Args:
         state: the rank's complete state.
@@ -315,7 +315,7 @@ class TrainingSession:
     def boundary(self) -> Control:
         """Report that an optimizer step is finished.
 
-        Every rank calls this once per step, after everything that belongs to the step (scheduler, scaler, averages).
+        Every rank calls this once per step, after all updates that belong to the step (scheduler, scaler, averages).
         `batches` calls it itself.
 
         Returns:

@@ -67,8 +67,8 @@ The state may have become small enough for the node's memory.
 COLD_BYTES = 8 * 1024 * 1024
 """Limit for bytes copied at the boundary up to which the copier's thread computes the digests.
 
-Above this limit, the copier's thread computes digests only if the deferred tensors have more bytes than that. Training
-waits for the copier, so longer digest work would block training.
+Above this limit, the copier's thread computes digests only if the deferred tensors are at least as large as those
+bytes. Training waits for the copier, so longer digest work would block training.
 """
 
 Told = TypeVar("Told", Capturing, Captured)

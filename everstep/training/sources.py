@@ -1,6 +1,7 @@
 """Sources: the live tensors of a plan, with their current memory and their changes.
 
-The copier and the guard use them. Most boundaries find the same tensors as the boundary before.
+The copier copies from the sources, and the guard checks them. Most boundaries find the same tensors as the boundary
+before.
 
 An alias is a tensor that shares the live tensor's memory at the newest boundary.
 

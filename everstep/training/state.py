@@ -1,4 +1,4 @@
-"""Rank state: everything that a snapshot of one rank contains.
+"""Rank state: the complete state that a snapshot of one rank contains.
 
 The state consists of models, optimizers, other registered objects, data positions and random generators.
 

@@ -19,7 +19,7 @@ ATTEMPTS = 1000
 
 
 class AddressPool:
-    """A pool of addresses that no other pool hands out while this object lives. Its owner must close it.
+    """A pool of addresses that no other pool returns while this object exists. Its owner must close it.
 
     Args:
         chooser: picks the blocks to try. Affects only the order of attempts.
@@ -31,7 +31,7 @@ class AddressPool:
         self._addresses = self._generate()
 
     def take(self) -> str:
-        """Return an address that this pool has not handed out before.
+        """Return an address that this pool has not returned before.
 
         Returns:
             A dotted address in 127.0.0.0/8.

@@ -161,7 +161,7 @@ def ask(method: str, url: str, content: bytes, keys: LocalKeys, *, timeout_secon
         timeout_seconds: limit for each of connecting, sending and receiving.
 
     Returns:
-        The answer, whatever its status.
+        The answer, also if its status is an error.
 
     Raises:
         httpx.TransportError: the local AWS did not answer.

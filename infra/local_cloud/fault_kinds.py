@@ -9,7 +9,7 @@ Data only. The options of the command line are generated from the fields. A targ
 - An empty target: the seed chooses an instance.
 
 The command line and fault scripts also accept roles (`roles`) and replace them by ids before they inject the fault. If
-a target is not an id, a fault that needs a rank or a replica uses the next instance that has one.
+a target is not an id, a fault that needs a rank or a replica uses the next instance with such a rank or replica.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Rebalance(_OnInstance, frozen=True):
 class Maintenance(_OnInstance, frozen=True):
     """Schedule a maintenance event, and carry it out at its time.
 
-    DescribeInstanceStatus, AWS Health and the metadata service announce the event at once.
+    DescribeInstanceStatus, AWS Health and the metadata service announce the event immediately.
     """
 
     code: Annotated[
@@ -218,7 +218,7 @@ AnyFault = Union[  # noqa: UP007
 ]  # fmt: skip
 FAULT: Final = msgspec.json.Decoder(AnyFault)
 FAULT_IN_WORDS: Final = msgspec.json.Decoder(AnyFault, strict=False)
-"""Decoder for the command line, where numbers are text."""
+"""Decoder of faults from the command line. It accepts numbers written as text."""
 
 
 WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-end"})

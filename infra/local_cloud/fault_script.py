@@ -118,8 +118,8 @@ def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> 
         has_namespaces: whether the cloud can cut and slow links.
 
     Returns:
-        Lines in the order of their times. The last line clears all lasting faults. The kinds occur equally often,
-        within one.
+        Lines in the order of their times. The last line clears all lasting faults. The numbers of faults of any two
+            kinds differ by one at most.
     """
     chance = random.Random(f"{seed}/{minutes}/{nodes}/{has_namespaces}")
     ends = minutes * 60

@@ -104,7 +104,7 @@ class Places:
 
 @dataclass(slots=True)
 class _Lasting:
-    """Effects of lasting faults, as far as `clear` needs them."""
+    """The facts about lasting faults that `clear` needs to end them."""
 
     stopped: list[Process] = field(default_factory=list)
     ballooned: set[str] = field(default_factory=set)

@@ -51,7 +51,8 @@ def remove_cgroups(instance_id: str) -> None:
     ):
         folder = Path(root, own.get(controllers, "/").lstrip("/"), memory_directory(instance_id).name)
         for cgroup in (*folder.glob("*/"), folder):
-            # The cgroup is missing, or a killed process has not exited yet. The instance's next end removes it.
+            # The cgroup is missing, or a killed process has not exited yet. Init removes it when the instance ends the
+            # next time.
             with contextlib.suppress(OSError):
                 cgroup.rmdir()
 

@@ -65,7 +65,7 @@ class InstanceRunner:
     def reconcile(self, wanted: Iterable[RunningInstance]) -> None:
         """End surplus instances and start missing ones. The owning thread calls this on every pass.
 
-        An instance whose init has died is not restarted, because EC2 does not notice a crashed machine either.
+        An instance whose init has died is not restarted, because EC2 does not notice a crashed machine.
         """
         by_id = {instance.instance_id: instance for instance in wanted}
         for instance_id, (instance, _) in list(self._running.items()):

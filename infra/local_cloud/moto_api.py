@@ -49,7 +49,7 @@ NAMED_GROUP_ACTIONS = (
 
 
 def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
-    """Replace moto's behaviour by the engine's for the rest of this process. Called once, before the first request."""
+    """Replace moto's behaviour by the engine's until this process ends. Called once, before the first request."""
     _install_instances(ec2)
     _install_launch_templates()
     _install_groups(auto_scaling)

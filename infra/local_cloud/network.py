@@ -35,7 +35,7 @@ from infra.local_cloud.errors import FaultRefused, StartFailed
 NAMESPACES: Final = Path("/run/netns")
 CLONE_NEWNET: Final = 0x40000000
 UNLIMITED: Final = "32gbit"
-"""Rate of an unlimited link, because an HTB class needs a rate."""
+"""Rate that represents an unlimited link. An HTB class always needs a rate."""
 T = TypeVar("T")
 
 

@@ -187,4 +187,4 @@ def tail(log: Path) -> str:
 
 
 def _interpreter() -> list[str]:
-    return [sys.executable, "-P"]  # -P: a worker.py in the working directory would shadow ours
+    return [sys.executable, "-P"]  # -P: a worker.py in the working directory would shadow Everstep's

@@ -1,7 +1,7 @@
 """Processes and process trees: identity, signals and end. Linux and standard library only, for instance_init.
 
 The kernel reuses pids, so a pid alone does not identify a process. Here, a process is a pid with its start time.
-Signals go through a pidfd that was checked against both.
+Signals are sent through a pidfd whose pid and start time were checked.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class Denial(StrEnum):
-    """The reason why a request is refused. Each service words it differently (`service_errors`)."""
+    """The reason why a request is refused. The error text depends on the service (`service_errors`)."""
 
     MISSING = "missing"
     """The request has no signature, or a form of signature that the local cloud does not accept."""
