@@ -1,1 +1,1 @@
-"""Log lines of ranks: on disk, on peers, and on their way to the object store."""
+"""Log lines of ranks: stored on disk, replicated to peers, and uploaded to the object store."""

@@ -1,12 +1,13 @@
 """Copies of other nodes' newest log lines, kept by this node for the owners whose shards it holds.
 
-    owner ──PrintedLines──▶ take ──▶ <state>/logs/<run>/gen=<g>/held/<owner>.jsonl ──ship──▶ object store, as a tail
+    owner ──PrintedLines──▶ take ──▶ <state>/logs/<run>/gen=<g>/held/<owner>.jsonl ──ship──▶ object store
 
 An owner sends its lines before the end of each shard (`worker.replication.sender`). So the holder of a committed step
 has all lines up to that step. When the generation ends, this node uploads all copies, because the owner may be lost.
-Readers skip lines that the owner has stored itself.
+Readers skip copies of lines that the owner has uploaded itself.
 
-Invariant: the lines kept for one owner are consecutive. The newest lines within the size limit are never dropped.
+Invariant: the line numbers kept for one owner are consecutive. The newest lines within the size limit are never
+dropped.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ class _Held:
     limit_bytes: int
     tail: Tail = field(default_factory=Tail)
     is_on_disk: bool = False
-    """Whether the file contains exactly `tail`."""
+    """True if the file contains exactly the lines of `tail`."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class HeldLines:
     """The kept lines of all owners in one generation.
 
-    The node's `Member` owns it. The agent uploads the lines when the generation has ended here.
+    The node's `Member` owns it. The agent uploads the lines when the generation has ended on this node.
 
     Args:
         state: the agent's state directory. Lines that an earlier agent of this node kept there are loaded.
@@ -78,7 +79,7 @@ class HeldLines:
 
         Args:
             peer: the owner, as authenticated by its session.
-            message: consecutive lines with the number of the first.
+            message: consecutive lines, with the number of the first line.
 
         Raises:
             MalformedMessage: the lines cannot be decoded, or `peer` owns no shard that this node holds.
@@ -106,7 +107,8 @@ class HeldLines:
                 log.warning("lines of %s are kept in memory only: %s", peer, error)
 
     async def ship(self, objects: ObjectStore) -> tuple[str, ...]:
-        """Upload all kept lines. Called when the generation has ended here; a repeated call stores the same objects.
+        """Upload all kept lines. Called when the generation has ended on this node; a repeated call stores the same
+        objects.
 
         Args:
             objects: the object store of the job's log.

@@ -3,13 +3,14 @@
     rank=<r>.stdout, .stderr ──▶ lines ──▶ gen=<g>/node=<node>/<first>-<ms>.jsonl ──▶ object store
       written by the rank                    written here, once, in order               (`worker.logs.uploads`)
 
-An agent that starts while ranks run continues at the end of the journal: the last chunk records how far each stream was
-read. So every line has one fixed number, and no line is read twice.
+An agent that starts while ranks run continues at the end of the journal: the newest chunk records the position up to
+which each stream was read. So every line has one fixed number, and no line is read twice.
 
-A stream of up to `WHOLE_BYTES` stays whole on disk; of a longer one, only the unread part and the end stay. The journal
-keeps the chunks that are not uploaded, up to `JOURNAL_BYTES`, and the chunk that still grows.
+A stream of up to `WHOLE_BYTES` stays complete on disk. Of a longer stream, only the unread part and the last
+`TAIL_BYTES` stay. The journal keeps the chunks that are not uploaded, up to `JOURNAL_BYTES`, and the chunk that still
+grows.
 
-Invariant: only one thread at a time uses a journal. A returned line is in a file. If the disk refuses lines, the
+Invariant: only one thread at a time uses a journal. A returned line is stored in a file. If the disk refuses lines, the
 journal is unchanged and the lines are read again.
 """
 
@@ -41,17 +42,20 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 256 * 1024
 CHUNK_MILLISECONDS: Final = 300_000
-"""A chunk grows to `CHUNK_BYTES` or to this age. It is uploaded again in every second in which it has grown."""
+"""Age at which a chunk is complete, even with fewer than `CHUNK_BYTES`.
+
+A growing chunk is uploaded again every second.
+"""
 READ_BYTES: Final = 256 * 1024
 """Bytes to read of one stream at a time."""
 JOURNAL_BYTES: Final = 64 * 1024 * 1024
-"""Bytes that may wait to be uploaded; beyond it no stream is read further."""
+"""Maximum bytes that wait to be uploaded. Beyond this size, no further output is read."""
 WHOLE_BYTES: Final = 32 * 1024 * 1024
-"""Length up to which a stream stays whole on disk. Of a longer stream, disk space of the read part is freed."""
+"""Length up to which a stream stays complete on disk. Of a longer stream, the disk space of the read part is freed."""
 BEHIND_BYTES: Final = 256 * 1024 * 1024
 """Limit for the unread bytes of a stream. Beyond it, the oldest bytes are skipped, and the log reports the gap."""
 TAIL_BYTES: Final = 64 * 1024
-"""The end of a stream that always stays on disk, to be shown if the rank fails."""
+"""Size of the end of a stream that stays on disk, because users see it if the rank fails."""
 _PUNCH_HOLE: Final = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE from linux/falloc.h."""
 
@@ -66,7 +70,7 @@ class Unstored:
     path: Path
     size: int
     is_complete: bool
-    """Whether the chunk will not grow any more."""
+    """True if the chunk will not grow any more."""
 
 
 @dataclass(slots=True)
@@ -99,18 +103,18 @@ class LogJournal:
         self._chunks: list[_Chunk] = []
         self._last_ms = 0
         self.count = 0
-        """Number of lines so far, which is also the number of the next line."""
+        """Number of lines in the journal, which is also the number of the next line."""
         self.is_ended = False
         (folder / f"node={node_id}").mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_up()
 
     def read(self) -> list[LogLine]:
-        """Append the whole lines that ranks have printed since the last call, as far as there is room.
+        """Append the complete lines that ranks have printed since the last call, up to `JOURNAL_BYTES`.
 
-        Called in a thread about every 100 ms while ranks run. After `end` it returns nothing.
+        Called in a thread about every 100 ms while ranks run. After `end`, the result is empty.
 
         Returns:
-            The new lines; the first has the number that `count` had before.
+            The new lines. The number of the first line is the value of `count` before the call.
 
         Raises:
             OSError: a file cannot be read or written; the next call reads these lines again.
@@ -130,7 +134,7 @@ class LogJournal:
         return self.is_ended or all(self._positions[key] >= end for key, end in ends.items())
 
     def end(self) -> list[LogLine]:
-        """Append all remaining lines and the end mark, once the ranks are gone. Idempotent.
+        """Append all remaining lines and the end mark, after all ranks have exited. Idempotent.
 
         Returns:
             The new lines.
@@ -173,7 +177,7 @@ class LogJournal:
             self._chunks.pop(0).path.unlink(missing_ok=True)
 
     def _take_up(self) -> None:
-        """Continue where an earlier agent of this node stopped."""
+        """Continue the journal of an earlier agent process on this node."""
         found = sorted(
             name
             for path in self._folder.glob("node=*/*.jsonl")
@@ -291,7 +295,7 @@ class LogJournal:
         return chunk
 
     def _give_back(self, key: StreamKey, path: Path) -> None:
-        """Free disk space of the read part of a long stream; the rank goes on writing at its end."""
+        """Free the disk space of the read part of a long stream. The rank continues to write at the end of the file."""
         upto = (self._positions[key] - TAIL_BYTES) // 4096 * 4096
         if self._positions[key] <= WHOLE_BYTES or upto - self._given_back[key] < WHOLE_BYTES // 8:
             return
@@ -306,11 +310,11 @@ def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]
 
     Args:
         data: bytes that begin where the last line ended.
-        is_last: whether the stream has ended, so that a rest without a line feed is a line too.
+        is_last: True if the stream has ended. Remaining bytes without a line feed then also form a line.
 
     Yields:
-        (text without line feed, length in bytes with it, whether the line continues). The caller reads bytes of an
-        incomplete line again later.
+        (text without line feed, length in bytes with line feed, whether the line continues). The caller reads bytes of
+            an incomplete line again later.
     """
     begin = 0
     while begin < len(data):
@@ -353,7 +357,7 @@ def _write(path: Path, size: int, data: bytes) -> int:
             while left:
                 left = left[file.write(left) :]
         except OSError:
-            with contextlib.suppress(OSError):  # otherwise the next write cuts the rest off
+            with contextlib.suppress(OSError):  # otherwise the next write cuts off the invalid bytes
                 file.truncate(size)
             raise
     return size + len(data)

@@ -6,10 +6,12 @@
     <output key>gen=<g>/rank=<r>/<path>          output files, once the ranks have ended
 
 A growing stream of up to `WHOLE_BYTES` is uploaded whole each time. A short stream is uploaded at every change, a
-longer one each time it has grown by a quarter. So all uploads together stay within a few times the stream's length.
+longer one each time it has grown by a quarter. So the total of all uploads is limited to a few times the stream's
+length.
 
-Invariant: only the rank's own files inside its output folder are uploaded, whatever links the folder contains and
-whoever changes them meanwhile. No failure here stops a job: each missing object is reported in a sentence.
+Invariant: only the rank's own files inside its output folder are uploaded, even if the folder contains links or if a
+process changes links during the upload. A failed upload never stops a job. Each missing object is reported in a
+sentence.
 """
 
 from __future__ import annotations
@@ -45,11 +47,14 @@ T = TypeVar("T")
 READ_SECONDS = 0.1
 """Seconds between two checks for new output of ranks."""
 LIVE_LINES = 500
-"""The most lines in one message to the control plane."""
+"""Maximum lines in one message to the control plane."""
 LIVE_CHARACTERS = 1024 * 1024
-"""Characters after which a message to the control plane takes no further line."""
+"""Number of characters after which a message to the control plane is complete."""
 RECENT_CHARACTERS = 256 * 1024
-"""Characters of the newest lines that are kept for new followers; the store has them a second later."""
+"""Number of characters of the newest lines that are kept for new followers.
+
+The object store contains these lines a second later.
+"""
 LIVE_SECONDS = 3.0
 """Seconds between two checks of running ranks' raw streams."""
 SHORT_BYTES = 1024 * 1024
@@ -64,7 +69,7 @@ SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
 RETRY_SECONDS = 1.0
 MAX_TOLD = 20
-"""The most sentences about missing objects in a node's report; the agent's log has all."""
+"""Maximum sentences about missing objects in a node's report. The agent's log contains all of them."""
 
 
 class FileStore(Protocol):
@@ -82,12 +87,12 @@ class FileStore(Protocol):
             A description of the stored object.
 
         Raises:
-            StorageError: its type says whether a retry can help.
+            StorageError: the subtype shows whether a retry can help.
         """
 
 
 class LogShipper:
-    """Log lines of one generation on this node: read into the journal, uploaded, and sent live to followers.
+    """Reads the log lines of one generation on this node into the journal, uploads them, and sends them to followers.
 
     Lines enter the journal every `READ_SECONDS` and are uploaded every second. The agent owns the shipper from the
     start of the ranks until all lines are uploaded or the agent ends.
@@ -98,7 +103,7 @@ class LogShipper:
         plan: the plan of the generation.
         here: this node's entry in the plan.
         now: returns Unix time in seconds.
-        live: receives new lines with the number of the first; must not block.
+        live: receives new lines with the number of the first line; must not block.
         on_trouble: called on the loop each time the disk refuses lines; None for no callback.
     """
 
@@ -153,8 +158,8 @@ class LogShipper:
     async def printed(self, number: int) -> Tail:
         """Read all lines that the ranks have printed by now, and return the newest lines of this node.
 
-        Every sender calls this before the end of each shard. So a holder has the lines of a step before it acknowledges
-        the step.
+        Every sender calls this before the end of each shard. So a holder has all lines up to a step before it
+        acknowledges the step.
 
         Args:
             number: number of the first line that the caller needs.
@@ -166,12 +171,12 @@ class LogShipper:
         return self._tail.since(number).newest(self._tail_bytes)
 
     async def close(self) -> None:
-        """Stop. Lines that are not uploaded stay for this node's next agent. Idempotent."""
+        """Stop reading and uploading. Lines that are not uploaded stay for this node's next agent. Idempotent."""
         tasks, self._tasks = self._tasks, []
         await end(*tasks)
 
     async def finish(self) -> tuple[str, ...]:
-        """Upload all remaining lines, once the ranks are gone. A repeated call retries failed uploads.
+        """Upload all remaining lines, after all ranks have exited. A repeated call retries failed uploads.
 
         Returns:
             Sentences about lines that are not in the store; empty on success.
@@ -184,15 +189,15 @@ class LogShipper:
         )
 
     async def _drain(self) -> None:
-        """Read and upload in turn, as the journal may be too small for all remaining output."""
-        # bounded, as a process that escaped from its rank may print forever
+        """Read and upload alternately, because the journal may be too small for all remaining output."""
+        # bounded, because a process that escaped from its rank may print forever
         for _ in range(BEHIND_BYTES // READ_BYTES):
             if not await self._read():
                 return
             await self._ship()
 
     async def _try(self, work: Callable[[], Coroutine[object, object, object]]) -> Exception | None:
-        """Run `work` with retries where they can help; return the last error, or None on success."""
+        """Run `work`, and repeat it after retryable errors. Return the last error, or None on success."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 await work()
@@ -295,7 +300,7 @@ def batches(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, ...]]:
         lines: log lines; a character may take four bytes.
 
     Yields:
-        At most `LIVE_LINES` lines; at most `LIVE_CHARACTERS` characters plus one line.
+        Batches of at most `LIVE_LINES` lines, with at most `LIVE_CHARACTERS` characters plus one line.
     """
     some: list[LogLine] = []
     characters = 0
@@ -400,13 +405,13 @@ class RankLogs:
         return (*missing[:MAX_TOLD], *more)
 
     def is_moving(self, since: float) -> bool:
-        """Return whether pending uploads still progress, so that waiting makes sense.
+        """Return whether pending uploads still progress, so that the caller should wait for them.
 
         Args:
             since: monotonic time at which the caller began to wait.
 
         Returns:
-            False once no upload has finished for `still_seconds` of the largest one.
+            False if no upload has finished for `still_seconds` of the largest pending upload.
         """
         return self.monotonic() - max(since, self._moved_at) < still_seconds(max(self._under_way.values(), default=0))
 
@@ -430,7 +435,7 @@ class RankLogs:
                 yield path, ObjectReference(bucket=place.bucket, key=f"{place.key}gen={plan.generation}/{path.name}")
 
     async def _send_output(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
-        """Upload the file through its checked descriptor: by now the name may lead to another file."""
+        """Upload the file through its checked descriptor, because the name may now refer to another file."""
         try:
             file = _open_output(folder.resolve(), path, uid)
         except OSError as error:
@@ -463,7 +468,7 @@ class RankLogs:
 async def _to_end(function: Callable[..., T], *arguments: object) -> T:
     """Call a function in a thread and wait for its end even if the caller is cancelled.
 
-    So no two threads read or upload at once, and no older chunk replaces a newer one.
+    So only one thread at a time reads or uploads, and no older chunk replaces a newer chunk.
     """
     found: list[T] = []
 

@@ -1,1 +1,1 @@
-"""The shards that this node owns: each rank's pure `Shard` together with its slots and its page."""
+"""The shards that this node owns: the state of each shard in the rounds, its slots, and its rank's page."""

@@ -215,7 +215,10 @@ class SlotStore:
         return self.root / str(self.run) / f"rank-{rank}.word"
 
     def ended_ranks(self) -> EndedRanks | None:
-        """Return the last boundary of the newest generation that has pages here. Its ranks must have exited."""
+        """Return the newest generation with pages on this node, and the highest boundary of its ranks.
+
+        The ranks of this generation must have exited.
+        """
         halves = [
             half for path in (self.root / str(self.run)).glob("rank-*.word") if (half := last_half(path)) is not None
         ]
@@ -406,7 +409,7 @@ class SlotStore:
         except OSError as error:
             raise self._full(header.capacity_bytes) from error
         except asyncio.CancelledError:
-            for file in made:  # the file was finished at the moment of the cancellation
+            for file in made:  # the file was complete before the cancellation took effect
                 file.close(unlink=True)
             raise
         else:

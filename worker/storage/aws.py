@@ -1,7 +1,7 @@
 """AWS clients of the agent for S3, secrets and roles: plain boto3 clients with explicit time-outs.
 
 Invariant: in local mode, no byte is sent to an address that is not loopback. The check uses the endpoint that botocore
-has resolved, before the first call. No error text and no `repr` contains a key or the value of a secret.
+has resolved, before the first call. No error text and no `repr` contains credentials or the value of a secret.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ from worker.errors import (
 from worker.storage.object_store import ObjectStore
 
 ROLE_SECONDS = 3600
-"""Lifetime of a role's keys: the maximum for a role that is assumed with another role's keys (IAM User Guide, role
-chaining).
+"""Lifetime of a role's credentials in seconds.
+
+It is the maximum for a role that is assumed with another role's credentials (IAM User Guide, role chaining).
 """
 _CONNECT_TIMEOUT_SECONDS = 5
 _READ_TIMEOUT_SECONDS = 30
 _MAX_ATTEMPTS = 4
 _METADATA_ATTEMPTS = 3
-"""Attempts to read the instance's own keys, one second each; botocore's default is one attempt."""
+"""Attempts to read the instance's own credentials, one second each; botocore's default is one attempt."""
 _MISSING = frozenset(
     {
         "NoSuchKey",
@@ -96,13 +97,13 @@ _BUSY = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleKeys:
-    """Short-lived keys of a role."""
+    """Short-lived credentials of a role."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
     session_token: str = field(repr=False)
     expires_at: float
-    """Unix time at which the keys expire."""
+    """Unix time at which the credentials expire."""
 
 
 KeysOf = Callable[[], RoleKeys]
@@ -119,41 +120,41 @@ class Aws(Protocol):
 
         Args:
             reference: reference in the syntax of `CreateTrainingJobRequest.secrets`.
-            keys: keys for the call; None: the node's own.
+            keys: credentials for the call; None for the node's own credentials.
 
         Returns:
             The value.
 
         Raises:
-            StorageError: the subtype says how to react; the text is that of AWS.
+            StorageError: the subtype shows whether to retry; the text is AWS's message.
         """
 
     def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
-        """Return keys of a role, requested with the node's own keys.
+        """Return credentials of a role, requested with the node's own credentials.
 
         Args:
             role_arn: ARN of a role that the node's role may assume.
             session_name: name of the session, visible in CloudTrail.
 
         Returns:
-            Keys that are valid for `ROLE_SECONDS`.
+            Credentials that are valid for `ROLE_SECONDS`.
 
         Raises:
-            StorageError: the subtype says how to react; the text is that of AWS.
+            StorageError: the subtype shows whether to retry; the text is AWS's message.
         """
 
     def objects(self, role_arn: str, session_name: str) -> ObjectStore:
-        """Return the object store with a role's permissions. Its keys are renewed while it is used.
+        """Return the object store with a role's permissions. The store renews the role's credentials while it is used.
 
         Args:
             role_arn: ARN of a role that the node's role may assume.
             session_name: name of the session, visible in CloudTrail.
 
         Returns:
-            The store. Only the keys have been requested so far.
+            The store. Until its first use, the store has requested only the credentials.
 
         Raises:
-            StorageError: the subtype says how to react; the text is that of AWS.
+            StorageError: the subtype shows whether to retry; the text is AWS's message.
         """
 
 
@@ -166,7 +167,7 @@ class SecretPlace:
     name: str
     """Name or ARN of the secret."""
     region: str | None = None
-    """Region in its ARN; None: the node's region."""
+    """Region in the secret's ARN; None for the node's region."""
 
     @classmethod
     def of(cls, reference: str) -> SecretPlace:
@@ -196,9 +197,9 @@ def aws_client(
     Args:
         service: boto3's name of the service.
         environment: environment of the agent, read for endpoints and local mode.
-        region: region of the service; None: the environment's.
-        keys: returns keys, and is called again before they expire. None: the keys of the environment or the instance,
-            as soon as there are any.
+        region: region of the service; None for the environment's region.
+        keys: returns credentials, and is called again before they expire. None selects the credentials of the
+            environment or the instance, as soon as these exist.
         **options: further options of botocore's configuration.
 
     Returns:
@@ -252,9 +253,9 @@ def aws_client(
 
 
 class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no types
-    """The node's own keys, looked up at each call until there are any.
+    """The node's own credentials, looked up at each call until credentials are found.
 
-    A client keeps the credentials object it was created with, and an instance may have no keys yet while it boots.
+    A client keeps its first credentials object, and an instance may have no credentials yet while it boots.
     """
 
     def __init__(self, session: botocore.session.Session) -> None:
@@ -264,7 +265,7 @@ class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no types
         self._found: Credentials | None = None
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials | None:
-        """Return the keys that sign a call. With None, botocore raises NoCredentialsError."""
+        """Return the credentials for signing a call, or None, for which botocore raises NoCredentialsError."""
         with self._lock:
             if self._found is None:
                 self._found = self._session.get_component("credential_provider").load_credentials()
@@ -272,7 +273,7 @@ class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no types
 
 
 def _metadata(keys: KeysOf) -> dict[str, str]:
-    """Return keys in the form that botocore expects from a refresh function."""
+    """Return credentials in the form that botocore expects from a refresh function."""
     made = keys()
     return {
         "access_key": made.access_key_id,
@@ -290,13 +291,13 @@ def aws_errors(what: str) -> Iterator[None]:
     """Translate boto3's errors into subtypes of `StorageError`.
 
     Args:
-        what: subject of the calls, the beginning of the error's text.
+        what: subject of the calls, with which the error's text begins.
 
     Yields:
         Nothing.
 
     Raises:
-        StorageError: the subtype says how to react.
+        StorageError: the subtype shows whether to retry.
     """
     try:
         yield
@@ -309,7 +310,7 @@ def aws_errors(what: str) -> Iterator[None]:
     except (
         NoCredentialsError,
         CredentialRetrievalError,
-    ) as error:  # The instance's metadata service may provide keys later.
+    ) as error:  # The instance's metadata service may provide credentials later.
         raise StoreUnavailable(f"{what}: {error}") from error
     except (ConnectionError, HTTPClientError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError) as error:
         raise StoreUnavailable(f"{what}: {error}") from error

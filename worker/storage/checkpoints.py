@@ -4,7 +4,7 @@
     download    object ─▶ granted slot ─▶ sealed only if it matches the digest in the plan
 
 Invariant: an object named by an `UploadedShard` is complete, and its content matches its slot's digest. A slot is
-sealed from an object only with exactly the requested content.
+sealed only if the object has exactly the requested content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PIECE_BYTES = 4 * 1024 * 1024
 _FILL_BYTES = 128 * 1024 * 1024
 """Bytes per request to the store.
 
-Larger requests would delay a cancellation, smaller ones would not keep several connections busy.
+Larger requests would delay a cancellation. Smaller requests would not keep several connections busy.
 """
 
 
@@ -67,7 +67,7 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
 async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPlan, *, rank: Rank) -> UploadedShard:
     """Upload one sealed slot. The owner's agent calls this for each step that is uploaded.
 
-    The caller has pinned the slot. If cancelled, this returns when its thread no longer reads the slot.
+    The caller has pinned the slot. A cancelled call returns when its thread no longer reads the slot.
 
     Args:
         objects: object store that receives the shard.

@@ -1,6 +1,6 @@
 """An object store, secrets and roles in memory, for tests and simulators.
 
-Contract tests compare them with the behaviour of AWS.
+Contract tests compare the behaviour of these classes with AWS.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from worker.storage.object_store import ObjectReader, ObjectStore, Piece, Span, 
 
 
 class MemoryObjectStore:
-    """`ObjectStore` in memory. Its buckets are fixed when it is created."""
+    """`ObjectStore` in memory. The constructor determines its buckets."""
 
     def __init__(self, *buckets: str) -> None:
         self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
@@ -97,7 +97,10 @@ class MemoryAws:
         self.roles: set[str] = set()
         self.assumed_count = 0
         self.used: list[tuple[str, str]] = []
-        """(what was read, access key id) of each call; the key id is empty for the node's own keys."""
+        """(secret or role, access key id) of each call.
+
+        The access key id is empty for the node's own credentials.
+        """
         self._objects = objects
         self._now = now
 

@@ -1,6 +1,6 @@
 """AWS with the node's own permissions: reads secrets and assumes roles.
 
-Invariant: nothing is cached. Every call creates a new client, so changed keys take effect at once.
+Invariant: nothing is cached. Every call creates a new client, so changed credentials take effect immediately.
 """
 
 from __future__ import annotations

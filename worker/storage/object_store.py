@@ -28,7 +28,7 @@ class StoredObject:
     reference: ObjectReference
     bytes: int
     etag: str
-    """ETag without quotes; opaque."""
+    """ETag without quotes. Its content has no meaning for callers."""
 
 
 class ObjectReader(Protocol):
@@ -44,7 +44,7 @@ class ObjectReader(Protocol):
 
         Args:
             target: uint8.
-            spans: ranges of `target` to fill, one after another; None: all of it.
+            spans: ranges of `target` to fill, one after another; None for the whole `target`.
 
         Raises:
             CorruptCheckpoint: the object ends before the ranges are full.
@@ -71,7 +71,7 @@ class ObjectStore(Protocol):
             Description of the stored object.
 
         Raises:
-            StorageError: the subtype says how to react.
+            StorageError: the subtype shows whether to retry.
         """
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
@@ -80,13 +80,13 @@ class ObjectStore(Protocol):
         Args:
             reference: bucket and key; an existing object is replaced.
             path: a regular file.
-            size: number of bytes from its beginning; None: the present size.
+            size: number of bytes from the file's beginning; None for its present size.
 
         Returns:
             Description of the stored object.
 
         Raises:
-            StorageError: the subtype says how to react; StoreRefused if the file is shorter than `size`.
+            StorageError: the subtype shows whether to retry; StoreRefused if the file is shorter than `size`.
         """
 
     def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
@@ -104,7 +104,7 @@ class ObjectStore(Protocol):
             Description of the stored object.
 
         Raises:
-            StorageError: the subtype says how to react; StoreRefused if the pieces do not have `size` bytes.
+            StorageError: the subtype shows whether to retry; StoreRefused if the pieces do not have `size` bytes.
         """
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
@@ -119,7 +119,7 @@ class ObjectStore(Protocol):
 
         Args:
             reference: bucket and key of an existing object.
-            etag: required ETag; empty: any.
+            etag: required ETag; empty for any ETag.
 
         Returns:
             A context manager with the reader. Leaving the context closes the reader.
@@ -127,7 +127,7 @@ class ObjectStore(Protocol):
         Raises:
             ObjectMissing: the object does not exist.
             ObjectChanged: the object has another ETag.
-            StorageError: the subtype says how to react.
+            StorageError: the subtype shows whether to retry.
         """
 
     def head(self, reference: ObjectReference) -> StoredObject | None:
@@ -147,7 +147,7 @@ class ObjectStore(Protocol):
             Descriptions in order of keys.
 
         Raises:
-            StorageError: the subtype says how to react.
+            StorageError: the subtype shows whether to retry.
         """
 
 
@@ -157,7 +157,7 @@ def cut(spans: Iterable[Span], limit: int, first: int = 0) -> Iterator[list[Span
     Args:
         spans: ranges in bytes.
         limit: bytes per list.
-        first: bytes of the first list; 0: `limit`.
+        first: bytes of the first list; 0 for `limit` bytes.
 
     Yields:
         The lists, in order; none is empty.

@@ -1,9 +1,9 @@
 """S3 object store on plain boto3 client calls, with explicit time-outs and without boto3's transfer manager.
 
-boto3's CRT transfer client ignores the client's endpoint and sends to AWS itself (boto3 issues #4839, #4689). boto3
-selects it on some instance types, so this module uses no transfer manager. Every put and every part carries a CRC32
-that S3 verifies. Callers verify the data they read end to end by its own digest (`checkpoints`, `source`). So response
-checksums are not requested.
+On some instance types, boto3's transfer manager selects the CRT client, which ignores the configured endpoint and sends
+to AWS itself (boto3 issues #4839, #4689). So this module uses no transfer manager. Every put and every part carries a
+CRC32 that S3 verifies. Callers verify the data that they read with their own digests (`checkpoints`, `source`), so
+responses carry no checksums.
 
 Large objects use several connections, because one connection has at most 85 to 95 MB/s:
 
@@ -12,8 +12,8 @@ Large objects use several connections, because one connection has at most 85 to 
     read_into    small targets from one stream; large ones in ranges of part_bytes, up to CONNECTIONS at once,
                  all with the ETag of the opened object
 
-Invariant: a put is stored completely or not at all. All bytes read belong to one object. No thread is left when a call
-returns. `worker.storage.aws` decides the endpoint.
+Invariant: a put is stored completely or not at all. All bytes read belong to one object. When a call returns, its
+threads have ended. `worker.storage.aws` decides the endpoint.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ Source: Amazon S3 User Guide, performance design patterns: parallel requests for
 MB/s.
 """
 _RANKS = 8
-"""Expected maximum ranks per node, which all load or upload at the same time. It sizes the connection pool.
+"""Expected maximum ranks per node, which determines the size of the connection pool.
+
+All ranks load or upload at the same time.
 
 With more ranks, some connections are not reused.
 """
@@ -60,7 +62,7 @@ MAX_PARTS = 10_000
 Source: Amazon S3 User Guide, multipart upload limits.
 """
 _READ_BYTES = 1024 * 1024
-"""Memory per reading connection: urllib3 reads into its own buffer."""
+"""Size of urllib3's read buffer, which each reading connection needs."""
 _GATHERED_BYTES = 256 * 1024
 """Maximum total size of pieces that are joined and sent in one write."""
 _CHECKSUM = "CRC32"
@@ -71,7 +73,7 @@ def s3_store(environment: Mapping[str, str] = os.environ, keys: KeysOf | None = 
 
     Args:
         environment: environment of the agent, read for endpoints and local mode.
-        keys: returns keys, and is called again before they expire. None: the node's own keys.
+        keys: returns credentials, and is called again before they expire. None selects the node's own credentials.
 
     Returns:
         The store. No request has been sent yet.
@@ -153,7 +155,7 @@ class S3ObjectStore:
         """Complete a multipart upload.
 
         If S3 does not know the upload, either the first answer was lost and botocore retried, or the upload was ended
-        meanwhile. The object itself shows which.
+        meanwhile. The object itself shows which of the two is the case.
         """
         with _errors(reference):
             try:
@@ -256,7 +258,7 @@ class S3ObjectStore:
 
 
 class _S3Reader:
-    """Reads from the open response as long as it lasts, then requests further ranges."""
+    """Reads from the open response until its end, then requests further ranges."""
 
     def __init__(self, store: S3ObjectStore, reference: ObjectReference, answer: Mapping[str, Any]) -> None:
         self._store = store
@@ -343,7 +345,7 @@ class _S3Reader:
 def _side_by_side(
     name: str, thread_count: int
 ) -> Iterator[tuple[Callable[[Callable[[], None]], Future[None]], Sequence[BaseException]]]:
-    """Run work in threads that have all ended when the block is left.
+    """Run work in threads, which have all ended when the context exits.
 
     The first error, in a thread or in the block, stops the start of further work and is raised.
 
@@ -401,7 +403,7 @@ def _bytes_of(spans: Iterable[Span]) -> int:
 class _Part:
     """Pieces that are sent as one request body, without copying.
 
-    It acts as a file for botocore, which reads it to its end, and reads it again for a retry.
+    The object acts as a file for botocore, which reads it to its end, and again for a retry.
     """
 
     def __init__(self) -> None:
@@ -425,7 +427,7 @@ class _Part:
         return self._bytes
 
     def read(self, _: int = -1) -> Piece:
-        """Return the next piece whole, ignoring the requested length, which sockets allow.
+        """Return the next piece completely, even if it exceeds the requested length. HTTP connections allow this.
 
         Small pieces are joined.
         """
@@ -499,7 +501,7 @@ def _etag(answer: Mapping[str, Any]) -> str:
 def _md5(answer: Mapping[str, Any]) -> str:
     """Return an object's MD5 if its ETag is the MD5, otherwise an empty string.
 
-    Source: Amazon S3 API Reference, Object, ETag: this holds for objects put in one piece, in plain text or with
+    Source: Amazon S3 API Reference, Object, ETag: the ETag is the MD5 for objects put in one piece, unencrypted or with
     SSE-S3.
     """
     etag = _etag(answer)
