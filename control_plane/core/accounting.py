@@ -2,16 +2,17 @@
 
     created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── …
 
-A launch counts as training from its first new step on, by the ranks' own time stamps. While an incident is open, the
-ledger follows the incident. The buckets `detect`, `replace`, `restore` and `rework` hold the phases of the job's
-incidents. `restore` also holds launches after a pause.
+A launch counts as training from its first new step on. The ranks' own time stamps determine that moment. While an
+incident is open, its phase selects the bucket: `detect`, `replace`, `restore` or `rework`. `restore` also contains
+launches after a pause.
 
-The ledger counts whole microseconds, because sums of floats are inexact. It never goes back. While the clock is behind
-`accounted_until`, nothing is charged. A job that ends meanwhile ends at `accounted_until`.
+The ledger counts whole microseconds, because sums of floats are inexact. `accounted_until` never decreases. While the
+clock is behind `accounted_until`, the ledger charges no time. A job that ends during such a period ends at
+`accounted_until`.
 
 Invariant: the buckets add up, to the microsecond, to the time from the job's creation until `accounted_until`. Once the
-job has ended, `accounted_until` is its end. Late charges, charges by another control plane and clock steps do not break
-this sum.
+job has ended, `accounted_until` is its end. Late charges, charges by another control-plane server and clock steps
+preserve this sum.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from everstep.protocol.ids import FIRST_STEP
 
 
 class Bucket(StrEnum):
-    """The use of a second of a job's life.
+    """The category to which the ledger charges a second of a job's life.
 
     - QUEUE: the job waits in the queue.
     - PROVISION: the job waits for its first nodes.
     - START: launches up to the first step of the job.
     - TRAIN: training with new steps.
-    - STALL: the launch has completed a step, and then completes none for longer than a step may take.
-    - DETECT, REPLACE, REWORK: these phases of incidents.
-    - RESTORE: this phase of incidents, and launches after a pause up to their first new step.
+    - STALL: the launch has completed a step, and its next step takes longer than the hang limit.
+    - DETECT, REPLACE, REWORK: the incident phases of the same names.
+    - RESTORE: the incident phase of this name, and launches after a pause up to their first new step.
     - STOPPING: an agreed stop.
-    - PAUSED: the job has no nodes, because a job of higher priority got them or a person paused the job.
-    - UNACCOUNTED: no control plane was working on the job, and no incident shows what happened.
+    - PAUSED: the job has no nodes, because a job of higher priority received them or a person paused the job.
+    - UNACCOUNTED: no control-plane server was working on the job, and no incident covers this time.
     """
 
     QUEUE = "queue"
@@ -72,9 +73,9 @@ _BY_INCIDENT = {
 _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
 """The phases of an incident, in order."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
-"""States that continue without a control plane.
+"""Job states whose bucket also applies to periods without an active control plane.
 
-In any other state, a gap is unaccounted unless an incident is open.
+In any other state, such a period is charged to UNACCOUNTED, unless an incident is open.
 """
 _SEEMED = (
     Bucket.TRAIN,
@@ -86,14 +87,14 @@ _SEEMED = (
     Bucket.PROVISION,
     Bucket.QUEUE,
 )
-"""Buckets that were charged before a failure was noticed.
+"""Buckets from which `follow` moves time when a failure is older than its detection, in this order.
 
-When a failure turns out to be older than its detection, its time is moved from these buckets, in this order.
+Before the failure is detected, its time is charged to one of these buckets.
 """
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
-"""Buckets of time without nodes: the queue time of the source (`ettr_ratio`)."""
+"""Buckets of time without nodes. `ettr_ratio` counts them as queue time."""
 _UP = (Bucket.TRAIN, Bucket.STALL)
-"""Buckets of time in which the job seemed to train, so a failure could begin."""
+"""Buckets of time in which the ranks ran without a known failure, so that a new failure could begin."""
 _MICRO = 1_000_000
 _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 
@@ -124,8 +125,8 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
         is_stalled: the job runs, but has reported no boundary for longer than a boundary may take.
 
     Returns:
-        The bucket. An open incident decides before the job's state does. A launch without a new step counts neither as
-        training nor as stalled.
+        The bucket. An open incident takes precedence over the job's state. A launch without a new step counts neither
+        as training nor as stalled.
     """
     if record.incident is not None:
         return _BY_INCIDENT.get(record.incident.state, Bucket.TRAIN)
@@ -145,8 +146,8 @@ def charge(
 ) -> JobRecord:
     """Return the record with the time since the last charge added.
 
-    The time is added to the present bucket and to the node time. Each pass calls it with the stored record, before the
-    pass changes the state. If the number of nodes changes, the caller must store the returned record.
+    The time is added to the present bucket and to the node time. Each pass calls this function with the stored record,
+    before the pass changes the state. If the number of nodes changes, the caller must store the returned record.
 
     Args:
         record: the record as read at the start of the pass.
@@ -181,8 +182,8 @@ def charge(
 def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
     """Return the record with the time since the first new step of a launch moved to training.
 
-    The job loop calls it in the pass that learns of that step, before it updates the record's boundary, if no incident
-    is open.
+    The job loop calls this function in the pass that first sees that step. It does so before it updates the record's
+    boundary, and only if no incident is open.
 
     Args:
         record: charged up to this pass.
@@ -193,7 +194,8 @@ def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
     """
     since = stepped_at
     if record.unwatched is not None and record.state_since >= record.unwatched[1]:
-        since = max(since, record.unwatched[1])  # the previous state does not continue without a control plane
+        # the previous state is none that applies without an active control plane
+        since = max(since, record.unwatched[1])
     return _moved(record, bucket(record), Bucket.TRAIN, microseconds(accounted_until(record)) - microseconds(since))
 
 
@@ -205,11 +207,11 @@ def follow(
     seemed: Bucket,
     stalled_since: float | None,
 ) -> JobRecord:
-    """Return the record with its ledger adjusted to what a pass has learned about incidents.
+    """Return the record with its ledger adjusted to the incidents of a pass.
 
-    Each pass calls it at its end. `charge` has booked the time by the incident as it was when the pass began. The
-    failure may be older than its detection, a phase may have ended earlier, and a second failure voids the phases of
-    the first attempt.
+    Each pass calls this function at its end. Earlier in the pass, `charge` has booked the time by the incident's state
+    at the start of the pass. That booking can be wrong for three reasons: the failure is older than its detection, a
+    phase ended earlier, or a second failure voids the phases of the first attempt.
 
     Args:
         record: charged up to this pass.
@@ -254,7 +256,7 @@ def follow(
 def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
     """Return the microseconds of each phase of an incident until now.
 
-    They add up to the incident's length so far.
+    Their sum is the time from the incident's failure until now.
     """
     moments = [microseconds(at) for at in incidents.phase_moments(incident, now)]
     return {into: end - start for into, start, end in zip(_PHASES, moments, moments[1:], strict=False)}
@@ -281,8 +283,8 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
         record: the job's record, charged in this pass.
 
     Returns:
-        Node-microseconds from the failure to the incident's end, or until now. A lost node counts until the fleet takes
-        it from the job. Its replacement counts from its assignment to the job.
+        Node-microseconds from the failure to the incident's end, or until now. A lost node counts until the fleet
+        removes the node from the job. A replacement counts from its assignment to the job.
     """
     end = accounted_until(record) if incident.closed_at is None else incident.closed_at
     beyond = max(0, microseconds(accounted_until(record)) - microseconds(end))
@@ -290,7 +292,7 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
 
 
 def idle_so_far(incident: IncidentRecord, record: JobRecord, now: float) -> int:
-    """Return `idle_node_microseconds` of an open incident until now, if the last charge is older.
+    """Return the idle node time of an open incident, extended from the last charge until now.
 
     Args:
         incident: an incident that is not closed.
@@ -298,7 +300,7 @@ def idle_so_far(incident: IncidentRecord, record: JobRecord, now: float) -> int:
         now: Unix seconds. A time before the last charge counts as the time of that charge.
 
     Returns:
-        Node-microseconds. Since the last charge, the nodes that worked for the job at that time count.
+        Node-microseconds. For the time since the last charge, the result uses the number of nodes at that charge.
     """
     since = max(0, microseconds(now) - microseconds(accounted_until(record)))
     return idle_node_microseconds(incident, record) + since * record.node_count
@@ -310,7 +312,7 @@ def cost_usd(node_microseconds: int, price_usd_per_hour: float | None) -> float 
 
 
 def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> float | None:
-    """Return effective training time ÷ wall time.
+    """Return the effective training time ratio (ETTR): training time ÷ wall time.
 
     Args:
         spent: microseconds by bucket, of one job or summed over several.
@@ -320,17 +322,18 @@ def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> f
     Returns:
         0 to 1, or None if the wall time is zero.
 
-    Source: Kokolis et al., HPCA'25 (arXiv 2410.21680): R ÷ (R + U + Q), productive, unproductive and queue time.
+    Source: Kokolis et al., HPCA'25 (arXiv 2410.21680): ETTR = R ÷ (R + U + Q), with productive time R, unproductive
+    time U and queue time Q.
     """
     wall = sum(spent.values()) - (0 if is_queue_counted else sum(spent.get(name, 0) for name in _WAITING))
     return spent.get(Bucket.TRAIN, 0) / wall if wall > 0 else None
 
 
 def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> float | None:
-    """Return how long the remaining steps take at the mean pace so far.
+    """Return how long the remaining steps take at the job's mean pace.
 
-    Only time in which the job completed steps for the first time counts. Failures, waits and repeated steps therefore
-    do not slow the estimate, and the estimate includes no future failures.
+    The pace uses only time in which the job completed steps for the first time. The estimate therefore ignores past and
+    future failures, waits and repeated steps.
 
     Args:
         spent: microseconds by bucket, of one job.
@@ -338,7 +341,8 @@ def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> f
         target: the number of finished steps at which the script ends.
 
     Returns:
-        Seconds, or 0 once the target is reached. None without a target or before the first step.
+        Seconds, or 0 once the target is reached. None if the script declares no target or the job has completed no
+        step.
     """
     train = spent.get(Bucket.TRAIN, 0)
     if target <= 0 or finished <= 0 or train <= 0:
@@ -347,9 +351,9 @@ def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> f
 
 
 def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> float | None:
-    """Return MTTF: time in which a failure could begin (train, stall) ÷ failures.
+    """Return the mean time to failure (MTTF): time in the buckets TRAIN and STALL ÷ number of failures.
 
-    None before the first failure.
+    Return None before the first failure.
     """
     return sum(spent.get(name, 0) for name in _UP) / _MICRO / failure_count if failure_count else None
 

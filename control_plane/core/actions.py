@@ -1,9 +1,9 @@
 """The results of decisions: what to store and which actions to execute.
 
-A decision has two halves. The control plane writes the stored half (`record`, `plan`, `incidents`, `events` …) in one
-transaction, under its lease. Then it executes the actions, which reach agents and AWS. Each action is idempotent and
-follows from stored state: one pass stores a state, and the next pass acts on it. A control plane that crashes between
-the two halves therefore loses nothing.
+A decision has two parts. The control plane first writes the stored part (`record`, `plan`, `incidents`, `events` …) in
+one transaction, under its lease. Then it executes the actions: it sends messages to agents and calls AWS. Each action
+is idempotent and follows from stored state: one pass stores a state, and the next pass acts on it. A control plane that
+crashes between both parts therefore repeats the actions after its restart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference, SourceArchiv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendPrepare:
-    """Ask a node to promise a generation."""
+    """Ask a node's agent to promise a generation: to obey no older one from then on."""
 
     node_id: NodeId
     job: JobName
@@ -33,7 +33,7 @@ class SendPrepare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLoad:
-    """Send a node the plan. The executor adds the generation's key."""
+    """Send a node the plan of its generation. The executor adds the generation's key."""
 
     node_id: NodeId
     plan: GenerationPlan
@@ -61,7 +61,7 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendHalt:
-    """Command a node to stop its ranks at once, because the generation is over."""
+    """Command a node to kill its ranks immediately, because the generation is over."""
 
     node_id: NodeId
     job: JobName
@@ -72,7 +72,7 @@ class SendHalt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTakeCheckpoint:
-    """Ask the coordinator to have this step or a later one uploaded."""
+    """Ask the coordinator to order the upload of this step or a later one."""
 
     node_id: NodeId
     job: JobName
@@ -110,7 +110,7 @@ class PutManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDesired:
-    """Set a group's desired capacity: raise it, or lower it to the number of present instances."""
+    """Set a group's desired capacity, either to a higher value or to the number of present instances."""
 
     group: str
     desired_count: int
@@ -128,7 +128,10 @@ class TerminateMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebootMember:
-    """Reboot one named instance, once. `since` distinguishes separate stays in REBOOTING."""
+    """Reboot one named instance, once per stay of its node in state REBOOTING.
+
+    `since` is the time at which the node entered this state. It distinguishes one reboot from the next.
+    """
 
     group: str
     node_id: NodeId
@@ -137,9 +140,10 @@ class RebootMember:
 
 
 def reboot_key(node_id: NodeId, since: float) -> str:
-    """Return the key of the stored intent to reboot a node that is REBOOTING from the time `since` on.
+    """Return the key of the stored intent to reboot a node.
 
-    The intent under this key shows whether EC2 accepted the reboot.
+    `since` is the time at which the node entered state REBOOTING. The intent under this key shows whether EC2 accepted
+    the reboot.
     """
     return f"reboot/{node_id}/{since:.3f}"
 
@@ -148,7 +152,7 @@ def reboot_key(node_id: NodeId, since: float) -> str:
 class SendKeepEvidence:
     """Command an agent to upload its own log and its ranks' output streams to the object store.
 
-    A person will inspect the node.
+    The fleet sends it to nodes that a person will inspect.
     """
 
     node_id: NodeId
@@ -156,7 +160,7 @@ class SendKeepEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendKeepSources:
-    """Command a spare to hold the source archives of its fleet's jobs, and no others."""
+    """Command a spare to hold these source archives of its fleet's jobs, and to delete all others."""
 
     node_id: NodeId
     sources: tuple[SourceArchive, ...]
@@ -173,7 +177,7 @@ class CompleteTermination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldTermination:
-    """Extend a terminating hook by its timeout, because the last step is still being saved."""
+    """Extend a terminating hook by its timeout, because the upload of the job's last step is not complete."""
 
     group: str
     hook: str
@@ -205,7 +209,7 @@ JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | SendTakeC
 MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
 """Actions that change the group's members or their state.
 
-Earlier answers of AWS are outdated after them.
+After such an action, the control plane ignores earlier answers of AWS about the group.
 """
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch
 """Actions on a fleet's group or its instances.
@@ -226,7 +230,7 @@ class EventDraft:
     run: RunId | None = None
     """The job concerned.
 
-    For a fleet's event: the job that the node works for, or worked for until now. Members of other projects must not
+    An event about a node names the job that the node works for, or last worked for. Members of other projects must not
     read this event.
     """
     detail: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -238,16 +242,16 @@ class Decision:
     """The decision of one pass over a job."""
 
     record: JobRecord
-    """The record to store. It equals the observed record if nothing changes."""
+    """The record to store. Without a change, it equals the observed record."""
     actions: tuple[JobAction, ...] = ()
     plan: GenerationPlan | None = None
     """The plan of a new generation, to store with the record."""
     fleet: FleetName | None = None
-    """The fleet where the job waits from now on. None: no change."""
+    """The fleet to whose queue the job moves. None: the job stays in its fleet."""
     incidents: tuple[IncidentRecord, ...] = ()
     """Incidents that this pass opened, changed or closed."""
     implications: tuple[Implication, ...] = ()
-    """Entries for the histories of nodes."""
+    """Entries to add to the histories of nodes."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0
 
@@ -267,15 +271,15 @@ class FleetDecision:
     desired_count: int = 0
     """The number of nodes that the fleet needs."""
     vacancies: Vacancies = ()
-    """Empty places of the group, to store for the next pass."""
+    """Vacancies of the group, to store for the next pass."""
     is_frozen: bool = False
     is_blind: bool = False
-    """Whether most of the fleet is silent, even if a person has lifted the freeze."""
+    """Whether most of the fleet's agents are silent. A person may have lifted the resulting freeze."""
     reason: str = ""
     implications: tuple[Implication, ...] = ()
-    """Entries for the histories of nodes that had no job."""
+    """Entries to add to the histories of nodes without a job."""
     events: tuple[EventDraft, ...] = ()
     forgotten: tuple[NodeId, ...] = ()
-    """Nodes that will not return. The control plane drops their agents' reports."""
+    """Nodes that have ended for good. The control plane deletes their agents' reports."""
     is_empty: bool = False
-    """Whether a deleting fleet has lost its last node, so the fleet itself can be deleted."""
+    """Whether a fleet that is being deleted has no more nodes. The control plane then deletes the fleet itself."""

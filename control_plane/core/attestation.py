@@ -1,7 +1,7 @@
 """Checks an agent's identity by its signed request and STS's answer (`everstep.protocol.attestation`).
 
-Invariant: pure and strict. A request that differs from the one form that Everstep's agents send is refused, and the
-refusal is a sentence.
+Invariant: pure and strict. The checks accept only the exact request form that Everstep's agents send. Each refusal is a
+sentence that states the reason.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Principal:
 
 
 def nonce(key: bytes, random: bytes, now: float) -> str:
-    """Return a nonce that this server can recognize later without storing it.
+    """Return a nonce that this server recognizes later by its seal, without storing the nonce.
 
     Args:
         key: the server's secret key, used for nonces only.
@@ -64,9 +64,10 @@ def nonce(key: bytes, random: bytes, now: float) -> str:
 
 
 def nonce_end(key: bytes, given: str, now: float) -> int | None:
-    """Return when a nonce expires, in Unix seconds, or None if it is foreign or has expired.
+    """Return when a nonce expires, in Unix seconds.
 
-    This function does not detect a reused nonce. The database does.
+    Return None if this server did not create the nonce, or if the nonce has expired. The database detects a reused
+    nonce; this function does not.
     """
     said, _, seal = given.rpartition(".")
     if not hmac.compare_digest(seal.encode(), _seal(key, said).encode()):
@@ -76,7 +77,9 @@ def nonce_end(key: bytes, given: str, now: float) -> int | None:
 
 
 def refusal_of_signature(signature: Signature, region: str) -> str:
-    """Return why the control plane refuses a signature before it asks STS, or an empty string.
+    """Return why a signature has the wrong form, or an empty string.
+
+    The control plane checks the form before it sends the signature to STS.
 
     Args:
         signature: as the agent sent it.

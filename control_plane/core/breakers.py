@@ -1,15 +1,15 @@
 """Breakers: when to give up a job that fails repeatedly, and which changes to try first.
 
-    the same failure MaxAttempts times      was the step ever passed?      no: first the node, then the state
-                                                                           yes, or the node alone holds committed
-                                                                           steps: first the state, then the node
+    the same failure MaxAttempts times      was the step ever passed?      no: change first the node, then the state
+                                                                               yes, or the node alone holds committed
+                                                                               steps: first the state, then the node
     the node    a spare takes over the failing rank's node: is it a bad node, or a bad script?
     the state   the base of the last two failures is skipped, and an older one used: a bad state, or a bad script?
 
 Each change allows one more attempt, and each is made at most once. A change of node needs a spare. A change of state
 needs an older state other than the script's initial one. If the job still fails after that, the script is at fault.
 
-A failure counts until training passes the highest step that it had reached before that failure.
+A failure counts until training passes the highest step that it had reached before the failure.
 
 Invariant: `rule` gives up after at most MaxAttempts + 2 failures that look alike.
 """
@@ -26,19 +26,19 @@ from control_plane.core.observed.jobs import JobSpec, Trial
 from everstep.protocol.ids import Generation, Step
 
 NO_PROGRESS_TIMES = 3
-"""Limit for failures without a new highest step, in units of `max_attempts`.
+"""Limit for failures in a row without a new highest step, in units of `max_attempts`.
 
-It applies even if the failures differ.
+The limit also applies if the failures differ.
 """
 
 
 class Course(StrEnum):
     """Way in which a job continues after a failure.
 
-    - AGAIN: unchanged.
-    - OTHER_NODE: with another node.
-    - OLDER_STATE: from an older state.
-    - GIVE_UP: the job fails.
+    - AGAIN: it restarts on the same nodes, from the newest state.
+    - OTHER_NODE: it restarts with a spare in place of the failing node.
+    - OLDER_STATE: it restarts from an older state.
+    - GIVE_UP: it fails.
     """
 
     AGAIN = "again"
@@ -53,7 +53,7 @@ class Ruling:
 
     course: Course
     why: str = ""
-    """A sentence. Empty for AGAIN."""
+    """The reason for the course, as a sentence. Empty for AGAIN."""
 
 
 def rule(
@@ -76,7 +76,7 @@ def rule(
         is_sole_holder: leaving the last failure's node would lose committed steps, so the node is changed last.
 
     Returns:
-        The ruling, with the figures and the last failure in words.
+        The ruling. Its reason contains the counts and describes the last failure.
     """
     attempts = max(1, spec.max_attempts)
     if not failures:
@@ -106,23 +106,23 @@ def rule(
 def remembered(
     failures: Sequence[FailureRecord], failure: FailureRecord | None, spec: JobSpec
 ) -> tuple[FailureRecord, ...]:
-    """Return the failures to store, with one more failure.
+    """Return the failures to store after one more failure.
 
-    Entries that can no longer matter are dropped.
+    The result omits old failures that no rule can count any more.
     """
     longer = [*failures, failure] if failure is not None else list(failures)
     return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
 
 
 def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple[FailureRecord, ...]:
-    """Return the failures without those of one generation, because a lost node caused them."""
+    """Return the failures without those of a generation whose failure had an external cause: a lost node."""
     return tuple(failure for failure in failures if failure.generation != generation)
 
 
 def still_ahead(failures: Sequence[FailureRecord], generation: Generation, boundary: Step) -> tuple[FailureRecord, ...]:
     """Return the failures that training has not passed yet.
 
-    Repeated failures count only without progress.
+    Once training reaches a new highest step, earlier failures no longer count.
 
     Args:
         failures: failures of the job, oldest first.
@@ -156,13 +156,13 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 
 
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
-    """Return OTHER_NODE if the same node failed each time and no other node was tried."""
+    """Return OTHER_NODE if all these failures occurred on one node and no node was replaced before, else None."""
     is_one_node = alike[-1].node_id is not None and len({failure.node_id for failure in alike}) == 1
     return Course.OTHER_NODE if has_spare and is_one_node and all(trial.kind != "node" for trial in tried) else None
 
 
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
-    """Return OLDER_STATE if the last two attempts had the same base and no older state was tried."""
+    """Return OLDER_STATE if the last two attempts had the same base and no older state was tried, else None."""
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0
     return Course.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None
 

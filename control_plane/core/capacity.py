@@ -1,12 +1,12 @@
 """Retries of failed instance launches: when to retry, and the reason to show to users.
 
 - Auto Scaling retries by itself, at growing intervals. After failures over a long time, AWS suspends the group's
-launches (an administrative suspension).
+  launches (an administrative suspension).
 - Everstep retries 30 s after the first failure. Each further pause is twice as long, up to 15 min. Everstep skips a
-retry if AWS has retried by itself since the planned time.
+  retry if AWS has retried by itself since the planned time.
 - Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
 
-The retry times derive from the start of the shortage. They do not depend on how often AWS retries in between.
+The times of retries depend only on the start of the shortage. Retries by AWS do not shift them.
 
 Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Source:
 Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension).
@@ -57,15 +57,14 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
         Unix seconds.
     """
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
-        return first  # a launch has succeeded in between: AWS would otherwise still list the older failure
+        return first  # AWS no longer lists the older failure, so a launch has succeeded since
     return min(before.failing_since, first)
 
 
 def waiting_words(group: GroupObserved) -> str:
-    """Return why instances do not arrive, in AWS's words, and what Everstep does next.
+    """Return why launches fail, in AWS's words, and what Everstep does next.
 
-    The text is empty while nothing prevents launches. It contains no elapsed time, so it changes only when something
-    happens.
+    The text is empty while launches succeed. It contains no elapsed time, so it changes only with the situation.
     """
     again = retry_at(group)
     when = f"; asked for again at {datetime.fromtimestamp(again, UTC):%H:%M:%S} UTC" if again is not None else ""
@@ -81,20 +80,20 @@ def waiting_words(group: GroupObserved) -> str:
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:
-    """Return the empty places of a group and the ages of the places that were filled.
+    """Return the vacancies of a group and the start times of the filled vacancies.
 
-    A replacement's duration counts from when its place became empty, not from when AWS launched the instance. AWS does
-    not report which instance fills which place. This function assumes that the place that was empty longest is filled,
-    or given up, first.
+    A vacancy is an instance that the group desires and does not have. The duration of a replacement starts with its
+    vacancy, before AWS launches the instance. AWS does not report which instance fills which vacancy. This function
+    assumes that the oldest vacancy is filled, or given up, first.
 
     Args:
-        before: the empty places after the previous pass.
+        before: the vacancies after the previous pass.
         missing: how many instances the group lacks now.
         joined: how many instances the group lists for the first time.
         now: Unix seconds.
 
     Returns:
-        The empty places, and the times since when the filled places had been empty. The second part has at most
+        The remaining vacancies, and the start times of the filled ones in Unix seconds. The second part has at most
         `joined` entries, oldest first.
     """
     each = [at for at, count in before for _ in range(count)]

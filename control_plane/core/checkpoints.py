@@ -1,8 +1,10 @@
-"""Checkpoints: when uploaded shards become one, and which checkpoints are surplus.
+"""Checkpoints: when the control plane writes their manifests, and which checkpoints it deletes.
 
-Invariant: a manifest is written only for a step whose shards are all complete in S3, were reported in the newest
-generation, and are on its path. The manifest is written last. Its name is (generation, step), so the same shards never
-make two checkpoints. The newest checkpoint and needed checkpoints are never surplus.
+Uploaded shards become a checkpoint when their manifest is written. A surplus checkpoint exceeds the limits of its job.
+
+Invariant: the control plane writes a manifest only for a step whose shards are all complete in S3, were reported in the
+newest generation, and are on its path. The manifest is the last object of a checkpoint. Its name is (generation, step),
+so the same shards never belong to two checkpoints. The newest checkpoint and needed checkpoints are never surplus.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class CheckpointStatus(StrEnum):
 
     - UPLOADING: some of its shards are in S3.
     - COMPLETE: its manifest is in S3 too.
-    - DELETING: no job restores from it, and the control plane deletes its objects.
+    - DELETING: the control plane deletes its objects. No job restores from it any more.
     - DELETED: its objects are deleted.
     """
 
@@ -36,9 +38,9 @@ class CheckpointStatus(StrEnum):
 
 
 class Verification(StrEnum):
-    """The result of reading a checkpoint's objects back.
+    """The result of a verification, which reads all objects of a checkpoint from S3.
 
-    VERIFYING: the reading is in progress.
+    VERIFYING: the verification is in progress.
     """
 
     NOT_VERIFIED = "NotVerified"
@@ -56,15 +58,15 @@ class KeptCheckpoint:
     completed_at: float
     """Unix seconds."""
     is_needed: bool
-    """The checkpoint is pinned, being read back, or the next restore of the job."""
+    """Whether the checkpoint is pinned, is being verified, or is the one that the job would restore next."""
     is_counted: bool
-    """The checkpoint counts towards the job's limit. Pinned checkpoints do not."""
+    """Whether the checkpoint counts towards the job's limit. Pinned checkpoints do not count."""
 
 
 def surplus(
     kept: Sequence[KeptCheckpoint], max_count: int | None, max_age_seconds: int | None, now: float
 ) -> tuple[tuple[int, int], ...]:
-    """Return the checkpoints that a job no longer keeps.
+    """Return the checkpoints that exceed a job's limits and may be deleted.
 
     Args:
         kept: all complete checkpoints of the job.
@@ -143,9 +145,9 @@ def newest_restorable(
 
 
 def upload_seconds(reports: Mapping[NodeId, MemberReport]) -> float | None:
-    """Return how long the slowest shard of the newest uploaded step took.
+    """Return the upload time of the slowest shard of the newest uploaded step, in seconds.
 
-    None if no upload was measured.
+    Return None if no upload was measured.
     """
     timed = [upload for report in reports.values() for upload in report.uploads if upload.upload_seconds > 0]
     newest = max((upload.step for upload in timed), default=NO_STEP)

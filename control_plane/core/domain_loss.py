@@ -1,4 +1,4 @@
-"""The effect of losing whole failure domains on a job's shards: exact, for a given placement.
+"""The exact effect of losing whole failure domains on the shards of a placement.
 
     every shard is an edge between the domains of its holders; it is lost when all of them are lost
     edges without a common domain, direct or through other edges, are independent: their counts multiply
@@ -18,9 +18,9 @@ from control_plane.errors import ImpossiblePlacement, TooManyCases
 from everstep.protocol.ids import NodeId
 
 MAX_CASES = 20_000
-"""Limit for the number of partial losses that the count tracks at once.
+"""Limit for the number of partial losses that the count tracks at the same time.
 
-Every placement over sixteen domains, and every loss of two domains, stays below it.
+Placements over at most sixteen domains, and losses of two domains, stay below this limit.
 """
 
 Domain = str
@@ -71,7 +71,7 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
 
 
 def domain_count(placement: Placement, domains: Mapping[NodeId, str]) -> int:
-    """Return the number of domains that hold shards, and so can be lost."""
+    """Return the number of domains that contain holders of shards."""
     return len(frozenset[Domain]().union(*_edges(placement, domains)))
 
 
@@ -84,7 +84,10 @@ def _edges(placement: Placement, domains: Mapping[NodeId, str]) -> set[Edge]:
 
 
 def _survivable(edges: set[Edge], count: int, lost: int) -> int:
-    """Return how many sets of `lost` of `count` domains leave at least one domain of each edge."""
+    """Return how many losses of `lost` out of `count` domains are survivable.
+
+    A loss is survivable if every edge keeps at least one domain.
+    """
     fatal = {edge for edge in edges if len(edge) <= lost}
     if all(len(edge) == lost for edge in fatal):
         return comb(count, lost) - len(fatal)
@@ -95,7 +98,7 @@ def _survivable(edges: set[Edge], count: int, lost: int) -> int:
 
 
 def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
-    """Return the edges in groups that share no domain with each other."""
+    """Return the connected components of the edges. Edges of different components share no domain."""
     touching: defaultdict[Domain, list[Edge]] = defaultdict(list)
     for edge in edges:
         for domain in edge:
@@ -105,7 +108,8 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
     for first in sorted(edges, key=sorted):
         reached = [first] if first in left else []
         left.discard(first)
-        for edge in reached:  # the list grows during the loop: breadth-first order keeps neighbours close
+        # The list grows during the loop. Breadth-first order keeps the domains of an edge near each other.
+        for edge in reached:
             near = sorted({each for domain in edge for each in touching[domain]} & left, key=sorted)
             left.difference_update(near)
             reached += near
@@ -115,10 +119,11 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 
 
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
-    """Return a component's domain count, and the number of survivable losses by lost domains.
+    """Return a component's domain count, and its number of survivable losses by number of lost domains.
 
-    A loss is survivable if every edge keeps a domain. At most `most` domains are lost. The function processes the
-    domains in order, each lost or alive. The state is a bit set of the edges whose domains so far are all lost.
+    A loss is survivable if every edge keeps a domain. The function counts losses of at most `most` domains. It
+    processes the domains in order and treats each as lost or alive. Its state is a bit set of the open edges: edges
+    whose processed domains are all lost.
     """
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}
@@ -130,7 +135,7 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
         for i in places:
             members[i] |= 1 << bit
     cases: dict[tuple[int, int], int] = {(0, 0): 1}
-    """Number of ways, by the pair (edges whose domains so far are all lost, number of lost domains)."""
+    """Number of ways to reach each state, by the pair (open edges, number of lost domains)."""
     for i in range(len(order)):
         after: defaultdict[tuple[int, int], int] = defaultdict(int)
         for (open_edges, lost), ways in cases.items():

@@ -1,21 +1,23 @@
-"""Drills: Everstep breaks one part of a job on purpose, once, and follows the result to its end.
+"""Drills: Everstep injects one fault into a job, on a person's order, and observes the recovery.
+
+A drill strikes when the control plane injects its fault.
 
     REQUESTED ──▶ STRUCK ──▶ RECOVERED       an incident followed, and training has caught up
-        │            ├─────▶ NOT_RECOVERED   the job ended, was paused or was interrupted again first
-        │            └─────▶ ABSORBED        no incident followed: training went on
-        └──────────────────▶ NOT_DONE        the job did not train in time
+        │            ├─────▶ NOT_RECOVERED   the job ended, paused or failed again first
+        │            └─────▶ ABSORBED        no incident followed, training continued
+        └──────────────────▶ NOT_DONE        the job did not train in time, so no fault was injected
 
 The control plane stores STRUCK before it strikes. A drill therefore strikes at most once, even if the control plane
 crashes in between.
 
-Consequences of a drill have the cause DRILL. A fault that occurs by itself during the drill's incident keeps its own
-cause, and turns the incident into a failure. MTTF and MTTR then count the incident, and every lost node except the
-struck one asks for a spare.
+Consequences of a drill have the cause DRILL. An independent fault during the drill's incident keeps its own cause, and
+turns the incident into a failure. MTTF and MTTR then count the incident. Each lost node except the struck one then
+counts when the fleet computes its number of spares.
 
-The first report need not come from the struck node. Other ranks end because the killed rank is missing, and members can
-report an unreachable coordinator before AWS reports its instance ended.
+Other nodes can report consequences before the struck node does. Other ranks end because the killed rank is missing.
+Members can report an unreachable coordinator before AWS reports that its instance has ended.
 
-Invariant: pure. A drill implicates no node and no job: its damage counts as no failure of either.
+Invariant: pure. The consequences of a drill count neither as failures of the job nor in the history of a node.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 PATIENCE_TIMES = 2
-"""Limit for a drill in units of T_max: for its strike, and for an incident to follow.
+"""Multiple of T_max within which a drill must strike, and an incident must follow the strike.
 
 Everstep notices a lost instance within one T_max.
 """
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})
-"""States of a job without an incident in which training has continued."""
+"""Job states that show that training continues, if no incident is open."""
 _OF_AGENT = frozenset({Cause.AGENT_LOST, Cause.NODE_UNREACHABLE})
 EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
     DrillKind.KILL_RANK: frozenset({Cause.RANK_EXIT}),
@@ -51,12 +53,16 @@ EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
 }
 """Causes that a drill produces on the node that it strikes.
 
-A fault that the node's agent reports about its own node is never among them.
+Faults that an agent reports about its own node are never among them.
 """
 
 
 class Course(StrEnum):
-    """Action of a pass for a drill. WAIT: nothing. STRIKE: the fault is injected now."""
+    """The action of a pass for a drill.
+
+    - WAIT: no action.
+    - STRIKE: inject the fault now.
+    """
 
     WAIT = "wait"
     STRIKE = "strike"
@@ -64,7 +70,7 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """A drill after a pass."""
+    """The state of a drill after a pass, and the action of this pass."""
 
     drill: DrillObserved
     course: Course = Course.WAIT
@@ -75,7 +81,7 @@ def follow(
 ) -> Followed:
     """Return the next state of a drill.
 
-    The job loop calls it in every pass over a job that has an open drill.
+    The job loop calls this function in every pass over a job that has an open drill.
 
     Args:
         drill: the stored drill, which has not ended.
@@ -130,7 +136,8 @@ def attributed(
 ) -> tuple[tuple[Fault, ...], FailureRecord | None]:
     """Return the faults of a generation, with the consequences of a drill marked as such.
 
-    The job loop calls it when faults end a generation, and when faults are found later for a generation that has ended.
+    The job loop calls this function when faults end a generation, and when later reports show more faults of an ended
+    generation.
 
     Args:
         drill: the open drill of the job, or None.
@@ -178,7 +185,7 @@ def attributed(
 def has_struck_rank_ended(drill: DrillObserved, reports: Mapping[NodeId, MemberReport]) -> bool:
     """Return whether the agent reports that the rank killed by the drill has ended.
 
-    A rank that was halted or exited with success does not count: the drill did not end it.
+    A rank that Everstep halted or that exited with success does not count, because the drill did not end it.
     """
     report = reports.get(drill.node_id) if drill.kind is DrillKind.KILL_RANK else None
     exits = [rank.exit for rank in report.ranks if rank.rank == drill.rank] if report is not None else []
@@ -188,7 +195,7 @@ def has_struck_rank_ended(drill: DrillObserved, reports: Mapping[NodeId, MemberR
 def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[Fault, ...]) -> IncidentRecord:
     """Return the incident with the cause DRILL, if its rank exit was a consequence of the drill.
 
-    An incident can begin with the exit of another rank, before reports show that the drill had already struck.
+    An incident can begin with the exit of another rank, before the struck node reports its own damage.
 
     Args:
         drill: the open drill of the job, or None.
@@ -200,7 +207,7 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
         incident is unchanged.
     """
     if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
-        return incident  # if the drill was known before, the rank's exit was another failure
+        return incident  # the drill's damage was reported before this incident, so the rank's exit is another failure
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident
     is_of_it = incident.cause is Cause.RANK_EXIT and Cause.RANK_EXIT in EXPLAINS[drill.kind]
@@ -216,9 +223,9 @@ def in_words(drill: DrillObserved) -> str:
 
 
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:
-    """Return whether a fault is the drill's, at the node that the drill struck.
+    """Return whether the drill caused a fault, at the node that the drill struck.
 
-    A terminated instance stays terminated, so AWS may report its end generations later.
+    AWS can report the end of a terminated instance several generations later. Such a report still belongs to the drill.
     """
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False
@@ -237,7 +244,7 @@ def _node_of(fault: Fault) -> NodeId | None:
 
 
 def _what_came(record: JobRecord) -> str:
-    """Return what interrupted a recovery."""
+    """Return a description of the event that interrupted a recovery."""
     if record.state in ENDED_JOBS:
         return f"the job {record.state}"
     return "the job was paused" if record.incident is None else "another incident began"

@@ -1,4 +1,4 @@
-"""The verdict on a node, from the signals about it (docs/design.md#failures).
+"""The verdict on a node, derived from AWS's answers and the agents' reports (docs/design.md#failures).
 
     AWS reports the instance ended                           GONE at once
     the node's own live agent reports a typed fault          GONE; while steps advance or no rank runs yet: IMPAIRED
@@ -9,11 +9,11 @@
     one class, shorter                                       UNCLEAR
     steps advance while the node is silent                   ALIVE: other members report boundaries of its ranks
 
-A job leaves an impaired member at an agreed stop, once another node can take over (ADR 0016).
+A job gives up an impaired member at an agreed stop, once another node can take over (ADR 0016).
 
 Invariant: every verdict except ALIVE contains its evidence in sentences. Silence counts only while this control plane
-could have received a report. While steps advance, only AWS's report makes a node GONE. While most of a fleet is silent
-and AWS reports it running, silence proves nothing ("blind is not dead").
+could have received a report. While steps advance, only AWS's report makes a node GONE. A fleet is blind while most of
+its agents are silent although AWS reports their instances running. In a blind fleet, silence proves nothing.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from everstep.protocol.plan import Timeouts
 
 NODE_FAULTS = frozenset({FaultCode.RANKS_NOT_GONE})
-"""Faults in a job's report that make the node unusable.
+"""Fault codes in a job's report that make the node unusable.
 
-All other faults there are the job's own.
+All other faults in such a report are faults of the job.
 """
 COUNTER_EVIDENCE_BOUNDARIES = 2
 """Boundaries completed during a silence that prove the silent node's ranks alive.
 
-One boundary is not enough, because it may have been under way when the silence began.
+A single boundary proves nothing: its step may have been under way when the silence began.
 """
 WATCHED_FROM_LEASES = 2 / 3
-"""Fraction of a lease from which a silence is tracked.
+"""Fraction of a lease after which the control plane starts to track a silence.
 
-The control plane must already know whether steps advance when the silence begins to count.
+Tracking starts before the lease ends. The control plane then knows whether steps advance when the silence begins to
+count.
 """
 BLIND_FLEET_SIZE = 3
 """Smallest fleet for which a silent majority makes the fleet blind.
 
-A majority that falls silent at once indicates a problem of the control plane rather than of the nodes.
+If a majority becomes silent at the same time, the control plane is more likely at fault than the nodes.
 """
 
 
@@ -76,17 +77,20 @@ class Verdict:
     standing: Standing
     evidence: str = ""
     cause: Cause = Cause.NODE_UNREACHABLE
-    """The cause of the incident if the node is GONE."""
+    """The cause of the resulting incident. It is used if the node is GONE."""
     is_final: bool = False
-    """No later report can make the node a member again."""
+    """Whether the verdict is irrevocable: no later report makes the node a member again."""
     may_terminate: bool = False
-    """AWS's report or a typed fault from the node's own live agent permits termination."""
+    """Whether the instance may be terminated.
+
+    AWS's report, or a typed fault from the node's own live agent, permits the termination.
+    """
     remedy: Remedy | None = None
-    """The action for the node. None: see `Exclusion.remedy`."""
+    """The action for the node. None: `Exclusion.remedy` describes the default."""
     what: str = ""
-    """The name of the fault, if there is one."""
+    """The fault code, or an empty string without a fault."""
     since: float | None = None
-    """For a silent node: the last sign that it was alive, in Unix seconds."""
+    """For a silent node: when the last evidence showed it alive, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +169,7 @@ def judge(
         ):
             return _out_of_view(node, impairment, now, timeouts)
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
-    # the clock may be stepped; the age of the last report is monotonic
+    # The wall clock may jump. The age of the last report uses a monotonic clock.
     lasted = min(now - silence.since, node.silent_seconds)
     words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
@@ -188,10 +192,10 @@ def judge(
 def _own_word(
     node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool
 ) -> Verdict | None:
-    """Return the verdict on a node by its own agent's report, or None.
+    """Return the verdict that follows from the node's own agent's report, or None.
 
-    A verdict exists if the agent is live and reports a fault that forces the job to leave the node. A node that cannot
-    end its old ranks cannot promise a generation, so a launch cannot use it.
+    The result is a verdict if the agent is connected and reports a fault for which the job must give up the node. A
+    node that cannot end its old ranks cannot promise a generation, so a launch cannot use the node.
     """
     if is_silent(node, timeouts):
         return None
@@ -220,8 +224,8 @@ def _own_word(
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
     """Return the verdict on a node whose agent reports but whose replicas do not answer.
 
-    This is one class of evidence, so it must last for T_max. The verdict is never final: the node may hold the only
-    copy of its own shards. A job leaves it only if that costs no committed step.
+    Unresponsive replicas are one class of evidence, so they must last for T_max. The verdict is never final, because
+    the node may hold the only copy of its own shards. A job gives up the node only if that loses no committed step.
     """
     lasted = now - impairment.since
     words = f"the replicas on {node.node_id} have not answered their owners for {lasted:.0f} s"
@@ -239,7 +243,7 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
     """Return whether steps still advance.
 
-    Without a tracked impairment, there was no time yet to show the contrary.
+    True without a tracked impairment: the standstill has not been observed for long enough.
     """
     return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 
@@ -254,9 +258,9 @@ def unvouched(
 ) -> frozenset[NodeId]:
     """Return the silent nodes whose last reports about their own shards no longer count.
 
-    A node is in the result if it is silent and no step was committed during its silence. An agent that hangs neither
-    seals nor votes, so its shards are unprotected even if its last report showed all copies. A commit proves that every
-    owner voted, even an owner that the control plane cannot reach.
+    The result contains a node if no step was committed during its silence. An agent that hangs neither seals nor votes,
+    so its shards are unprotected even if its last report showed all copies. A commit proves that every owner voted,
+    including owners that the control plane cannot reach.
 
     Args:
         nodes: the nodes of a training job.
@@ -279,12 +283,12 @@ def track_silences(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Silence, ...]:
-    """Return the tracked silences. A silence shorter than a lease does not count yet.
+    """Return the tracked silences. Verdicts ignore a silence that is shorter than a lease.
 
-    A silence begins with the node's last report. It begins again whenever training completes two boundaries during it,
-    because they prove the node's ranks alive. The last report is up to a third of a lease old when a node fails, so
-    steps are compared from a little later on. If no control plane observed the beginning of a silence, only a part of
-    that time counts.
+    A silence begins with the node's last report. Whenever training completes two boundaries during a silence, the
+    silence begins again, because the boundaries prove the node's ranks alive. A node can fail up to a third of a lease
+    after its last report, so steps before that time prove nothing. If no control plane observed the beginning of a
+    silence, only a part of that time counts.
 
     Args:
         known: the silences of the previous pass.
@@ -361,9 +365,9 @@ def track_impairments(
 
 
 def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
-    """Return which one of the members out of view is to be left, or None.
+    """Return the member out of view that the job should give up, or None.
 
-    Two members that cannot reach each other report each other. Leaving one of them is enough.
+    Two members that cannot reach each other report each other. The job needs to give up only one of them.
 
     Args:
         reports: the reports of the members that are not silent.
@@ -384,7 +388,7 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
 
 def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> Progress:
-    """Return the progress of training from the reports of all members but one.
+    """Return the progress of training according to all members except one.
 
     Args:
         reports: the members' reports, of the newest generation.
@@ -406,8 +410,8 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
 def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | None:
     """Return when the first rank reached `least` or a later boundary.
 
-    The time stamps are the ranks' own. A rank reports the time of its newest boundary only. A rank beyond `least`
-    therefore reports a later time. None if no rank reported.
+    The time stamps are the ranks' own. A rank reports only the time of its newest boundary. A rank beyond `least`
+    therefore reports a later time than that of `least`. Return None if no rank reported.
     """
     stamps = [
         rank.passed_at_seconds
@@ -426,8 +430,8 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
         base: the base step of the generation.
 
     Returns:
-        The earliest of the ranks' own time stamps. Without such stamps, the stamp of the newest step. None if no rank
-        reported.
+        The earliest of the ranks' own time stamps. If no rank reports the time of its first step, the time of the
+        newest step. None if no rank reported.
     """
     stamps = [
         rank.first_passed_at_seconds
@@ -439,9 +443,9 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
 
 
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
-    """Return the nodes whose data plane does not answer other members for the holder deadline.
+    """Return the nodes that have not answered other members on the data plane for the holder deadline.
 
-    A node is out of view if it left a shard's view or is silent in the rounds.
+    A node is out of view if a shard's owner dropped it from the view, or if it is silent in the coordinator's rounds.
     """
     silent = frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)
     return silent | frozenset(
@@ -456,7 +460,7 @@ def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeI
 def current_reports(
     nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation
 ) -> dict[NodeId, MemberReport]:
-    """Return the members' reports that concern this generation of this run."""
+    """Return those reports of the members that describe this generation of this run."""
     return {
         node_id: node.member
         for node_id, node in nodes.items()

@@ -1,6 +1,6 @@
 """Faults that end a generation: failed ranks, lost nodes, restarted agents, failed loads.
 
-Invariant: this module takes no action. Each fault has a cause, a time and one sentence of evidence.
+Invariant: this module only describes faults. Each fault has a cause, a time and one sentence of evidence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})
-"""Fault codes of an agent that could not load because of its shards.
+"""Fault codes that an agent reports when a load failed because of the shards themselves.
 
 Other causes of a failed load, such as memory, the source archive or the node itself, prove nothing about the state.
 """
@@ -39,7 +39,7 @@ COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
 def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
     """Return the ranks that ended without success, earliest first.
 
-    Halted ranks come last, because the control plane ordered them to end.
+    Ranks that the control plane halted are at the end of the list.
     """
     failing = [
         (node, rank)
@@ -50,7 +50,7 @@ def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId,
 
     def moment(item: tuple[NodeId, RankStatus]) -> tuple[bool, float, int]:
         rank_exit = item[1].exit
-        assert rank_exit is not None  # selected above; this narrows the type
+        assert rank_exit is not None  # narrows the type: `failing` contains only ended ranks
         return rank_exit.exit_class is ExitClass.HALTED, rank_exit.at_seconds, item[1].rank
 
     return tuple(sorted(failing, key=moment))
@@ -71,7 +71,10 @@ def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None
 
 
 def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> float:
-    """Return when the first rank failed by itself, in Unix seconds, or `otherwise` if none did."""
+    """Return when the first rank failed by itself, in Unix seconds, or `otherwise` if no rank did.
+
+    Ranks that the control plane halted do not count.
+    """
     exits = [
         rank.exit
         for _, rank in failing_ranks(reports)
@@ -83,9 +86,9 @@ def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> f
 def failure_of_ranks(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step
 ) -> FailureRecord | None:
-    """Return the first failed rank's failure for the breakers.
+    """Return the failure of the first failed rank, as the breakers record it.
 
-    None if no rank failed by itself.
+    Return None if no rank failed by itself.
     """
     for node, rank in failing_ranks(reports):
         if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED:
@@ -107,7 +110,7 @@ def failure_of_ranks(
 def of_nodes(
     plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Mapping[NodeId, NodeObserved], now: float
 ) -> tuple[Fault, ...]:
-    """Return a fault for each lost member, and one more if all holders of a shard were lost.
+    """Return one fault per lost member, and one more if some shard lost all its holders.
 
     Args:
         plan: the plan of the generation.
@@ -126,7 +129,7 @@ def of_nodes(
             at=lost_at(verdict, nodes, now),
             node_id=verdict.node_id
             if verdict.is_final
-            else None,  # a silent node may still promise the next generation
+            else None,  # a node that is only silent may still promise the next generation
             seen_on=(verdict.node_id,),
             implicates=implied(verdict, now),
         )
@@ -145,7 +148,8 @@ def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) 
         now: Unix seconds.
 
     Returns:
-        Unix seconds: the node's last report, or the last step during its silence that proved it alive.
+        Unix seconds: the time of the node's last report, or of the last step during its silence that proved the node
+        alive.
     """
     return _last_sign(nodes, verdict.node_id, now) if verdict.since is None else min(verdict.since, now)
 
@@ -153,7 +157,7 @@ def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) 
 def implied(verdict: Verdict, now: float) -> Implication | None:
     """Return the history entry that a verdict adds to its node, or None.
 
-    A termination by AWS and a person's request implicate no node.
+    A termination by AWS or a person's request adds no entry.
     """
     if verdict.cause in (Cause.INSTANCE_TERMINATED, Cause.NOTICE, Cause.REQUESTED):
         return None
@@ -169,7 +173,7 @@ def implied(verdict: Verdict, now: float) -> Implication | None:
 
 
 def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple[Fault, ...]:
-    """Return the fault of shards that have lost every holder, if there are any."""
+    """Return one fault that names the shards that lost every holder, or no fault."""
     taken = [rank for rank in plan.ranks if all(holder in lost for holder in rank.holders)]
     if not taken:
         return ()
@@ -178,9 +182,9 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
 
 
 def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
-    """Return the fault of shards that no node's memory holds, if there are any.
+    """Return one fault that names the shards that no node holds in memory, or no fault.
 
-    This happens when a second loss occurs before replicas are restored after the first.
+    Shards disappear from memory if a second loss occurs before replicas are restored after the first one.
 
     Args:
         forgotten: ranks whose shard no node holds.
@@ -196,9 +200,9 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
 
 
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
-    """Return a fault for each connected agent that does not report this generation.
+    """Return one fault per connected agent that does not report this generation.
 
-    The agent has lost its state, or has promised another generation.
+    Such an agent has lost its state, or has promised another generation.
     """
     faults: list[Fault] = []
     for member in plan.nodes:
@@ -268,7 +272,8 @@ def of_cut_off_members(
 ) -> tuple[Fault, ...]:
     """Return a fault if live members cannot reach the coordinator past its deadline.
 
-    Without their votes, no step is committed. The coordinator may be alive, and the network between them broken.
+    Without the votes of these members, no step is committed. The coordinator may be alive while the network to it is
+    broken.
     """
     told = [
         (node, fault.message)
@@ -294,9 +299,9 @@ def of_cut_off_members(
 def of_silence(
     plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault for each member that is silent too long during a launch.
+    """Return one fault per member whose silence during a launch exceeds the coordinator deadline.
 
-    The limit is the coordinator deadline. No rank has made new steps yet, so a new generation loses nothing.
+    No rank has completed a new step yet, so a new generation loses no step.
     """
     return tuple(
         Fault(
@@ -314,7 +319,7 @@ def of_silence(
 
 
 def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault, ...]:
-    """Return a fault for each node whose shards failed to load."""
+    """Return one fault per node whose shards failed to load."""
     return tuple(
         Fault(
             cause=Cause.LOAD_FAILED,
@@ -335,11 +340,11 @@ class FailedSources:
     """
 
     refused: tuple[RefusedSource, ...] = ()
-    """Later plans must not use these sources."""
+    """Sources that later plans must not use."""
     doubted: tuple[RefusedSource, ...] = ()
-    """Slots in memory that were unreachable for the first time.
+    """Memory slots that were unreachable for the first time.
 
-    The next plan uses them once more.
+    The next plan may use such a slot once more.
     """
 
 
@@ -352,11 +357,11 @@ def failed_sources(
     """Return which sources the failed loads prove unusable.
 
     - Slots in memory count if the agent reports a shard fault and the serving node was connected. If the slot was only
-    unreachable, the first failure makes it doubted, and the second refuses it.
+      unreachable, the first failure makes it doubted, and the second refuses it.
     - Objects in S3 count only if the agent reports that their content differs from the manifest.
 
-    A single broken connection therefore does not cost the job its newest step. Neither does an S3 outage or full memory
-    cost it a checkpoint.
+    A single broken connection therefore does not make the job lose its newest step. An S3 outage or full memory does
+    not make a checkpoint unusable.
 
     Args:
         plan: the plan of the generation.
@@ -395,7 +400,10 @@ def failed_sources(
 def failure_of_loads(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float
 ) -> FailureRecord | None:
-    """Return the first failed load's failure for the breakers. None if no load failed."""
+    """Return the failure of the first failed load, as the breakers record it.
+
+    Return None if no load failed.
+    """
     for node, report in sorted(reports.items()):
         if report.phase is MemberPhase.LOAD_FAILED:
             return FailureRecord(
@@ -432,9 +440,9 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
 
 
 def gone(verdict: Verdict, why: str) -> Verdict:
-    """Return the final verdict on a member that the fleet has taken from the job.
+    """Return the final verdict on a member that the fleet has removed from the job.
 
-    The member's own signals do not matter.
+    The verdict ignores the reports of the member itself.
     """
     if verdict.standing is Standing.GONE:
         return replace(verdict, is_final=True)

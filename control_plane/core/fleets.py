@@ -2,20 +2,21 @@
 
 The fleet loop calls `decide`. It is the only writer of desired capacity and of assignments.
 
-    desired capacity    max(floor, nodes of all admitted jobs) + spares + held nodes + nodes that AWS will take, within
-                        the group's own limits
+    desired capacity    max(MinNodeCount, nodes of all admitted jobs) + spares + held nodes + nodes that AWS
+                            will reclaim, within the group's own limits
     up                  SetDesired
     down                first lower the capacity to the present instances; then terminate named idle nodes one by one
     ended               remove a member that AWS reports ended, by name; this launches its replacement
-    moves               assign a job another node for each node that it has to leave (`core.moves`)
+    moves               assign a job another node for each node that it must give up (`core.moves`)
 
-A node that leaves its job or stops being a spare is released, held, rebooted or terminated, as its remedy says. A limit
-per hour applies to nodes that Everstep itself removes, so that a wrong verdict cannot empty the fleet.
+A node that its job gives up, or that is unusable as a spare, has a remedy: the fleet releases, holds, reboots or
+terminates the node. An hourly limit applies to nodes that Everstep itself removes, so that wrong verdicts cannot empty
+the fleet.
 
-Invariant: a node works for at most one job. A gang starts complete or not at all. Recovering jobs have precedence over
-queued jobs. While the group differs from its contract or most of the fleet is silent, the fleet terminates nothing
-except instances that AWS is ending. A node that has joined is terminated only if its verdict has `may_terminate` or a
-person requests it.
+Invariant: a node works for at most one job. A gang (all nodes of a job) starts complete or not at all. Recovering jobs
+have precedence over queued jobs. While the group differs from its contract or most of the fleet is silent, the fleet
+terminates nothing except instances that AWS is ending. A node that has joined is terminated only if its verdict has
+`may_terminate` or a person requests it.
 """
 
 from __future__ import annotations
@@ -75,17 +76,17 @@ from everstep.protocol.plan import SourceArchive
 NODE_COUNTS_AS_MEMBER = frozenset(NodeState) - {NodeState.GONE}
 MOST_SOURCES = 16
 MOST_SOURCE_BYTES = 1024**3
-"""Limit for the source archives that a spare holds, together with `MOST_SOURCES`.
+"""Size limit for the source archives that a spare holds in advance. `MOST_SOURCES` limits their number.
 
-A node fetches any other archive when it is assigned to the job.
+A node fetches any other archive when the fleet assigns it to the job.
 """
 RATE_WINDOW_SECONDS = 3600.0
 NOT_REPLACED = "not replaced"
-"""Part of the fleet's reason while the replacement limit blocks a replacement."""
+"""Clause of the fleet's reason while the hourly limit blocks a replacement."""
 NOT_JOINED = "its agent has not dialled in"
-"""Words for instances that fail to join.
+"""Clause about instances that fail to join.
 
-They are part of the fleet's reason, and of the reason for terminating such an instance.
+The fleet's reason contains it, and so does the reason for terminating such an instance.
 """
 WHERE_TO_LOOK = (
     "look at the user data and its log on the instance, the way to this server (security group), and the join token"
@@ -96,7 +97,7 @@ MOST_DOUBLINGS = 10
 def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy) -> FleetDecision:
     """Return what to do about a fleet.
 
-    The fleet loop calls it once per pass.
+    The fleet loop calls this function once per pass.
 
     Args:
         now: Unix seconds.
@@ -193,7 +194,7 @@ class _Table:
         self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None
     ) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
-        is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)  # a person's request stays pending
+        is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)  # a person's request remains pending
         request, words = (row.request, row.request_words) if is_kept else (None, "")
         self.rows[row.node_id] = replace(
             row,
@@ -249,13 +250,13 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "a person released it")
             elif row.release == "terminate" and not self._lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, f"a person released it, to be ended; it was held: {row.reason}")
-                if _has_successor(row):  # its replacement already counts
+                if _has_successor(row):  # the desired capacity already includes its replacement
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 
     def follow_requests(self) -> None:
-        """Execute requests of people for nodes without a job.
+        """Execute people's requests for nodes without a job.
 
-        A spare that still holds state of a run releases it first.
+        A spare that still holds state of a run deletes that state first.
         """
         for row in self.in_state(NodeState.SPARE):
             if row.request is None or (
@@ -282,14 +283,14 @@ class _Table:
     def _lacks_evidence(self, row: NodeRecord) -> bool:
         """Return whether a node held for inspection must still upload its logs.
 
-        This requires that its agent is connected.
+        False if its agent is not connected.
         """
         return row.hold is Hold.INSPECTION and row.evidence_at is None and self.node(row.node_id).is_connected
 
     def follow_jobs(self, policy: Policy) -> None:
-        """Take nodes back from jobs that ended, returned to the queue or excluded them.
+        """Remove nodes from jobs that ended, returned to the queue or excluded the node.
 
-        Unreachable held nodes become spares once their agents report again and have no job.
+        Nodes that are held because they were unreachable become spares once their agents report again without a job.
         """
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
@@ -308,10 +309,10 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "its agent is heard again and works for nobody")
 
     def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
-        """Take out unusable spares, and finish reboots.
+        """Remove unusable spares from service, and complete reboots.
 
         A spare is unusable if it is faulty, silent for T_max, or involved in too many incidents. A rebooted node
-        returns to service or is given up.
+        returns to service if its fault is gone. Otherwise the fleet replaces the node.
         """
         for row in self.in_state(NodeState.SPARE):
             node = self.node(row.node_id)
@@ -348,9 +349,9 @@ class _Table:
                 self.take_out(row, Remedy.REPLACE, f"{what.format(REBOOT_SECONDS)}: {row.reason}")
 
     def _unheard(self, row: NodeRecord, since: float) -> float:
-        """Return for how many seconds a node has been late.
+        """Return how many seconds a node's report is overdue.
 
-        Only time in which this control plane could have received its report counts.
+        Only time in which this control plane could have received the report counts.
         """
         node = self.node(row.node_id)
         if node.is_connected:
@@ -358,7 +359,7 @@ class _Table:
         return min(self.now - since, node.silent_seconds)
 
     def take_out(self, row: NodeRecord, remedy: Remedy, reason: str) -> None:
-        """Move a node to the state that its remedy calls for."""
+        """Change the state of a node as its remedy requires."""
         match remedy:
             case Remedy.RELEASE:
                 self.move(row, NodeEvent.RELEASED, reason)
@@ -378,9 +379,9 @@ class _Table:
                 self.move(row, NodeEvent.HELD, f"kept for inspection: {reason}", hold=Hold.INSPECTION)
 
     def _no_room_to_hold(self) -> str | None:
-        """Return why no further instance can be held for inspection, with the figures, or None.
+        """Return why no further instance can be held for inspection, with the numbers, or None.
 
-        Held instances take places of the group.
+        Held instances count against the group's MaxSize.
         """
         needed, held = _needed(self.spec, self.seen, self), len(self.in_state(NodeState.HELD))
         if needed + held + 1 <= self.seen.group.max_size:
@@ -404,9 +405,9 @@ class _Table:
         )
 
     def replace_within_limit(self, *, is_frozen: bool) -> None:
-        """Mark the nodes whose replacement is requested now.
+        """Mark the nodes whose replacement is requested now, within the hourly limit of the fleet.
 
-        The hourly limit of the fleet applies. The remaining nodes wait unchanged.
+        All other nodes keep waiting for a later pass.
         """
         room = self.spec.max_replacements_per_hour - sum(
             self.now - at <= RATE_WINDOW_SECONDS for at in self.seen.replaced
@@ -417,7 +418,7 @@ class _Table:
                 room -= 1
 
     def waiting(self) -> list[NodeRecord]:
-        """Return the nodes that are out of service and whose replacement is not requested yet."""
+        """Return the nodes out of service whose replacement is not requested yet."""
         out = self.in_state(NodeState.DRAINING, NodeState.HELD)
         return [
             row
@@ -428,13 +429,13 @@ class _Table:
     def assign(self, policy: Policy) -> None:
         """Assign spares to jobs.
 
-        Recovering jobs get the nodes that they lack. Then each job gets one node for each node that it has to leave.
-        Then complete gangs are assigned.
+        First, recovering jobs receive their missing nodes. Second, each job receives one node for each node that it
+        must give up. Third, queued jobs receive complete gangs.
 
-        Warm nodes are preferred, because ranks on a freshly booted node spend seconds on imports. A job does not wait
-        for a warm node. Among equals, a recovering job gets nodes from failure domains where it has the fewest nodes,
-        so that copies of a shard are in different domains. Nodes with a rebalance recommendation come last. Nodes that
-        AWS takes are never assigned.
+        Warm nodes are preferred, because ranks on a freshly booted node spend seconds on imports. A node is warm if a
+        process with these imports is ready. No job waits for a warm node. Among equals, a recovering job gets nodes
+        from failure domains where it has the fewest nodes, so that copies of a shard are in different domains. Nodes
+        with a rebalance recommendation are the last choice. Nodes that AWS will reclaim are never assigned.
         """
         idle = [
             row for row in self.in_state(NodeState.SPARE) if is_ready(self.node(row.node_id), self.now, policy.timeouts)
@@ -461,14 +462,14 @@ class _Table:
             self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
-        """Return the nodes that a job can use. It cannot use a node that it has excluded."""
+        """Return the idle nodes that a job has not excluded."""
         excluded = {exclusion.node_id for exclusion in job.exclusions}
         return [row for row in idle if row.node_id not in excluded]
 
     def _rank(self, row: NodeRecord, job: FleetJob, team: Mapping[str | None, int]) -> tuple[bool, bool, bool, int]:
         """Return the sort key of a spare for a job with nodes in these failure domains.
 
-        An unknown domain counts as a domain of its own.
+        The fleet assigns the spare with the lowest key first. An unknown domain counts as a separate domain.
         """
         node = self.node(row.node_id)
         crowd = team.get(node.domain, 0) if node.domain is not None else 0
@@ -478,9 +479,10 @@ class _Table:
         return [row for row in self.in_state(NodeState.ASSIGNED) if row.run == job.run]
 
     def _leaving(self, job: FleetJob) -> list[NodeRecord]:
-        """Return the nodes that a job has to leave.
+        """Return the nodes that a job must give up.
 
-        From its launch on, these are the nodes that AWS takes. While it trains, the job's own moves are added.
+        For every launched job, these are the nodes that AWS will reclaim. While the job trains, its own moves are
+        added.
         """
         if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []
@@ -492,9 +494,9 @@ class _Table:
         ]
 
     def leaving(self) -> tuple[int, int]:
-        """Return how many nodes live jobs have to leave: those that AWS takes, and all others.
+        """Return how many nodes unfinished jobs must give up: nodes that AWS will reclaim, and all others.
 
-        The first number counts only nodes that their group still counts as members.
+        The first number includes only nodes that still count as members of their group.
         """
         gone = {member.node_id for member in self.seen.group.members if member.is_leaving}
         rows = [row for job in self.jobs.values() for row in self._leaving(job)]
@@ -502,9 +504,9 @@ class _Table:
         return len(taken - gone), len(rows) - len(taken)
 
     def take_back(self) -> None:
-        """Take additional nodes back from a running job that no longer has to leave a node.
+        """Remove additional nodes from a running job that no longer must give up a node.
 
-        Only nodes that have not been asked for a promise are taken back.
+        The fleet keeps assigned any node that was asked for a promise.
         """
         for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):
             extra = len(self._nodes_of(job)) - job.node_count - len(self._leaving(job))
@@ -517,20 +519,20 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "no node has to be left any more")
 
     def failed_join_count(self) -> int:
-        """Return how many instances in a row did not join, including those being terminated for it."""
+        """Return how many instances in a row did not join, including instances being terminated for this reason."""
         leaving = [row for row in self.in_state(NodeState.DRAINING) if not row.reason.startswith(_SURPLUS)]
         return self.seen.failed_join_count + sum(row.connected_at is None for row in leaving)
 
     def join_seconds(self) -> float:
-        """Return the join limit for the next instance."""
+        """Return how many seconds the next instance may take to join."""
         return JOIN_SECONDS * 2.0 ** min(self.failed_join_count(), MOST_DOUBLINGS)
 
     def give_up_joining(self) -> None:
-        """Terminate one instance whose agent does not connect in time, so that another is launched.
+        """Terminate one instance whose agent did not connect in time. Its group launches another one.
 
-        The limit doubles for each such instance in a row. A new instance repairs a problem of a single instance. If all
-        instances fail to join, for example because of their user data, only a person can repair the cause. Only time in
-        which this control plane could have accepted the agent counts.
+        The time limit doubles for each such instance in a row. A new instance repairs a problem of a single instance.
+        If all instances fail to join, for example because of their user data, only a person can repair the cause. Only
+        time in which this control plane could have accepted the agent counts.
         """
         patience = self.join_seconds()
         settled = {
@@ -546,10 +548,10 @@ class _Table:
                 return
 
     def retire_announced(self) -> None:
-        """Terminate idle nodes that AWS will end anyway, so that replacements arrive sooner.
+        """Terminate idle nodes that AWS will reclaim, so that replacements arrive sooner.
 
-        Nodes with an urgent notice are terminated at once, nodes with any other notice one by one. The end of a
-        capacity block is excluded, because the block provides no replacement.
+        Nodes with an urgent notice are terminated immediately, nodes with another notice one by one. Nodes of an ending
+        capacity block are excluded, because the block provides no replacement.
         """
         members = set(self.seen.group.staying)
         idle = [
@@ -580,9 +582,9 @@ def _has_successor(row: NodeRecord) -> bool:
 
 
 def _is_announced(row: NodeRecord) -> bool:
-    """Return whether a node is terminated because AWS takes it anyway.
+    """Return whether a node is terminated because AWS announced its end.
 
-    Such a termination is no verdict of Everstep, so the hourly limit does not apply.
+    The hourly limit applies only to Everstep's own verdicts, so it excludes such terminations.
     """
     return notices.ANNOUNCED in row.reason
 
@@ -590,9 +592,9 @@ def _is_announced(row: NodeRecord) -> bool:
 def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
     """Return how many nodes jobs and spares need.
 
-    A node that AWS takes adds one, because its replacement is requested while it still works. Any other node to leave
-    borrows a spare for a while. If there are too few spares, more nodes are requested within the replacement limit,
-    because each of them is a replacement.
+    A node that AWS will reclaim adds one, because the fleet requests its replacement while the node still works. A
+    spare takes the place of any other node that a job must give up. If there are too few spares, the fleet requests
+    more nodes within the replacement limit, because each of them is a replacement.
     """
     runs = schedule(seen.jobs, seen.group.max_size - len(table.in_state(NodeState.HELD)), table.now).admitted
     wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
@@ -605,7 +607,7 @@ def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
 def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
     """Return the desired capacity.
 
-    A held node takes a place in addition to its replacement.
+    A held node adds one, because its replacement also needs an instance of the group.
     """
     held = sum(_has_successor(row) for row in table.in_state(NodeState.HELD))
     return max(seen.group.min_size, min(seen.group.max_size, _needed(spec, seen, table) + held))
@@ -614,7 +616,7 @@ def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
 def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
     """Return the first desired capacity of a fleet without jobs and history.
 
-    CreateFleet calls it to report the capacity before the fleet exists.
+    CreateFleet reports this capacity before the fleet exists.
 
     Args:
         spec: what the user wants of the fleet.
@@ -628,11 +630,11 @@ def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
 
 
 def _without_hope(group: GroupObserved, desired: int) -> int:
-    """Return the desired capacity without launches that are no longer needed.
+    """Return the desired capacity without pending launches that the fleet no longer needs.
 
-    If the fleet terminated a surplus node while the group still waited for instances, one of those would arrive and be
-    surplus in turn. Every instance is protected from scale-in, so lowering the capacity to the present instances
-    terminates none. An instance that arrives at that moment becomes surplus like any other.
+    The fleet cancels pending launches before it terminates surplus nodes. Otherwise the pending instances would arrive
+    and be surplus in turn. Every instance is protected from scale-in, so a capacity of the present instances terminates
+    none. An instance that arrives in the meantime is surplus like any other.
     """
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
@@ -640,7 +642,7 @@ def _without_hope(group: GroupObserved, desired: int) -> int:
 def _counted(group: GroupObserved) -> int:
     """Return how many members Auto Scaling compares with the desired capacity.
 
-    Members that are leaving or in standby do not count.
+    Members that are terminating or in standby do not count.
     """
     return sum(
         not member.is_leaving and not member.lifecycle_state.startswith(("Standby", "EnteringStandby"))
@@ -649,9 +651,9 @@ def _counted(group: GroupObserved) -> int:
 
 
 def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
-    """Return removals of members that AWS reports ended.
+    """Return the actions that remove members that AWS reports ended.
 
-    Each launches a replacement if the fleet needs one.
+    Each removal launches a replacement if the fleet needs one.
     """
     actions: list[FleetAction] = []
     extra = seen.group.desired_count - desired
@@ -666,9 +668,9 @@ def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired:
 
 
 def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
-    """Return retries of failed launches, and resumptions of launches that AWS suspended.
+    """Return the actions that retry failed launches and resume launches that AWS suspended.
 
-    A suspension by a user stays in place.
+    Launches that a user suspended remain suspended.
     """
     is_missing = len(group.staying) < group.desired_count
     if not is_missing or spec.is_deleting or now < (capacity.retry_at(group) or now):
@@ -687,9 +689,10 @@ def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetActio
 def _held_back(
     spec: FleetSpec, group: GroupObserved, table: _Table, policy: Policy, *, is_blind: bool
 ) -> list[FleetAction]:
-    """Return the answers to terminating hooks.
+    """Return the actions for instances that a terminating hook holds.
 
-    An instance is released once no job uses it or its agent is dead. It is held while a last step is being saved.
+    The hook is completed once no job uses the instance or its agent is dead. It is extended while the upload of a last
+    step is not complete.
     """
     actions: list[FleetAction] = []
     asked_at = {
@@ -716,9 +719,9 @@ def _held_back(
 
 
 def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetAction]:
-    """Return orders to agents that still hold a run for which their node no longer works.
+    """Return orders for agents that hold state of a run for which their node no longer works.
 
-    Running ranks are halted first, so that their output is kept. Then the agent deletes the run.
+    The first order halts running ranks, so that their output is kept. The second order deletes the state of the run.
     """
     actions: list[FleetAction] = []
     for node_id, node in sorted(seen.nodes.items()):
@@ -747,11 +750,11 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
 
 
 def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
-    """Return which source archives spares must hold.
+    """Return orders to spares to hold source archives.
 
-    The order repeats until their reports show these archives. Archives of jobs that may need a node soonest come first.
-    Agents fetch and verify the archives without unpacking them, because unpacked files cannot be verified again and
-    could be modified by another job.
+    The fleet repeats the order until a spare reports these archives. Archives of jobs that may need a node soonest come
+    first. Agents fetch and verify the archives without unpacking them, because unpacked files cannot be verified again
+    and could be modified by another job.
     """
     held: dict[str, SourceArchive] = {}
     for job in in_order(job for job in table.jobs.values() if not job.is_paused or job.state in LAUNCHED_JOBS):
@@ -775,10 +778,10 @@ def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
 
 
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
-    """Return the reboot orders.
+    """Return the reboot actions.
 
-    Each repeats until EC2 has accepted it, and its key makes it execute once. A new connection of the agent proves no
-    reboot, because this control plane may just have started.
+    The fleet repeats an action until EC2 has accepted it. The key of the action prevents a second execution. A new
+    connection of the agent does not prove a reboot, because this control plane may just have started.
     """
     return [
         RebootMember(group=spec.group, node_id=row.node_id, since=row.since, reason=row.reason)
@@ -788,7 +791,7 @@ def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
 
 
 def _evidence(table: _Table) -> list[FleetAction]:
-    """Return orders to upload logs, for agents of nodes held for inspection."""
+    """Return orders to upload logs, for the agents of nodes held for inspection."""
     rows = [row for row in table.in_state(NodeState.HELD) if row.hold is Hold.INSPECTION and row.evidence_at is None]
     return [SendKeepEvidence(node_id=row.node_id) for row in rows]
 
@@ -796,7 +799,7 @@ def _evidence(table: _Table) -> list[FleetAction]:
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
     """Return terminations of excluded nodes whose replacement is permitted.
 
-    Each launches a replacement, unless the replacement was already requested when AWS announced the end.
+    Each termination launches a replacement, unless the fleet requested the replacement when AWS announced the end.
     """
     staying = set(group.staying)
     due = [
@@ -815,11 +818,11 @@ _SURPLUS = "surplus"
 
 
 def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAction]:
-    """Return terminations of idle nodes that the fleet does not need, by name.
+    """Return terminations of idle nodes that the fleet does not need.
 
-    Nodes with a notice come first, then the newest. The first `room` of them also lower the desired capacity. The group
-    may have more members than it desires, because launches were under way when the capacity was lowered, or because a
-    person lowered it. Terminating such members launches no replacement.
+    Nodes with a notice come first, then the newest nodes. The first `room` terminations also lower the desired
+    capacity. The group may have more members than it desires, because launches were under way when the capacity was
+    lowered, or because a person lowered it. Terminating such members launches no replacement.
     """
     spec = table.spec
     members = set(table.seen.group.staying)
@@ -835,7 +838,8 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)  # a repeated order is identical
+    # sorted, so that a repeated order is identical
+    pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)
         for place, row in enumerate(pending)

@@ -2,12 +2,12 @@
 
     MTBF of a node       node-seconds of all the fleet's jobs ÷ their failures
     MTTF of the job      MTBF ÷ its nodes: a failure of any node interrupts the whole job
-    MTTR                 mean over the fleet's closed failures, from the failure until training has caught up
+    MTTR                 mean over the fleet's closed incidents, from the failure until training has caught up
     ETTR                 MTTF ÷ (MTTF + MTTR)
 
-A fleet without history gets no forecast, because an assumed failure rate would look like a measured one.
-Source: the renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery time
-in place of checkpoint interval and restart overhead.
+A fleet without history gets no forecast, because an assumed failure rate would look like a measured one. Source: the
+renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery time in place of
+checkpoint interval and restart overhead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """Expected interruptions of a job, if the fleet continues to behave as it has."""
+    """Expected interruptions of a job, if the fleet's failure rate and recovery time remain the same."""
 
     mttf_seconds: float
     mttr_seconds: float

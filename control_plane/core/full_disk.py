@@ -2,11 +2,11 @@
 
     a write fails for lack of space                                         full
     a write succeeds, the last failure is `QUIET_SECONDS` old,
-    and at least `LEAST_FREE_BYTES` are free where that can be read         not full any more
+    and at least `LEAST_FREE_BYTES` are free, or free space is unknown      not full any more
 
 The quiet time keeps the condition active while small writes succeed and larger writes fail.
 
-Invariant: the condition ends by itself, without a restart or a person's action.
+Invariant: the disk counts as usable again without a restart or a person's action.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ LEAST_FREE_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskRecord:
-    """The history of writes to one place. Times are monotonic seconds."""
+    """The history of writes to one disk or database. Times are monotonic seconds."""
 
     since: float
-    """When the first write of the present condition failed."""
+    """When the first write failed since the disk last counted as usable."""
     failed_at: float
     """When the newest failed write occurred."""
     words: str
@@ -42,7 +42,7 @@ def stored(record: DiskRecord | None) -> DiskRecord | None:
 
 
 def is_full(record: DiskRecord | None, now: float, free_bytes: int | None) -> bool:
-    """Return whether the place still counts as full.
+    """Return whether the disk still counts as full.
 
     Args:
         record: the record of the place. None means that no write has failed.

@@ -1,26 +1,28 @@
-"""Hangs: when to read the stacks of ranks without progress, and when that is a fault (docs/design.md#failures).
+"""Hangs: when to read the stacks of ranks without progress, and when a hang is a fault.
 
-    limit of a phase        max(a floor, `FACTOR` × the job's longest time without progress in it at this world size)
+docs/design.md#failures explains the rules.
+
+    limit of a phase        max(a minimum, `FACTOR` × the longest time without progress in it at this world size)
     first limit             agents read every rank's stacks, the user gets a warning, time counts as stalled
     second limit            agents read the stacks again, then every `stall_seconds`; a fault if the stacks prove a hang
 
 A script may declare a limit itself (`session.phase`). Ranks that wait on purpose do not hang before that limit. The
-declared limit is used without a factor, and time within it does not change the learned limits.
+declared limit is used without a factor. Time within a declared limit does not change the learned limits.
 
 Stacks prove a hang in these cases:
 
     a rank is stopped by a signal                         SIGSTOP, a debugger: it cannot continue by itself
     every live rank is asleep                             same stacks as in the previous reading, idle CPU and GPU
-    a rank is asleep, others are two boundaries ahead     they do not depend on it, and it waits for nothing
+    a rank is asleep, others are two boundaries ahead     the others do not depend on it, and it waits for nothing
     no rank's stack has changed up to the last limit      covers busy waiting: NCCL uses CPU and GPU
 
 The longest limit of all present phases applies to all ranks, because ranks wait for each other. Start and restore occur
-once per launch and depend mostly on caches and downloads, so they have the floor of an unknown phase. The first step of
-a later generation is compared with the longest start, first step and step of the earlier ones. A repeated hang is
+once per launch and depend mostly on caches and downloads, so they have the minimum of an unknown phase. The first step
+of a later generation is compared with the longest start, first step and step of the earlier ones. A repeated hang is
 therefore detected as fast as the first.
 
-Invariant: pure. A rank that advances, computes or changes its stack is never a hang. Nothing is judged while a node is
-silent.
+Invariant: pure. A rank that advances, computes or changes its stack never counts as hung. The rules report no fault
+while a node is silent.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ A job's step times usually differ by less, including snapshots and garbage colle
 """
 _SECOND = 1.5
 _LAST = 3.0
-"""The last limit as a multiple of the first.
+"""The last limit as a multiple of the first limit.
 
-`_SECOND` is the same for the second limit.
+`_SECOND` is the corresponding multiple for the second limit.
 """
 FIRST_STEP = "first_step"
 DOWNLOADING = frozenset({"start", "restore"})
@@ -54,7 +56,7 @@ DOWNLOADING = frozenset({"start", "restore"})
 CLOSING = "close"
 """Phase of a rank that closes its session.
 
-It waits for all other ranks, however long they train.
+The rank waits until all other ranks have finished training.
 """
 IDLE_SHARE = 0.02
 """CPU share, of one CPU, below which a rank counts as asleep."""
@@ -62,11 +64,11 @@ LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
 """Maximum number of different stacks stored per reading."""
 TRAINS = "trains; "
-"""Prefix of a training job's stored reason, if there is more to say."""
+"""First words of a training job's stored reason if a clause follows."""
 PROVEN = "RanksHang"
 """Type of the event that stores the full stacks of a proven hang.
 
-The incident's evidence has a summary.
+The incident's evidence contains only a summary.
 """
 _FRAMES_TOLD = 3
 
@@ -86,10 +88,10 @@ class Watched:
 
     suspicion: Suspicion | None
     ask: tuple[NodeId, ...] = ()
-    """Nodes that still have to send the reading number `suspicion.number`."""
+    """Nodes that have not yet sent the stacks of request `suspicion.number`."""
     faults: tuple[Fault, ...] = ()
     stuck: NodeId | None = None
-    """The only stuck node that the others wait for, if it can be identified."""
+    """The single node that all others wait for. None if no single node can be identified."""
     events: tuple[EventDraft, ...] = ()
     words: str = ""
     """Text for the job's reason, without elapsed times.
@@ -143,9 +145,9 @@ def watch(
     *,
     is_heard: bool,
 ) -> Watched:
-    """Check ranks without progress, and return what to do about them.
+    """Check ranks for missing progress, and return the resulting requests, faults and events.
 
-    The job loop calls it in every pass over a running job.
+    The job loop calls this function in every pass over a running job.
 
     Args:
         now: Unix seconds.
@@ -212,7 +214,7 @@ def watch(
     if not proof:
         return Watched(suspicion=answered, events=(event,), words=words)
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
-    # Without a single stuck node, the hang has no location.
+    # Without a single stuck node, the hang is attributed to no node.
     seen_on = () if odd is None else (odd,)
     since = suspicion.since + max(
         status.limit_seconds for status in overdue.values()
@@ -226,7 +228,7 @@ def watch(
 def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
     """Return a job's reason as the API shows it, with the age and limit of a suspected hang.
 
-    The stored reason has no elapsed time, so a hang causes no write per pass.
+    The stored reason contains no elapsed time, so that a hang does not cause a write in every pass.
 
     Args:
         reason: the job's reason as stored, without a duration.
@@ -245,7 +247,7 @@ def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
 def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: Timeouts) -> bool:
     """Return whether a rank has made no progress for longer than its first limit.
 
-    Such a rank probably cannot agree on a stop.
+    Such a rank probably cannot take part in an agreed stop.
     """
     living = {rank.rank: (node, rank) for node, report in reports.items() for rank in report.ranks if rank.exit is None}
     limit = _common(living, pace, timeouts)
@@ -306,9 +308,9 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
-    """Return a sentence about ranks without progress within a limit that their script declared.
+    """Return a sentence about ranks that wait within a limit that their script declared.
 
-    Empty while the time is no longer than an ordinary step may take.
+    Empty while the wait is within the learned limit of an ordinary step.
     """
     at_gate = {
         rank: status
@@ -336,7 +338,7 @@ def _proof(
     still: float,
     limit: Limits,
 ) -> str:
-    """Return what proves that the ranks cannot continue by themselves, or an empty string."""
+    """Return the proof that the ranks cannot continue by themselves, as a clause, or an empty string."""
     stopped = sorted(rank for rank in overdue if rank in looks and looks[rank].is_stopped)
     if stopped:
         return f"{_named(stopped, living)} stopped by a signal"
@@ -365,10 +367,10 @@ def _is_idle(look: RankStacks) -> bool:
 def _odd_ones(
     living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[Rank, RankStacks]
 ) -> tuple[NodeId | None, str]:
-    """Return the only node that the others wait for, and a sentence about it.
+    """Return the single node that all others wait for, and a sentence about this node.
 
-    Return None and an empty sentence if no single node can be identified. The node's ranks are stopped, have passed
-    fewer boundaries, or have a stack that differs from the majority.
+    The node's ranks are stopped, have passed fewer boundaries, or have a stack that differs from the majority. Return
+    None and an empty sentence if no single node can be identified.
     """
     stopped = [rank for rank, look in looks.items() if look.is_stopped]
     boundaries = {rank: status.boundary for rank, (_, status) in living.items()}
@@ -406,7 +408,7 @@ def _main(look: RankStacks) -> str:
 
 
 def _in_brief(looks: Mapping[Rank, RankStacks]) -> tuple[str, ...]:
-    """Return one line per distinct main stack, most ranks first."""
+    """Return one line of text per distinct main stack, the stack of most ranks first."""
     groups = sorted(_groups(looks).items(), key=lambda item: (-len(item[1]), item[1]))[:MAX_GROUPS]
     return tuple(f"{_rank_word(ranks)} {_list(ranks)}: {_frames(place)}" for place, ranks in groups)
 
@@ -420,7 +422,7 @@ def _frames(place: str) -> str:
 
 
 def _kept(looks: Mapping[Rank, RankStacks]) -> list[dict[str, object]]:
-    """Return the full stacks for the event, each distinct stack once. JSON values only."""
+    """Return the full stacks for the event, as JSON values. Each distinct stack occurs once."""
     kept: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         kept.setdefault(look.text or f"(not read: {look.error})", []).append(rank)

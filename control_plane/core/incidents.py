@@ -1,4 +1,4 @@
-"""The course of an incident: opened, extended by later faults, replaced, restored, reworked, closed.
+"""The lifecycle of an incident, from the first fault until training has caught up.
 
     failed_at ── detect ── opened_at ── replace ── replaced_at ── restore ── restored_at ── rework ── closed_at
 
@@ -29,23 +29,26 @@ class Fault:
     cause: Cause
     evidence: str
     at: float
-    """When the fault occurred, in Unix seconds, as exactly as known."""
+    """When the fault occurred, in Unix seconds: the best known estimate."""
     node_id: NodeId | None = None
     """The lost node. None if no node is lost."""
     seen_on: tuple[NodeId, ...] = ()
     """Nodes whose ranks, agents or connections showed the fault, whether or not they are lost."""
     implicates: Implication | None = None
-    """The history entry of the implicated node, lost or not. The incident id is set later."""
+    """The entry for the history of the implicated node, whether or not the node is lost.
+
+    The incident id is set later.
+    """
     rank: Rank | None = None
     """The rank that ended. None if the fault concerns no rank."""
     unreached: NodeId | None = None
-    """A node that others could not reach. It may be alive."""
+    """A node that other members could not reach. The node may be alive."""
 
 
 def incident_id(run: RunId, generation: Generation) -> str:
     """Return the id of the incident that follows the end of a generation.
 
-    Every control plane derives the same id.
+    Every control-plane server derives the same id.
     """
     return f"inc-{run[:12]}-{generation}"
 
@@ -72,7 +75,7 @@ def opened(
         now: Unix seconds.
 
     Returns:
-        The incident. Its failure time is the earliest of the faults, and its cause is the most severe.
+        The incident. Its failure time is that of the earliest fault, and its cause is the most severe one.
     """
     first = min(fault.at for fault in faults)
     incident = IncidentRecord(
@@ -91,10 +94,10 @@ def opened(
 
 
 def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> IncidentRecord:
-    """Return the incident with evidence that was found later.
+    """Return the incident with the evidence of further faults.
 
-    The most severe cause becomes the incident's cause. Evidence is not repeated, and nodes are listed in the order
-    found.
+    The most severe cause becomes the incident's cause. The result contains no duplicate evidence, and lists nodes in
+    the order in which faults named them.
     """
     for fault in faults:
         where = (*(() if fault.node_id is None else (fault.node_id,)), *fault.seen_on)
@@ -112,9 +115,9 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
 
 
 def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None) -> IncidentRecord:
-    """Return the incident with a note that no control plane was active.
+    """Return the incident with a note that no control plane was active after the failure.
 
-    The note covers the time between failure and detection. The note contains the duration. It is replaced if the
+    The note contains the time without a control plane between failure and detection. A later note replaces it if the
     failure turns out to be earlier.
     """
     since, until = unwatched or (0.0, 0.0)
@@ -171,7 +174,7 @@ def moment_of(
 def lost_steps(incident: IncidentRecord) -> int | None:
     """Return how many steps training repeats.
 
-    This is the highest boundary before the failure minus the base. None before the base is known.
+    This is the highest boundary before the failure minus the base. Return None until the base is chosen.
     """
     return None if incident.from_step is None else max(0, incident.reached_step - incident.from_step)
 
@@ -179,7 +182,7 @@ def lost_steps(incident: IncidentRecord) -> int | None:
 def runs_of(sources: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """Return the source of each rank's shard, by rank, run-length encoded.
 
-    Ten thousand ranks fit one line.
+    The encoding is short even for ten thousand ranks, because neighbouring ranks mostly use the same kind of source.
     """
     return tuple((source, sum(1 for _ in same)) for source, same in groupby(sources))
 
@@ -199,7 +202,7 @@ def phase_moments(incident: IncidentRecord, now: float) -> tuple[float, ...]:
 def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:
     """Return the length of each phase by `<phase>_seconds`.
 
-    A phase that has not begun has length 0. The lengths add up to the interruption so far.
+    A phase that has not begun has length 0. The sum of the lengths is the interruption until now.
     """
     moments = phase_moments(incident, now)
     return {

@@ -1,12 +1,12 @@
 """The launch of a generation: promise, plan, load, start (docs/design.md#generations).
 
-    PREPARING   sends Prepare(g) to every member until all have promised. A lost member is replaced.
+    PREPARING   sends Prepare(g) to every member until all have promised g. A lost member is replaced.
                 An unreachable member is awaited while its memory may matter.
     LOADING     the plan is stored; sends Load to every member until all have verified their shards
     STARTING    sends Start to every member until its ranks run
 
-Invariant: a generation has one plan. It is made once every member has promised the generation, and uses only the
-members' frozen inventories and complete checkpoints.
+Invariant: a generation has one plan. The control plane makes the plan once every member has promised the generation.
+The plan uses only complete checkpoints and the inventories that members reported with their promises.
 """
 
 from __future__ import annotations
@@ -27,21 +27,24 @@ MASTER_PORTS = range(20_000, 32_000)
 """Ports for torch's rendezvous, below the ephemeral ports of the kernel."""
 
 STARTING_PHASES = {"start": "preparing Python", "restore": "restoring the state", "first_step": "making the first step"}
-"""Phases of a rank before its first new step, in order, with their wording for a job's reason."""
+"""Phases of a rank before its first new step, in order. The values are clauses for the job's reason."""
 NAMED_NODES = 3
 SHOWN_EVERY_SECONDS = 10
 """Granularity of times in a job's reason.
 
-A reason is stored whenever it changes, so its figures must not change with every report.
+A reason is stored whenever it changes, so its numbers must not change with every report.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roll:
-    """The promises for a generation."""
+    """The members of the next generation, by the state of their promises.
+
+    A vacancy is a position among the members that has no node yet.
+    """
 
     places: tuple[NodeId | None, ...]
-    """Members by GROUP_RANK. None marks a place that waits for a node."""
+    """Members by GROUP_RANK. None marks a vacancy."""
     promised: Mapping[NodeId, MemberReport]
     late: tuple[NodeId, ...]
     """Reachable members that have not promised. The job loop sends them Prepare."""
@@ -50,12 +53,12 @@ class Roll:
 
     @property
     def vacancy_count(self) -> int:
-        """The number of places that wait for a node."""
+        """The number of vacancies."""
         return sum(place is None for place in self.places)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every place has a member that has promised."""
+        """Whether no vacancy remains and every member has promised."""
         return all(place is not None and place in self.promised for place in self.places)
 
 
@@ -69,8 +72,8 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         policy: timeouts, among them the limit for a promise.
 
     Returns:
-        Every place of the job: promised, late, unreachable or vacant. A new node that was asked for its promise keeps
-        its place even if other nodes arrive.
+        One entry per GROUP_RANK: promised, late, unreachable or vacant. A new node that was asked for its promise keeps
+        its GROUP_RANK even if other nodes arrive.
     """
     excluded = {exclusion.node_id for exclusion in record.exclusions}
     available = [node for node in seen.assigned if node not in excluded]
@@ -104,9 +107,9 @@ def parent_of(seen: JobObserved) -> Generation:
 def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
     """Return the newest committed step that the record or a node's report shows, or -1.
 
-    A promised node reports the committed step C from its pages. A node with live ranks reports the C of each shard. The
-    coordinator's node reports the C of the rounds. Old reports count too, because C never decreases within a
-    generation. Commits off the lineage path are ignored.
+    Three kinds of reports count. A node that has promised reports the committed step C from its ranks' pages. A node
+    with live ranks reports C for each shard. The coordinator's node reports C of its rounds. Old reports count too,
+    because C never decreases within a generation. Commits off the lineage path are ignored.
     """
     members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
     on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]
@@ -118,9 +121,9 @@ def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the step that memory should still hold.
+    """Return the step that the nodes' memory should still hold.
 
-    This is the newest known commit, or the base of the newest started generation if that is newer.
+    This is the newest known commit, or the base of the newest started generation if the base is newer.
     """
     parent = parent_of(seen)
     base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
@@ -130,7 +133,7 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
     """Return the sources that a restore can use, given the promises so far.
 
-    The ranks of a vacant place have an owner with an empty name.
+    For the ranks of a vacancy, the owner is an empty string.
     """
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
     return recovery.Survey(
@@ -157,7 +160,7 @@ def make_plan(
         policy: timeouts that the plan passes on to the agents.
 
     Returns:
-        The plan, which the caller stores before it sends any part, and the chosen restore, for the incident.
+        The plan, and the chosen restore for the incident. The caller stores the plan before it sends any part of it.
     """
     nodes = [place for place in roll.places if place is not None]
     found = survey(spec, seen, record, roll)
@@ -203,7 +206,7 @@ def make_plan(
 
 
 def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> str:
-    """Return what the ranks do before their first new step, and on which nodes. Pure.
+    """Return the launch phase of the ranks, and the nodes in that phase, as a clause.
 
     Args:
         plan: the plan of the running generation.
@@ -247,7 +250,7 @@ def _report(seen: JobObserved, node_id: NodeId, run: RunId) -> MemberReport | No
 def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
     """Return the placement groups of the newest stored plan, as GROUP_RANKs.
 
-    Empty before the first plan. A replacement has the GROUP_RANK of its predecessor.
+    Empty before the first plan. A replacement has the GROUP_RANK of the node that it replaces.
     """
     if seen.plan is None:
         return ()
@@ -260,7 +263,7 @@ def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
     """Return the member that coordinates the new generation.
 
-    This is the first member, or the next one if the previous coordinator's agent was lost.
+    This is the member with GROUP_RANK 0, or the next member if the previous coordinator's agent was lost.
     """
     lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
     before = seen.plan.coordinator if lost_agent and seen.plan is not None else None

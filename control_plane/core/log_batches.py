@@ -15,7 +15,7 @@ from typing import Final
 MAX_EVENTS: Final = 10_000
 MAX_BYTES: Final = 1_048_576
 EVENT_BYTES: Final = 26
-"""Bytes that each event counts in addition to its message."""
+"""Bytes that CloudWatch Logs counts per event in addition to the message."""
 MAX_MESSAGE_BYTES: Final = 256 * 1024 - EVENT_BYTES
 MAX_SPAN_MS: Final = 24 * 3600 * 1000 - 1
 

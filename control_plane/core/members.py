@@ -1,7 +1,7 @@
 """The members of a job, by GROUP_RANK.
 
-Invariant: a node that stays keeps its GROUP_RANK, and a replacement takes the GROUP_RANK of the node that it replaces.
-The order of ranks therefore never changes.
+Invariant: a node that continues from one generation to the next keeps its GROUP_RANK. A replacement takes the
+GROUP_RANK of the node that it replaces. The order of ranks therefore never changes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count:
 
     Args:
         plan: the plan of the previous generation, or None before the first generation.
-        available: the nodes that the job has and may use. New nodes fill vacant places in this order.
+        available: the nodes that the job has and may use. New nodes fill vacancies in this order.
         node_count: the number of nodes of the job.
 
     Returns:
-        One entry per GROUP_RANK. None marks a place that waits for a node.
+        One entry per GROUP_RANK. None marks a vacancy.
     """
     before: Sequence[NodeId | None] = [node.node_id for node in plan.nodes] if plan is not None else [None] * node_count
     old, there = set(before), set(available)

@@ -1,4 +1,4 @@
-"""When each node worked for a job, derived from the job's launches. Pure.
+"""The periods in which each node worked for a job, derived from the job's launches. Pure.
 
     launches     1: a b    2: a c             3: a c
     released                       queued ──▶
@@ -6,7 +6,7 @@
     b            ├────────┤
     c                     ├─────────┤         ├────▶
 
-Invariant: two spans of one node never touch. A node that continues from one launch to the next has one span.
+Invariant: two spans of one node never touch. A node that takes part in two consecutive launches has one span for them.
 """
 
 from __future__ import annotations

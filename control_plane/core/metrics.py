@@ -1,10 +1,11 @@
-"""Metrics of scripts and nodes as points over steps, fine for recent steps and coarse for old ones.
+"""Metrics of scripts and nodes as points over steps. Points of old steps are coarser.
 
-    width    steps per point: 1 as it was logged, then FOLD, FOLD² …
+    width    steps per point: 1 for values as logged, then FOLD, FOLD² …
     chunk    the points of one width with the same quotient step ÷ (POINTS_PER_CHUNK × width), stored together
 
-Each width keeps its newest `kept_chunks` chunks. The oldest chunk beyond that is folded into the next width. A metric
-therefore has a bounded number of points per width, and one more width for each factor FOLD in steps.
+Each width keeps its newest `kept_chunks` chunks. The oldest chunk beyond that is folded into the next width. The number
+of points per width is therefore bounded. A metric has one more width each time its number of steps grows by the factor
+FOLD.
 
 Invariant: each step counts in at most one point of a metric, and no point spans two chunks.
 """
@@ -39,7 +40,7 @@ class Point:
     minimum: float
     """The minimum of the finite values.
 
-    Minimum, mean and maximum are NaN without a finite value.
+    `minimum`, `mean` and `maximum` are NaN if no value is finite.
     """
     mean: float
     maximum: float
@@ -159,7 +160,7 @@ def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
 def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]:
     """Return all points sorted by step.
 
-    A fresh point replaces a held point with the same first step.
+    A new point replaces a stored point with the same first step.
     """
     by_step = {point.step: point for point in held} | {point.step: point for point in fresh}
     return tuple(by_step[step] for step in sorted(by_step))
@@ -168,7 +169,7 @@ def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]
 def until(points: Iterable[Point], step: int) -> tuple[Point, ...]:
     """Return the points that contain no step after `step`.
 
-    A point that spans `step` is dropped, because its values cannot be separated.
+    A point that contains `step` and later steps is dropped, because its values cannot be separated.
     """
     return tuple(point for point in points if point.last_step <= step)
 
@@ -185,7 +186,7 @@ def resampled(
         seconds: seconds that each point should span, instead of steps.
 
     Returns:
-        Points of the requested span. While they would exceed the limit, the span is doubled.
+        Points of the requested span. The span is doubled until the number of points is within the limit.
     """
     if seconds is not None:
         while len(found := _by(points, partial(_period, seconds))) > limit:

@@ -1,21 +1,23 @@
-"""Moves: a job that trains well leaves some of its nodes at an agreed stop (ADR 0016).
+"""Moves: a training job gives up some of its nodes at an agreed stop and continues on others (ADR 0016).
 
-    node to leave ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation
-       │  ◀── reason gone     or AWS takes the node,  cannot be    and in S3, if the         without the node
+A departure is the planned loss of one member. An announced departure is one that AWS announced.
+
+    departure     ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation
+       │  ◀── reason gone     or AWS ends the node,   cannot be    and in S3, if the         without the node
        │                      at the last moment      cancelled    job waits for that
-       ├ announced   AWS takes the instance (`core.notices`)
+       ├ announced   AWS reclaims the instance (`core.notices`)
        ├ requested   a person wants the node for something else (`core.requests`)
        ├ impaired    the node works with a fault that a reboot or other hardware repairs, or its replicas have been
        │             out of view for T_max
-       └ lemon       the node's history is evidence against it: the job leaves it in the recovery from the
-                     failure that completed this history
+       └ lemon       the node had too many incidents: the job gives it up in the recovery from the newest
+                         of these incidents
 
-A move never weakens protection. If the ranks do not agree on a stop in time, the ordinary recovery follows. A job
-leaves a node that AWS takes even at the cost of a step, after it has used all available time to save the last step. A
-job keeps any other node if leaving it would lose a committed step.
+A move never weakens protection. If the ranks do not agree on a stop in time, the ordinary recovery follows. For a node
+that AWS reclaims, the job first uses all available time to save the last step. Then it gives the node up, even if this
+loses a step. A job keeps any other node if a committed step would be lost without it.
 
 Invariant: pure and level-triggered. No job stops before another node is available, except at the last moment before AWS
-takes a node.
+reclaims a node.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from everstep.protocol.plan import GenerationPlan, Timeouts
 UPLOAD_MARGIN = 1.5
 """Expected duration of an upload, as a multiple of the previous upload's duration.
 
-Every node of the fleet may be uploading for the same reason.
+The margin is needed because every node of the fleet may upload at the same time, for the same reason.
 """
 
 
@@ -50,7 +52,7 @@ def wanted(
     now: float,
     not_before: float,
 ) -> tuple[Departure, ...]:
-    """Return which of a job's nodes are to be left.
+    """Return the departures of a job: the members that it should give up.
 
     Args:
         known: the departures of the previous pass.
@@ -61,8 +63,8 @@ def wanted(
         not_before: the earliest time for the next departure that AWS did not announce.
 
     Returns:
-        `known`, unchanged, once a stop was requested. Otherwise one departure per node to leave: first the nodes that
-        AWS takes, earliest first.
+        `known`, unchanged, once a stop was requested. Otherwise one departure per node to give up. Nodes that AWS
+        reclaims come first, in the order of their announced ends.
     """
     if asked(known):
         return tuple(known)
@@ -119,10 +121,10 @@ def impaired(verdict: Verdict) -> Departure:
 
 
 def _is_impaired(verdict: Verdict) -> bool:
-    """Return whether a member is to be left at an agreed stop.
+    """Return whether the job should give up a member at an agreed stop.
 
-    The member works with a fault, or only its peers have lost it. In the second case it may hold the only copy of a
-    shard.
+    True if the member works with a fault, or if only its peers cannot reach it. In the second case the member may hold
+    the only copy of a shard.
     """
     return verdict.standing is Standing.IMPAIRED or (
         verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE
@@ -133,7 +135,7 @@ def _is_impaired(verdict: Verdict) -> bool:
 
 
 def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:
-    """Return the nodes that the job has in addition to its members, in the order of assignment."""
+    """Return the assigned nodes that are not members, in the order of assignment."""
     members = {node.node_id for node in plan.nodes}
     return [node_id for node_id in assigned if node_id not in members]
 
@@ -145,14 +147,15 @@ def successors(
     now: float,
     timeouts: Timeouts,
 ) -> list[NodeId]:
-    """Return the additional nodes that could take a member's place now."""
+    """Return the assigned nodes that are ready to replace a member now."""
     return [node_id for node_id in lent(plan, assigned) if is_ready(nodes[node_id], now, timeouts)]
 
 
 def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
-    """Return whether a node is connected, idle and staying, so a job can use it at once.
+    """Return whether a job can use a node immediately.
 
-    A report from its agent proves that the node exists, even if AWS does not answer.
+    True if the node is connected and idle, and AWS has not announced its end. A report from its agent proves that the
+    node exists, even if AWS does not answer.
     """
     is_there = (
         node.is_connected
@@ -166,10 +169,10 @@ def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 def due(
     known: Sequence[Departure], ready_count: int, upload_seconds: float | None, now: float, timeouts: Timeouts
 ) -> tuple[Departure, ...]:
-    """Return which members a running generation has to leave now.
+    """Return the departures for which a running generation must stop now.
 
-    The job loop calls it in every pass over a running job that has departures and has not requested a stop. One
-    interruption for several departures costs less than one interruption for each.
+    The job loop calls this function in every pass over a running job that has departures and has not requested a stop.
+    One stop for several departures costs less than several stops.
 
     Args:
         known: all departures of the job; the first ones leave first.
@@ -179,9 +182,10 @@ def due(
         timeouts: `final_round_seconds` precedes the end of a departing node.
 
     Returns:
-        - With a ready node for each departure: all departures.
-        - With one for each announced departure: these, and as many others as have a ready node.
-        - If an announced departure has reached its last moment: all that have, or as many as have a ready node.
+        - If a ready node exists for each departure: all departures.
+        - If a ready node exists for each announced departure: all of these, and as many others as have a ready node.
+        - If announced departures have reached their last moment: all of these, or, if more nodes are ready, one
+          departure per ready node.
         - Otherwise empty: the job continues to train.
     """
     if ready_count >= len(known):
@@ -196,15 +200,15 @@ def due(
 
 
 def last_moment(ends_at: float, upload_seconds: float | None, timeouts: Timeouts) -> float:
-    """Return until when training may continue if no node can take the place.
+    """Return until when training may continue while no replacement is ready, in Unix seconds.
 
-    After that moment, there is just enough time for a stop, its commit and the checkpoint.
+    After that moment, the time until the node's end just suffices for a stop, its commit and the checkpoint.
     """
     return ends_at - timeouts.final_round_seconds - UPLOAD_MARGIN * (upload_seconds or 0.0)
 
 
 def asked(known: Sequence[Departure]) -> tuple[Departure, ...]:
-    """Return the departures for which the agreed stop was requested. Empty until then."""
+    """Return the departures for which the agreed stop was requested, or none before the request."""
     return tuple(move for move in known if move.asked_at is not None)
 
 
@@ -232,7 +236,7 @@ def is_stuck(
 
 
 def in_words(known: Sequence[Departure]) -> str:
-    """Return the reason of a job that trains while nodes are to be left."""
+    """Return the reason of a job that trains while it has departures."""
     names = ", ".join(move.node_id for move in known)
     return f"leaves {names} once another node is there: {'; '.join(move.evidence for move in known)}"
 
@@ -243,7 +247,7 @@ def in_words(known: Sequence[Departure]) -> str:
 def is_held_elsewhere(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], leaving: Collection[NodeId]
 ) -> bool:
-    """Return whether a staying node holds the last commit of every shard.
+    """Return whether the remaining nodes hold the last commit of every shard.
 
     The owners' agents report the holders.
     """
@@ -252,9 +256,9 @@ def is_held_elsewhere(
 
 
 def ends_at(leaving: Sequence[Departure], nodes: Mapping[NodeId, NodeObserved], now: float) -> float | None:
-    """Return when the first leaving node may end, by AWS's newest notices.
+    """Return when the first departing node may end, according to AWS's newest notices.
 
-    The time can change: an extended terminating hook delays it, and a new notice can bring it forward.
+    An extended terminating hook delays this time. A new notice can bring it forward.
     """
     found = [
         notice.ends_at
@@ -280,8 +284,9 @@ def checkpoint_wait(
 ) -> tuple[bool, str]:
     """Return whether the stopped job still waits for its checkpoint, and why.
 
-    The job loop calls it while every rank waits at the agreed step and the upload to S3 is not complete. If AWS takes
-    no node, the job waits only for the last copy of a shard. If the upload fails, the job keeps the node.
+    The job loop calls this function while every rank waits at the agreed step and the upload to S3 is not complete. If
+    AWS reclaims none of the nodes, the job waits only if a departing node holds the last copy of a shard. If the upload
+    fails, the job keeps the node.
 
     Args:
         ends_at: Unix seconds at which the first leaving node may end, or None if no source names a time.
@@ -331,7 +336,7 @@ def _seconds(seconds: float) -> str:
 
 
 def verdict(move: Departure) -> Verdict:
-    """Return the verdict for a member that the job leaves."""
+    """Return the verdict on a member that the job gives up."""
     return Verdict(
         node_id=move.node_id,
         standing=Standing.GONE,
@@ -345,7 +350,7 @@ def verdict(move: Departure) -> Verdict:
 
 
 def fault(move: Departure, at: float, now: float) -> Fault:
-    """Return the fault that ends a generation so that the job can leave a member.
+    """Return the fault that ends a generation so that the job can give up a member.
 
     Args:
         move: the departure that the job carries out.
@@ -353,8 +358,8 @@ def fault(move: Departure, at: float, now: float) -> Fault:
         now: Unix seconds.
 
     Returns:
-        The fault. It names a lost node only if AWS takes it. Any other node is added to the incident once the job
-        really leaves it.
+        The fault. Its node counts as lost only if AWS reclaims the node. Any other node is added to the incident once
+        the job gives it up.
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
     return Fault(
@@ -368,9 +373,9 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 
 
 def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: float) -> Implication:
-    """Return the history entry for a staying member that was out of view too.
+    """Return the history entry for a remaining member that was out of view too.
 
-    If this member loses its next partner as well, it was the faulty one.
+    If this member later loses the connection to another partner, its history shows that it is the faulty one.
 
     Args:
         node_id: the member that stays.

@@ -1,4 +1,6 @@
-"""Announcements of AWS for an instance: which of them count, and from when. `core.moves` decides what a job does.
+"""Notices: AWS's announcements for an instance, which of them count, and from when.
+
+`core.moves` decides how a job responds.
 
 Invariant: pure and level-triggered. A notice that arrives twice, late or out of order has the same effect.
 """
@@ -12,19 +14,20 @@ from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import NodeId
 
 MAINTENANCE_LEAD_SECONDS = 3600.0
-"""Time before a maintenance window from which a running job moves off the node.
+"""Time before a maintenance window at which a running job gives up the node.
 
-AWS announces maintenance days ahead. Until the lead time begins, the node is left only when it is idle.
+AWS announces maintenance days ahead. Before the lead time begins, the fleet replaces the node only while no job uses
+it.
 """
 OVER_SECONDS = 600.0
-"""Time after an announced interruption at which a notice expires, if the instance still runs.
+"""Time from an announced interruption until its notice expires, if the instance still runs.
 
-The event was late, or AWS cancelled the interruption.
+The announcement was then outdated, or AWS cancelled the interruption.
 """
 ANNOUNCED = "AWS announced for"
 """First words of the evidence for a node whose removal AWS announced.
 
-They mark a removal that AWS decided, so Everstep does not count it as its own verdict.
+Everstep recognizes such removals by these words and does not count them as its own verdicts.
 """
 ENDING = frozenset(
     {NoticeKind.SPOT_INTERRUPTION, NoticeKind.MAINTENANCE, NoticeKind.CAPACITY_BLOCK_END, NoticeKind.TERMINATING}
@@ -38,7 +41,7 @@ The only other kind, a rebalance recommendation, is advice and never interrupts 
 def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
     """Return one notice of each kind.
 
-    Several sources can announce the same event. The earliest time that any source names counts.
+    Several sources can announce the same event. The result has the earliest time that any source names.
     """
     by_kind: dict[NoticeKind, Notice] = {}
     for notice in sorted(notices, key=lambda notice: (notice.ends_at is None, notice.ends_at or 0.0, notice.message)):
@@ -47,9 +50,9 @@ def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
 
 
 def urgent(node: NodeObserved, now: float) -> Notice | None:
-    """Return the notice for which running ranks must leave the node, or None.
+    """Return the notice for which a running job must give up the node, or None.
 
-    No job gets a node with an urgent notice. Maintenance in the far future is not urgent yet.
+    The fleet assigns a node with an urgent notice to no job. Maintenance in the far future is not urgent yet.
     """
     found = [
         notice

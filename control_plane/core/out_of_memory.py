@@ -1,4 +1,4 @@
-"""Messages for a rank that ran out of memory: the cause, the figures, and advice. Pure.
+"""Messages for a rank that ran out of memory: the cause, the sizes, and advice. Pure.
 
 Invariant: a message says "probably" where the only evidence is a counter of the whole node. The messages decide
 nothing. A rank that ran out of memory fails like any other rank, and the breakers count the failure as the job's own.

@@ -1,13 +1,13 @@
 """The placement of shards on nodes: GEMINI's mixed strategy, extended by failure domains.
 
-    N = 5, m = 2:    [n0 n1]      group: each holds its own shard and the other's
-                     [n2 n3 n4]   ring: each holds its own shard and its predecessor's
+    N = 5, m = 2:    [n0 n1]      group: each node holds its own shard and the other node's shard
+                         [n2 n3 n4]   ring: each node holds its own shard and its predecessor's shard
 
-`control_plane.core.separation` prevents that all copies of a shard are in one failure domain, where possible.
+`control_plane.core.separation` keeps the copies of a shard in different failure domains, where possible.
 `control_plane.core.domain_loss` computes the probability of recovery after a loss of whole domains.
 
-Invariant: each node has `copies` different holders, and the node itself is the first.
-Source: GEMINI (SOSP'23), Algorithm 1, with corrected probabilities.
+Invariant: each node's shards have `copies` different holders, and the node itself is the first holder. Source: GEMINI
+(SOSP'23), Algorithm 1, with corrected probabilities.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Placement:
     The last group may be a ring of more than `copies` nodes.
     """
     holders: Mapping[NodeId, tuple[NodeId, ...]]
-    """Holders by owner. The owner is the first."""
+    """Holders by owner. The owner is its first holder."""
 
 
 def plan(
@@ -44,8 +44,8 @@ def plan(
 ) -> Placement:
     """Return the placement of a job. Deterministic.
 
-    The job loop calls it once per generation. Nodes of the previous placement keep their groups, and a replacement
-    takes the lost node's position. Groups change only to avoid that all holders of a shard share one domain.
+    The job loop calls this function once per generation. Nodes of the previous placement keep their groups, and a
+    replacement takes the lost node's position. Groups change only if all holders of a shard would share one domain.
 
     Args:
         nodes: the members by GROUP_RANK.
@@ -110,10 +110,10 @@ def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def recovery_probability(node_count: int, copies: int, lost_count: int) -> float:
-    """Return the probability that every shard survives a loss of `lost_count` nodes.
+    """Return the probability that every shard survives a simultaneous loss of `lost_count` nodes.
 
-    The nodes are lost at once. All sets of nodes are equally likely. The result is exact for all arguments. GEMINI's
-    Corollary 1 is only a bound from 2m losses on.
+    All sets of lost nodes are equally likely. The result is exact for all arguments. GEMINI's Corollary 1 is only a
+    bound from 2m losses on.
 
     Args:
         node_count: N.
@@ -121,7 +121,7 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
         lost_count: k, nodes lost at the same time.
 
     Returns:
-        A probability: 16, 2, 2 gives 0.9333.
+        The probability. For example, N = 16, m = 2 and k = 2 give 0.9333.
 
     Raises:
         ImpossiblePlacement: m does not fit N, or more nodes are lost than exist.
@@ -130,8 +130,8 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
         raise ImpossiblePlacement(
             f"{copies} copies, {lost_count} lost nodes and {node_count} nodes do not fit together"
         )
-    # Inclusion and exclusion over completely lost groups. For the ring, subtract the losses that lose a shard. A ring
-    # of fewer than 2m nodes has at most one run of m or more lost nodes. The run begins after a live node, at one of
+    # Inclusion-exclusion over completely lost groups. For the ring, subtract the losses that lose a shard. A ring of
+    # fewer than 2m nodes has at most one run of m or more lost nodes. The run begins after a live node, at one of
     # `ring` positions, unless all nodes are lost.
     ring = copies + node_count % copies if node_count % copies else 0
     groups = (node_count - ring) // copies
@@ -161,9 +161,9 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
 
 
 def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
-    """Return an order of GROUP_RANKs as groups of `copies`.
+    """Return a sequence of GROUP_RANKs, split into groups of `copies`.
 
-    The last group includes the remainder.
+    The last group also contains the remainder.
     """
     count = len(order) // copies
     groups = [tuple(order[i * copies : (i + 1) * copies]) for i in range(count)]
@@ -174,7 +174,7 @@ def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
 def _spread(domains: Sequence[str], copies: int) -> list[int]:
     """Return an order of GROUP_RANKs in which each group has different domains, as far as possible.
 
-    Domains with the most remaining nodes come first.
+    The function always picks a node of the domain with the most remaining nodes.
     """
     left: dict[str, deque[int]] = {}
     for place, domain in enumerate(domains):

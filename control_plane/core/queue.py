@@ -1,30 +1,29 @@
-"""The queue of a fleet: which jobs may hold nodes, which may start early, and which make way.
+"""The queue of a fleet: which jobs may hold nodes, which may start early, and which must release nodes.
 
     capacity  8   running: big 5          free 3
     queue     1.  head, needs 6           waits: 3 are free, 8 once big has ended
-              2.  small, needs 2          may start: 1 node stays free beside big, and 6 without big, which head needs
-              3.  other, needs 3          may not start: without big, only 5 nodes would be free for head
+              2.  small, needs 2          may start: head still has the 6 nodes that it needs once big has ended
+              3.  other, needs 3          may not start: head would have only 5 nodes once big has ended
 
-The fleet serves its queue by priority, then by age. The first job that does not fit is the head, and nothing may delay
+The fleet serves its queue by priority, then by age. The first job that does not fit is the head. No other job may delay
 the head:
 
 - **Backfill.** A job behind the head may start only on nodes that the head cannot use. Running jobs can end at any time
-and in any order (`MaxRuntimeInSeconds` is the latest end, not the earliest). For every subset of them that may remain,
-the head must fit with the new job if it fits without it. This rule needs no known end of any job.
+  and in any order (`MaxRuntimeInSeconds` is the latest end, not the earliest). Therefore the rule considers every
+  subset of the running jobs that may remain. If the head fits beside the subset, it must also fit beside the subset and
+  the new job.
 - **Preemption.** For a head of higher priority, preemptible jobs pause (an agreed stop with a checkpoint), lowest
-priority and youngest first. As few jobs as needed pause, and none if all together do not free enough nodes. A job that
-waits for its gang loses nothing and returns to the queue.
-- **Quotas.** A job that would exceed its project's quota waits beside the queue. It cannot be the head, and no job
-  makes
-way for it.
-- **Pauses.** A job that a person paused releases its nodes in the same way. It does not wait in the queue until it is
-resumed.
-- **Patience.** An incomplete gang that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes and stands
-  aside,
-each time for longer. Meanwhile it neither holds nodes nor delays other jobs.
+  priority and youngest first. The fewest possible jobs pause. No job pauses if all of them together do not free enough
+  nodes. A job that still waits for its gang returns to the queue without a loss.
+- **Quotas.** A job that would exceed its project's quota waits outside the queue. It cannot be the head, and no job
+  releases nodes for it.
+- **Pauses.** A job that a person paused also releases its nodes at an agreed stop. It returns to the queue when a
+  person resumes it.
+- **Patience.** An incomplete gang that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes. The job then
+  stands aside: for a while, it neither holds nodes nor delays other jobs. The time grows with each attempt.
 
-Invariant: pure. The loops of jobs and fleets call the same function and get the same result. Nothing else makes a job
-give up its nodes for another job.
+Invariant: pure. The loops of jobs and fleets call the same function and get the same result. Jobs release nodes for
+another job only by these rules.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from everstep.protocol.ids import RunId
 
 STAND_ASIDE_SECONDS = 900.0
 MOST_STAND_ASIDE_SECONDS = 7_200.0
-"""Longest time that an incomplete gang stands aside.
+"""Longest time that the job of an incomplete gang stands aside.
 
-The time starts at `STAND_ASIDE_SECONDS` and doubles.
+The time starts at `STAND_ASIDE_SECONDS` and doubles with each attempt.
 """
 PAUSE_AGAIN_SECONDS = 600.0
-"""Time before a job whose pause failed is asked to pause again."""
+"""Time after a failed pause before the job may be asked to pause again."""
 _LEAVING = frozenset({JobState.PAUSING, JobState.STOPPING})
 
 
@@ -52,11 +51,11 @@ class Schedule:
     """The present schedule of a fleet's jobs."""
 
     admitted: frozenset[RunId]
-    """Jobs that may hold nodes: those that hold some, and queued jobs that may start."""
+    """Jobs that may hold nodes: jobs with nodes, and queued jobs that may start."""
     giving_way: Mapping[RunId, FleetJob]
-    """Jobs that must release their nodes, each with the job that gets them."""
+    """Jobs that must release their nodes, each with the job that receives the nodes."""
     waiting: tuple[FleetJob, ...]
-    """The remaining queue, in order. Jobs that stand aside come last."""
+    """Jobs that wait in the queue, in order. Jobs that stand aside come last."""
     limited: Mapping[RunId, int]
     """Waiting jobs that would exceed their project's quota.
 
@@ -67,11 +66,11 @@ class Schedule:
     """Nodes that no job may claim."""
 
     def place_of(self, run: RunId) -> int | None:
-        """Return a job's place in the queue, from 1, or None if it does not wait."""
+        """Return a job's position in the queue, from 1, or None if it does not wait."""
         return next((place for place, job in enumerate(self.waiting, 1) if job.run == run), None)
 
     def ahead_of(self, run: RunId) -> tuple[FleetJob, ...]:
-        """Return the jobs that wait before a job."""
+        """Return the jobs that are ahead of a job in the queue."""
         place = self.place_of(run)
         return self.waiting[: place - 1] if place is not None else ()
 
@@ -79,7 +78,7 @@ class Schedule:
 def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
     """Return which jobs may hold nodes.
 
-    Every pass over a job or a fleet calls it.
+    Every pass over a job or a fleet calls this function.
 
     Args:
         jobs: the jobs of one fleet that have not ended. Jobs that a person paused do not wait.
@@ -134,7 +133,7 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
 def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[int], capacity: int) -> bool:
     """Return whether a job can start without ever delaying the head.
 
-    The result holds for every order in which the other jobs may end.
+    The result is valid for every order in which the other jobs may end.
 
     Args:
         head_count: nodes that the head needs.
@@ -143,10 +142,10 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[
         capacity: all nodes.
 
     Returns:
-        True if the following holds for every subset of holding jobs that may remain: the head fits with the new job if
-        it fits without it.
+        True if the following holds for every subset of the jobs that hold nodes: if the head fits beside the subset, it
+        also fits beside the subset and the new job.
     """
-    reachable = 1  # bit n is set if some subset of the others holds n nodes
+    reachable = 1  # bit n is set if some subset of the holding jobs holds exactly n nodes
     for count in holding_counts:
         reachable |= reachable << count
     least = max(0, capacity - head_count - newcomer_count + 1)  # below this number of taken nodes, both jobs fit
@@ -160,14 +159,14 @@ def in_order(jobs: Iterable[FleetJob]) -> list[FleetJob]:
 
 
 def stand_aside_seconds(attempt_count: int) -> float:
-    """Return how long a gang stands aside after `attempt_count` attempts, this one included."""
+    """Return how long a job stands aside after its `attempt_count`-th incomplete gang."""
     return min(MOST_STAND_ASIDE_SECONDS, STAND_ASIDE_SECONDS * 2.0 ** min(attempt_count - 1, 10))
 
 
 def in_words(plan: Schedule, run: RunId) -> str:
-    """Return why a queued job waits: its place, the jobs ahead, and the figures.
+    """Return why a queued job waits: its position, the jobs ahead, and the numbers of nodes.
 
-    Members of the job's project read this text. It names their own jobs and only counts the jobs of others.
+    Members of the job's project read this text. The text names jobs of this project and only counts the jobs of others.
     """
     place = plan.place_of(run)
     if place is None:
@@ -201,10 +200,10 @@ def _stands_aside(job: FleetJob, now: float) -> bool:
 
 
 def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float) -> list[FleetJob]:
-    """Return the jobs that pause or return to the queue for the head.
+    """Return the jobs that must pause or return to the queue for the head.
 
-    They are as few as needed. The result is empty if all candidates together are not enough, or if jobs that are
-    already leaving free enough nodes.
+    The result has the fewest possible jobs. It is empty if all candidates together do not free enough nodes, or if jobs
+    that already stop or pause free enough.
     """
     soon = free + sum(job.node_count for job in holding if job.state in _LEAVING)
     candidates = [job for job in holding if job.priority < head.priority and _may_give_way(job, now)]
@@ -217,7 +216,7 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
         soon += job.node_count
     if soon < head.node_count:
         return []
-    for job in reversed(chosen[:]):  # the last chosen job is needed; some of the earlier ones may not be
+    for job in reversed(chosen[:]):  # drop earlier choices that the later ones made unnecessary
         if soon - job.node_count >= head.node_count:
             chosen.remove(job)
             soon -= job.node_count

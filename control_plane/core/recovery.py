@@ -1,11 +1,13 @@
 """The choice of the step to restore, and of the source of each rank's shard.
 
+The path of a generation is the history that leads to it: its own steps, and each ancestor's steps up to the branch.
+
     generation 1:  0 ─ 1 ─ 2 ─ 3 ─ 4 ─ 5✗          a slot (origin g, step s) is on the path if s is at most
                                │                    the last step of g on it: (1, 3) is on the path, (1, 4) is not
     generation 2:              3 ─ 4 ─ 5 ─ 6
 
-Invariant: a base and all its sources are on the path of the newest started generation. A slot is identified by origin
-generation, step and digest, never by its step alone. The rules are in docs/design.md#restore. The model
+Invariant: a base and all its sources are on the path of the newest started generation. Origin generation, step and
+digest together identify the content of a slot. The rules are in docs/design.md#restore. The model
 `tests/model/step_protocol.py` contains them as `lineage`, `on_path` and `common`.
 """
 
@@ -33,7 +35,7 @@ class Survey:
     owners: Sequence[NodeId]
     """The node of each rank in the new generation, by rank."""
     inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
-    """Frozen inventories of the nodes that promised."""
+    """Inventories of the nodes that promised, as they were at the promise."""
     path: Path
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
@@ -57,7 +59,7 @@ class Restore:
 
     @property
     def farthest(self) -> str | None:
-        """The farthest kind of source that a rank uses, or None if nothing is restored."""
+        """The farthest kind of source that any rank uses, or None if the base is 0."""
         kinds = [sources[0].kind for sources in self.sources if sources]
         return max(kinds, key=FARTHEST.index) if kinds else None
 
@@ -65,7 +67,7 @@ class Restore:
 def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path:
     """Return the path of a generation.
 
-    It includes all steps of the generation itself, and the steps of each ancestor up to the branching point.
+    The path includes all steps of the generation itself, and the steps of each ancestor up to the branching point.
 
     Args:
         lineage: all generations that have a plan.
@@ -87,7 +89,7 @@ def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path
 def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
     """Return the newest generation whose ranks may have run, or 0.
 
-    It is the parent of the next generation.
+    This generation is the parent of the next one.
     """
     return max((record.generation for record in lineage if record.was_started), default=NO_GENERATION)
 
@@ -100,9 +102,9 @@ def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
 def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
     """Return the newest committed step that the control plane or a node has recorded.
 
-    The control plane's own record lags, because it learns of commits about once a second, and of none while it is down.
-    The promised nodes report the committed step C from their pages. Ranks capture a base above C only after their
-    agents have received C, so every survivor of that generation reports C.
+    The control plane's own record can be too old, because agents report commits about once a second, and only while the
+    control plane runs. Nodes that promised report the committed step C from their ranks' pages. Ranks capture a step
+    above C only after their agents have received C, so every survivor of that generation reports C.
 
     Args:
         path: the path of the newest started generation.
@@ -118,8 +120,8 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
 def choose(survey: Survey) -> Restore:
     """Return the newest step that every rank can get, with its sources.
 
-    If no such step exists, the base is step 0, which needs no source. The job loop calls it once all members have
-    promised. Before that, the loop calls it to find out whether a missing member is needed at all.
+    If no such step exists, the base is step 0, which needs no source. The job loop calls this function once all members
+    have promised. Earlier, the loop calls it to check whether the restore needs a missing member at all.
 
     Args:
         survey: shards in memory and in S3 that the members can get.
@@ -207,8 +209,8 @@ def stored_step(survey: Survey, base: Step) -> Step:
 def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]:
     """Return the slots that a node must not overwrite before the base is committed.
 
-    These are the slots on the path up to the base. If the node lacks the base of a shard, it needs one slot to receive
-    it. It then keeps the newest committed step first, and after that the newest other steps.
+    These are the slots on the path up to the base. A node that lacks the base of a shard needs one free slot to receive
+    it. Of the other slots, it then keeps the newest committed step first, and after that the newest other steps.
     """
     kept: dict[Rank, list[SlotRecord]] = {}
     for slot in survey.inventories[node]:
@@ -228,6 +230,6 @@ def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]
 
 
 def farther(one: str | None, other: str | None) -> str | None:
-    """Return the farther of two kinds of sources. None counts as nearest."""
+    """Return the farther of two kinds of sources. None counts as the nearest kind."""
     known = [kind for kind in (one, other) if kind is not None]
     return max(known, key=FARTHEST.index) if known else None

@@ -5,9 +5,9 @@
     cleared by a reset (Xid 95 …)          reboot           replace
     needs other hardware                   replace
 
-Everstep never resets a single GPU. A reset needs root and requires that all processes leave the GPU, so it costs as
-much as a reboot. A reboot keeps an instance on its host. Where NVIDIA recommends a restart of the bare metal, Everstep
-replaces the instance.
+Everstep never resets a single GPU. A reset needs root and the end of all processes on the GPU, so it costs as much as a
+reboot. A reboot keeps an instance on its host. Where NVIDIA recommends a restart of the bare metal, Everstep replaces
+the instance.
 
 Invariant: a fault that is not in the tables only restarts ranks.
 """
@@ -23,13 +23,13 @@ from everstep.protocol.agent_messages import FaultCode, NodeFault
 
 LEMON_INCIDENTS = 3
 LEMON_WINDOW_SECONDS = 24 * 3600.0
-"""A node with `LEMON_INCIDENTS` incidents within this window is a lemon and is not used again.
+"""Period in which `LEMON_INCIDENTS` incidents make a node a lemon.
 
-The causes of the incidents do not matter. Source: Kokolis et al., HPCA'25 (arXiv 2410.21680), section on lemon nodes: a
-few nodes cause most failures, and their history identifies them.
+Jobs do not use a lemon again. The causes of the incidents do not matter. Source: Kokolis et al., HPCA'25 (arXiv
+2410.21680), section on lemon nodes: a few nodes cause most failures, and their history identifies them.
 """
 HISTORY_LIMIT = 20
-"""Number of newest history entries that count."""
+"""Limit for the newest history entries that the rules consider."""
 
 _IGNORE = (14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 160, 161)
 _RESTART = (
@@ -109,7 +109,7 @@ _XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A fault that forces a job to leave its node."""
+    """A fault for which a job must give up the node."""
 
     what: str
     """The fault code, with its number for an Xid."""
@@ -121,7 +121,7 @@ class Finding:
 def xid_of(fault: NodeFault) -> int | None:
     """Return the Xid number of a `gpu_xid` fault, from its field or its message.
 
-    None if neither has one.
+    Return None if both lack a number.
     """
     if fault.xid is not None:
         return fault.xid
@@ -130,7 +130,7 @@ def xid_of(fault: NodeFault) -> int | None:
 
 
 def name_of(fault: NodeFault) -> str:
-    """Return the fault code with its number: `gpu_xid 79`."""
+    """Return the fault code, with its number for an Xid: `gpu_xid 79`."""
     number = xid_of(fault) if fault.code == FaultCode.GPU_XID else None
     return fault.code if number is None else f"{fault.code} {number}"
 
@@ -156,7 +156,7 @@ def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Re
 
 
 def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: float) -> Finding | None:
-    """Return the most severe fault that forces a job to leave the node, or None.
+    """Return the most severe fault for which a job must give up the node, or None.
 
     Args:
         faults: the faults of the node, as its live agent reports them.
@@ -204,6 +204,7 @@ def lemon(history: Iterable[Implication], now: float) -> str | None:
 def of_lemon(history: Iterable[Implication], now: float) -> Remedy:
     """Return the remedy for a lemon.
 
-    REPLACE if the node's own live agent reported one of its faults. Otherwise RETIRE, and a person decides.
+    The remedy is REPLACE if the node's own live agent reported one of the faults. Otherwise it is RETIRE, and a person
+    decides.
     """
     return Remedy.REPLACE if any(line.is_own_word for line in recent(history, now)) else Remedy.RETIRE

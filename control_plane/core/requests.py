@@ -1,17 +1,17 @@
-"""Requests of people for nodes: whether the fleet can fulfil a request, and why not.
+"""People's requests for nodes: whether the fleet can fulfil a request, and the reason if it cannot.
 
     request       node             result
-    DrainNode     assigned         its job leaves it at an agreed stop (`core.moves`) ──▶ spare ──▶ held, for a person
+    DrainNode     assigned         its job gives it up at an agreed stop (`core.moves`) ──▶ spare ──▶ held, for a person
     RebootNode    assigned         likewise ──▶ spare ──▶ rebooted ──▶ spare
     ReplaceNode   assigned         likewise ──▶ spare ──▶ terminated, and another instance is launched
     ReplaceNode   not joined yet   terminated, and another instance is launched
     HoldNode      without a job    held, for a person
 
-The node's row stores the request until it is fulfilled. The fleet loop fulfils the request once no job uses the node,
-and assigns the node to no job meanwhile.
+The node's row stores the request until it is fulfilled. The fleet loop fulfils the request once no job uses the node.
+Until then, it assigns the node to no other job.
 
-Invariant: pure. A request that would harm a job or is impossible is refused. A stored request that has become
-impossible waits, and is never forced.
+Invariant: pure. The API refuses a request that would harm a job or is impossible. A stored request that has become
+impossible waits. Everstep never forces it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENDING = (NodeState.DRAINING, NodeState.GONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A node and its surroundings, as stored."""
+    """The stored facts that decide about a request: the node, its fleet and its job."""
 
     node_id: str
     state: NodeState
@@ -41,7 +41,7 @@ class Standing:
     max_node_count: int
     job_name: str = ""
     taken_over_by: str = ""
-    """The person that has taken over the node's job. Empty if nobody has."""
+    """The person that has taken over the node's job. Empty if Everstep manages the job."""
 
 
 def refusal(asked: NodeRequest, standing: Standing) -> str:

@@ -1,9 +1,9 @@
-"""Rearranges placement groups until no shard is in a single failure domain, as far as possible, with few changes.
+"""Rearranges placement groups so that each shard has copies in two failure domains, with few changes.
 
-A group of `copies` nodes holds the shards of all its members. The last group may be a ring, in which each member holds
-its own shard and those of its `copies - 1` predecessors. A shard is exposed if all its holders share one domain,
-because the loss of that domain loses the shard. The solver exchanges two nodes at a time. Every exchange lowers the
-number of exposed shards, and the exchange that changes the fewest shards comes first.
+In a group of `copies` nodes, each node holds the shards of all members. The last group may be a ring, in which each
+member holds its own shard and the shards of its `copies - 1` predecessors. A shard is exposed if all its holders share
+one domain, because the loss of that domain loses the shard. The solver exchanges two nodes at a time. Every exchange
+lowers the number of exposed shards, and the solver prefers the exchange that changes the fewest shards.
 
 Invariant: groups without exposed shards change only if they take part in an exchange that lowers the number of exposed
 shards.
@@ -19,21 +19,21 @@ from typing import TypeVar
 
 Member = TypeVar("Member")
 Group = tuple[int, ...]
-"""GROUP_RANKs of the members.
+"""GROUP_RANKs of a group's members.
 
-In a ring, each member's shard is held by the member and its successors.
+In a ring, each member and its successors hold the member's shard.
 """
 Option = dict[int, tuple[int, ...]]
-"""Some groups after a possible exchange, by index."""
+"""A possible exchange: the changed groups, by index."""
 Rank = tuple[int, int]
-"""Exposed shards after an exchange, then changed shards. The lowest wins.
+"""Sort key of an exchange: exposed shards after it, then changed shards. The lowest is best.
 
 A shard has changed if its holders differ from the original placement.
 """
 PARTNERS = 16
-"""Number of groups tried as partners of the ring.
+"""Number of groups that the solver tries as partners of the ring.
 
-The best come first, so later ones would not save changes.
+The solver sorts the groups by suitability, so that further groups would not save changes.
 """
 
 
@@ -45,11 +45,11 @@ def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[M
 def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tuple[Group, ...]:
     """Return the groups with as few exposed shards and as few changes as possible.
 
-    `placement.plan` calls it once per generation, for fresh placements and after lost nodes. Deterministic.
+    `placement.plan` calls this function once per generation. Deterministic.
 
     Args:
-        groups: every GROUP_RANK once. All groups have `copies` members, except that the last may have up to
-            `2 * copies - 1`.
+        groups: every GROUP_RANK once. All groups have `copies` members, except that the last may have up to `2 * copies
+            - 1`.
         copies: m, at least 1.
         domains: the failure domain of each node, by GROUP_RANK.
 
@@ -74,7 +74,10 @@ class _Search:
     """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:
-        """Lower the number of exposed shards, and return False if no exchange does."""
+        """Apply an exchange that lowers the number of exposed shards.
+
+        Return False if no such exchange exists.
+        """
         before = self.exposed_count
         if before:
             self.original = self.original or {
@@ -156,7 +159,7 @@ class _Search:
             yield from self.recuts(ring, index)
 
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
-        """Yield splits in which ring neighbours form a group and the other group joins the ring.
+        """Yield splits in which neighbours of the ring form a new group and another group joins the ring.
 
         A split changes one shard less than an exchange.
         """
@@ -201,7 +204,7 @@ class _Search:
     # -- groups of `copies` members
 
     def mend_whole_groups(self) -> None:
-        """Exchange members of groups that have a single domain.
+        """Exchange members of groups whose members all share one domain.
 
         Such groups exchange with each other first, then with the groups that have the most members outside the domain.
         """
@@ -226,7 +229,7 @@ class _Search:
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
         """Exchange members so that each of these groups has one from outside its domain.
 
-        All these groups are in the same domain. A lending group keeps at least one member outside that domain.
+        All these groups share one domain. The partner of an exchange keeps at least one member outside that domain.
         """
         spare = {
             index: self.outside(index, domain) - 1

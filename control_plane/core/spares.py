@@ -1,17 +1,18 @@
-"""The number of spares that a fleet keeps: a fixed count, or a count that meets a wanted probability.
+"""The number of spares of a fleet: a fixed count, or the smallest count for a wanted probability.
 
-The probability is that a failure finds a free spare. A spare that takes over is missing until its replacement has
-joined. Failures form a Poisson process of rate λ·n, where n is the number of working nodes. A replacement takes R
-seconds on average, with any distribution. By Palm's theorem, the number of replacements under way is Poisson with mean
-ρ = λ·n·R. A failure sees the same distribution as a random observer, so it finds one of s spares free with probability
+The wanted probability is that a failure finds a free spare. A spare that replaces a lost node is missing until another
+instance has joined. Failures form a Poisson process of rate λ·n, where n is the number of working nodes. A replacement
+takes R seconds on average, with any distribution. By Palm's theorem, the number of replacements under way is Poisson
+with mean ρ = λ·n·R. The number at the time of a failure has the same distribution, so a failure finds one of s spares
+free with probability
 
     P(s) = P(Poisson(ρ) ≤ s − 1)            the fleet keeps the smallest s with P(s) ≥ Probability
 
 λ is estimated. A prior of one failure in 154 node-days (RSC-1) is added to the observations. λ is the exact upper bound
 at 95 % confidence: the rate at which at most this many failures would occur with a probability of 5 %. R is the mean of
-the measured times and of three prior times of 7 minutes, the longest in GEMINI. From five failures on, the bound on the
-observations alone is used where it is higher. Otherwise the prior's node-days would hide a fleet that fails ten times a
-day.
+the measured times and of three prior times of 7 minutes, the longest in GEMINI. From five failures on, λ is the higher
+of this bound and the bound on the observations alone. Otherwise the prior's node-days would hide that a fleet fails ten
+times a day.
 
 Invariant: pure. More failures, longer replacements, more nodes or a higher probability never give fewer spares. Source:
 Palm 1938; Feeney and Sherbrooke 1966 ((s − 1, s) policy); Garwood 1936 (the interval); Kokolis et al., HPCA'25 (6.5
@@ -28,9 +29,9 @@ from control_plane.core.observed.fleets import FleetHistory, FleetSpec
 PRIOR_FAILURES = 1
 PRIOR_NODE_SECONDS = 154 * 86_400.0
 ENOUGH_FAILURES = 5
-"""Number of failures from which the observed rate alone can count.
+"""Number of failures from which the observed rate alone is considered.
 
-It counts where it exceeds the rate with the prior.
+It applies if it exceeds the rate with the prior.
 """
 PRIOR_REPLACEMENTS = 3
 PRIOR_REPLACEMENT_SECONDS = 420.0
@@ -40,7 +41,7 @@ MOST_SPARES = 1_000
 NEGLIGIBLE_DEVIATIONS = 10
 """Standard deviations below the mean at which the sum of Poisson terms starts.
 
-A Poisson variable is lower with a probability below e^-50 (Chernoff).
+Lower values have a total probability below e^-50 (Chernoff bound).
 """
 
 
@@ -72,8 +73,8 @@ def free_probability(count: int, under_way: float) -> float:
 def failures_per_node_second(history: FleetHistory) -> float:
     """Return the failure rate to plan for, as an upper confidence bound.
 
-    The bound covers observations and prior together. From `ENOUGH_FAILURES` on, the bound on the observations alone is
-    used where it is higher.
+    The bound covers observations and prior together. From `ENOUGH_FAILURES` failures on, the result is the higher of
+    this bound and the bound on the observations alone.
     """
     lost, worked = history.lost_node_count, history.node_seconds
     reckoned = most_expected(lost + PRIOR_FAILURES) / (worked + PRIOR_NODE_SECONDS)
@@ -83,7 +84,7 @@ def failures_per_node_second(history: FleetHistory) -> float:
 def replacement_seconds(history: FleetHistory) -> float:
     """Return the mean time until a replacement is ready.
 
-    A replacement is ready when AWS has found capacity, the instance has booted, and its agent is connected.
+    The time includes the wait for capacity, the boot of the instance and the connection of its agent.
     """
     total = history.replacement_seconds + PRIOR_REPLACEMENTS * PRIOR_REPLACEMENT_SECONDS
     return total / (history.replacement_count + PRIOR_REPLACEMENTS)

@@ -26,7 +26,7 @@ class JobState(StrEnum):
         verified its shards.
     STARTING: The nodes start their ranks. The job leaves this state when all ranks run.
     RUNNING: The ranks train.
-    PAUSING: The control plane has requested an agreed stop, to free the nodes for a job of higher priority or because a
+    PAUSING: The control plane has requested an agreed stop, because a job of higher priority needs the nodes or a
         person paused the job. The job returns to QUEUED when a checkpoint holds its last step.
     STOPPING: The control plane has requested an agreed stop. The job leaves this state when all ranks have exited.
     COMPLETED: Every rank exited with success. Final.
@@ -53,7 +53,8 @@ class JobEvent(StrEnum):
     """The events that move a job.
 
     ADMITTED: The fleet has room for the job.
-    SENT_BACK: Another job has precedence, a person paused the job, or its nodes did not arrive in time.
+    SENT_BACK: The job returns to the queue: another job has precedence, a person paused the job, or its nodes did not
+        arrive in time.
     GANG_ASSIGNED: The fleet has assigned all nodes of the job.
     PLANNED: All members promised the generation, and its plan is complete.
     LOADED: Every node has verified its shards.
@@ -64,7 +65,7 @@ class JobEvent(StrEnum):
     STOP_ASKED: A user or a limit requests a stop.
     FINISHED: Every rank exited with success.
     HALTED: Every rank exited after a stop, or no rank had started.
-    GAVE_UP: The control plane gives the job up: another generation would fail too.
+    GAVE_UP: The control plane ends the job as failed, because another generation would fail too.
     """
 
     ADMITTED = "admitted"
@@ -87,9 +88,9 @@ class NodeState(StrEnum):
 
     JOINING: EC2 has the instance, and its agent has not connected yet. The node leaves this state when the agent
         connects, when the join limit passes, or when the instance ends.
-    SPARE: The agent is connected, and no job has the node. The node leaves this state by assignment, scale-down or
+    SPARE: The agent is connected, and no job uses the node. The node leaves this state by assignment, scale-down or
         fault.
-    ASSIGNED: One job has the node. The node leaves this state when the job ends or excludes the node.
+    ASSIGNED: One job uses the node. The node leaves this state when the job ends or excludes the node.
     HELD: The fleet neither uses nor terminates the node, because it is unreachable, distrusted, or kept for inspection.
         An unreachable node leaves this state when its agent reports again. Any other node leaves this state when a
         person decides.
@@ -114,7 +115,8 @@ class NodeEvent(StrEnum):
 
     CONNECTED: The node's agent connected.
     ASSIGNED: The fleet assigned the node to a job.
-    RELEASED: The node's job ended or left it, its agent reports again, or a person returned the node to service.
+    RELEASED: The node becomes free: its job ended or gave it up, its agent reports again, or a person returned the node
+        to service.
     EXCLUDED: A job's verdict or a person excludes the node, or the fleet has more nodes than it needs.
     HELD: The fleet keeps the node without using it.
     REBOOTED: A verdict calls for a reboot.
@@ -191,8 +193,8 @@ class FleetStatus(StrEnum):
     Every pass derives the status from its observations, so it is not stored and has no transition table.
 
     - ACTIVE: the fleet takes all actions.
-    - FROZEN: the group differs from the registered contract, or most agents are silent at once. The fleet terminates no
-      instance until the cause has passed.
+    - FROZEN: the group differs from the registered contract, or most agents are silent at the same time. The fleet
+      terminates no instance until the cause has passed.
     - DELETING: the fleet terminates its nodes one by one. Then the control plane deletes the fleet.
     """
 
@@ -382,7 +384,7 @@ def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> 
         is_stop_requested: a stop was requested, and the job has not ended.
 
     Returns:
-        One of SageMaker's values. A requested stop is visible at once.
+        One of SageMaker's values. A requested stop is visible immediately.
     """
     status = _STATUS.get(state, TrainingJobStatus.IN_PROGRESS)
     return TrainingJobStatus.STOPPING if is_stop_requested and status is TrainingJobStatus.IN_PROGRESS else status
@@ -408,9 +410,9 @@ def secondary_status(
         is_pause_requested: a person paused the job and has not resumed it.
 
     Returns:
-        The status. A requested stop or pause is visible at once. A launch counts as training from its first new step
-        on. Until then it is a start, or a restart if the job has completed steps before. A started job that waits for
-        nodes again is interrupted.
+        The status. A requested stop or pause is visible immediately. A launch counts as training from its first new
+        step on. Before that step, the launch is a start, or a restart if the job has completed steps before. A started
+        job that waits for nodes again is interrupted.
     """
     if state in ENDED_JOBS:
         return _SECONDARY[state]

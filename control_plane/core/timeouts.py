@@ -1,9 +1,11 @@
-"""The ladder of timeouts: every waiting time that derives from `detection_seconds` (docs/design.md#timeouts).
+"""The ladder of timeouts: all timeouts that are multiples of `detection_seconds` (docs/design.md#timeouts).
+
+A rung is one timeout of the ladder. The ladder orders the rungs from short to long.
 
 Fixed limits of the control plane, which depend on AWS, devices or people, are in this module too, each with its reason.
 
-Invariant: no rung lies below the rung before it, so a lower layer gives up before a higher layer acts. A fixed limit
-that names a rung in `outlasts` is at least as long as that rung.
+Invariant: no rung lies below the rung before it, so that a lower layer of the system gives up before a higher layer
+acts. A fixed limit that names a rung in `outlasts` is at least as long as that rung.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class _Rung(NamedTuple):
     """The timeout as a multiple of `detection_seconds`."""
     meaning: str
     reason: str
-    """Why the timeout has this place in the ladder."""
+    """Why the timeout has this position in the ladder."""
 
 
 class _Fixed(NamedTuple):
@@ -176,7 +178,7 @@ _RUNGS = (
         "compilation, downloads and first evaluations take minutes; torch allows a collective 600 s",
     ),
 )
-"""The only source of these figures. docs/reference/timeouts.md shows them."""
+"""All rungs of the ladder. docs/reference/timeouts.md is generated from them."""
 
 
 def ladder(detection_seconds: float) -> Timeouts:
@@ -238,14 +240,14 @@ def grace_seconds(timeouts: Timeouts) -> float:
 
 
 def rungs(timeouts: Timeouts) -> tuple[str, ...]:
-    """Return the ladder as lines for the server's start-up output, shortest timeout first."""
+    """Return the ladder as lines of text for the server's start-up output, shortest timeout first."""
     return tuple(
         f"{getattr(timeouts, f'{rung.name}_seconds'):>8.1f} s  {rung.name:<20}  {rung.meaning}" for rung in _RUNGS
     )
 
 
 def explained(timeouts: Timeouts) -> tuple[str, ...]:
-    """Return the ladder with the reason of each rung, then the fixed limits with theirs.
+    """Return the ladder with the reason of each rung, then the fixed limits with their reasons.
 
     `everstep server --print-timeouts` prints these lines, and docs/reference/timeouts.md is generated from them.
     """

@@ -1,13 +1,13 @@
-"""What to do about a job, given what Everstep observed: `decide` of the job loop.
+"""The decision of a pass over a job. The job loop calls `decide`.
 
     QUEUED ─▶ ALLOCATING ─▶ PREPARING ─▶ LOADING ─▶ STARTING ─▶ RUNNING ─▶ COMPLETED
        ▲                       ▲  a fault in any of the last four: │  STOPPING ─▶ STOPPED
        │                       └── a new generation, one incident ─┘  a fault that no new generation can help ─▶ FAILED
        └── PAUSING: its nodes go to a job of higher priority, or the job waits for a person ──┘
 
-Invariant: pure and level-triggered. The same input gives the same decision, and a world in the wanted state gives no
-action. Each action follows from what is stored: one pass numbers a generation and the next pass prepares it; one pass
-stores a plan and the next pass sends it.
+Invariant: pure and level-triggered. The same input gives the same decision, and a job in its desired state needs no
+action. Each action follows from stored state. One pass stores the number of a generation, and the next pass prepares
+that generation. One pass stores a plan, and the next pass sends it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from control_plane.core.states import ENDED_JOBS, JobState
 
 
 def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> Decision:
-    """Return what to do about a job, and the record to store.
+    """Return the actions for a job, and the record to store.
 
-    The job loop calls it, one job per pass: when a report wakes the loop, and at least every `requeue_after_seconds`.
+    The job loop calls this function once per pass over a job: when a report wakes the loop, and at least every
+    `requeue_after_seconds`.
 
     Args:
         now: Unix seconds.

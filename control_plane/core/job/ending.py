@@ -1,4 +1,4 @@
-"""The agreed stop, and what a job waits for after it: completion, a user's stop, a pause."""
+"""The agreed stop, and the end of a job after it: completion, a user's stop, or a pause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, Jo
 from everstep.protocol.agent_messages import MemberPhase
 
 PAUSE_PATIENCE_TIMES = 5
-"""Upload time of an ended job, in units of `blind_wait`. A large state takes minutes, while its nodes are idle."""
+"""Limit for the upload after a job's end, in units of `blind_wait`.
+
+The upload of a large state takes minutes, and the job's nodes are idle meanwhile.
+"""
 
 
 def finish(view: JobView, *, is_durable: bool) -> Decision:
@@ -74,7 +77,7 @@ def _success_words(record: JobRecord) -> str:
 def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
     """Return whether the newest committed step can still become a checkpoint.
 
-    All nodes must be there, and their ranks must have ended a short time ago.
+    True if all nodes report, and their ranks ended within the upload limit.
     """
     if _awaits_manifest(view, is_durable=is_durable):
         return True
@@ -90,16 +93,16 @@ def _awaits_manifest(view: JobView, *, is_durable: bool) -> bool:
 
 
 def _ended_at(view: JobView) -> float:
-    """Return when the ranks of an ending job last moved or exited, in Unix seconds.
+    """Return when a rank of an ending job last made a step or exited, in Unix seconds.
 
-    The result is at least the start of the present state.
+    The result is at least the time at which the job entered its present state.
     """
     exits = (each.at_seconds for each in rank_exits(view.reports))
     return min(max(view.record.state_since, last_progress_at(view), *exits), view.now)
 
 
 def _upload_patience(view: JobView) -> float:
-    """Return how long ended ranks may take to become a checkpoint, seconds."""
+    """Return how many seconds the upload after the ranks' end may take."""
     expected = moves.UPLOAD_MARGIN * (view.record.upload_seconds or 0.0)
     return max(PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds, expected)
 
@@ -107,7 +110,7 @@ def _upload_patience(view: JobView) -> float:
 def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:
     """Ask for the agreed stop. If the ranks cannot agree, kill those that still run.
 
-    The coordinator receives the halt too: it has the newest committed step uploaded.
+    The coordinator receives the halt too, and orders the upload of the newest committed step.
     """
     record, plan = view.record, view.plan
     is_over = is_training_over(view.reports, plan.world_size)
@@ -148,11 +151,11 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
 
 
 def _stop_patience(view: JobView) -> float:
-    """Return how long a stop waits for ranks that make no step before it kills them, seconds.
+    """Return how many seconds a stop waits for ranks that complete no step before it kills them.
 
-    Ranks agree on a stop at their boundaries. Ranks that hang reach none, so that an agreement is impossible.
-    A launch without a new step loses nothing when its ranks are killed, and has no learned limit that tells a hang from
-    a slow start.
+    Ranks agree on a stop at their boundaries, so ranks that hang cannot agree. The limit is short for a launch without
+    a new step: killing its ranks loses no step, and no learned limit exists that would distinguish a hang from a slow
+    start.
     """
     timeouts = view.policy.timeouts
     loses_nothing = not accounting.is_stepping(view.record)
@@ -161,11 +164,10 @@ def _stop_patience(view: JobView) -> float:
 
 
 def pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Ask for the agreed stop in each pass.
+    """Request the agreed stop in each pass, until the job is paused.
 
-    A pause that fails is a fault: training continues, and the pause is postponed.
-
-    Ranks that announced a long step are waited for. They agree at the end of that step.
+    A failed pause counts as a fault: training continues, and the pause is postponed. If ranks announced a long step,
+    the pause waits, because ranks agree at the end of a step.
     """
     record = view.record
     if has_agreed_stop(view):
@@ -178,7 +180,7 @@ def pause(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def ask_to_stop(view: JobView) -> tuple[SendStop, ...]:
-    """Return the request for the agreed stop, to the coordinator, while its ranks run."""
+    """Return the message that requests the agreed stop from the coordinator, while its ranks run."""
     plan = view.plan
     if not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
         return ()
@@ -188,7 +190,7 @@ def ask_to_stop(view: JobView) -> tuple[SendStop, ...]:
 def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
     """Release the nodes of a stopped job once its last step is in S3.
 
-    Other uploads get the same time limit as the checkpoint.
+    The pause waits for other uploads too, with the same time limit.
     """
     record = view.record
     durable, patience = durable_step(view), _upload_patience(view)
@@ -199,7 +201,8 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
         and (is_late or all(has_finished(view, node.node_id) for node in view.plan.nodes))
     ):
         incident = record.incident
-        if incident is not None and incident.state is not IncidentState.CLOSED:  # the resumed job redoes the lost steps
+        # the resumed job repeats the lost steps
+        if incident is not None and incident.state is not IncidentState.CLOSED:
             incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
         free = with_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None, incident=incident)
         resumes = "resumes by itself" if record.pause_requested_at is None else "ResumeTrainingJob lets it go on"

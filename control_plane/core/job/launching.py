@@ -22,7 +22,7 @@ def load_and_start(view: JobView) -> Decision:
     is_loading = record.state is JobState.LOADING
     if (
         view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP)
-    ):  # a newer step would be lost: the job stops once it trains
+    ):  # stopping now would lose a newer step, so the job first resumes training and then stops
         return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
     if (fault := faults.permanent(view.reports)) is not None:
         return end_job(view, JobEvent.GAVE_UP, fault.message)

@@ -1,4 +1,4 @@
-"""RUNNING: a job leaves a node at a step that all ranks agree on, and goes on with another node."""
+"""RUNNING: a job gives up a node at a step that all ranks agree on, and continues on another node."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from everstep.protocol.ids import NodeId
 
 
 def leave(view: JobView) -> Decision | None:
-    """Leave members in three passes.
+    """Give up members in three steps, each in its own passes.
 
-    The passes agree on a stop, store the last step if there is time, and start a new generation.
+    - Agree on a stop.
+    - Store the last step in S3, if the remaining time suffices.
+    - Start a new generation without the members.
 
-    The stop is stored in one pass and sent in the next. Without a stored reason, ranks that stopped would look like a
+    One pass stores the stop, and the next pass sends it. Without a stored reason, stopped ranks would look like a
     completed job.
 
     The result is None while the job continues to train. The caller passes only views of running jobs.
@@ -47,7 +49,7 @@ def leave(view: JobView) -> Decision | None:
         if moves.is_stuck(leaving, last_movement_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
             unasked = tuple(
                 replace(move, asked_at=None) for move in record.moves
-            )  # no step advances, so no agreed stop can spare one
+            )  # steps do not advance, so an agreed stop would save none
             return start_new_generation(
                 with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None
             )
@@ -59,7 +61,7 @@ def leave(view: JobView) -> Decision | None:
     if record.incident is None or record.incident.state is not IncidentState.REPLACING:
         view, closed = with_incident(view, found, reached)
     incident = view.record.incident
-    assert incident is not None  # with_incident opened it
+    assert incident is not None  # `with_incident` has opened an incident
     is_awaited, words = _awaits_upload(view, leaving, incident.opened_at)
     decision = f"stop at an agreed step and move the ranks of {names} to other nodes; {words}"
     view = with_record(view, incident=replace(incident, reached_step=reached, decision=decision))
@@ -71,7 +73,7 @@ def leave(view: JobView) -> Decision | None:
 
 
 def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
-    """Store that the job leaves members at an agreed stop. The next pass sends the request."""
+    """Store the request for an agreed stop, at which the job gives up members. The next pass sends it."""
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     left = {move.node_id for move in leaving}
     known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)
@@ -84,7 +86,7 @@ def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[Nod
 
 
 def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: float) -> tuple[bool, str]:
-    """Return whether the last committed step must still reach S3 before the job leaves its members, and why."""
+    """Return whether the last committed step must be in S3 before the job gives up its members, and why."""
     record, timeouts = view.record, view.policy.timeouts
     newest = durable_step(view)
     if record.committed <= 0:
@@ -105,7 +107,7 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
 
 
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
-    """Add to the histories of members that stay but were out of view of a member that leaves."""
+    """Add entries to the histories of remaining members that were out of view of a departing member."""
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:
         return view

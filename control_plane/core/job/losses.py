@@ -1,4 +1,4 @@
-"""Nodes that a job loses or leaves: exclusions, the incident's faults, and the histories of nodes."""
+"""Nodes that a job loses or gives up: exclusions, the incident's faults, and the histories of nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
-    """Return the exclusions plus one per verdict. A node that the fleet has already taken away needs none."""
+    """Return the exclusions plus one per verdict.
+
+    A node that the fleet has already removed from the job needs no exclusion.
+    """
     added = [
         Exclusion(
             node_id=verdict.node_id,
@@ -36,7 +39,7 @@ def _is_excluded(record: JobRecord, node_id: NodeId) -> bool:
 
 
 def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
-    """Return the fault of a lost node. A newcomer that never took part in a plan causes no fault."""
+    """Return the fault of a lost node, or no fault if the node never took part in a plan."""
     if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
         return ()
     at = faults.lost_at(verdict, view.nodes, view.now)
@@ -62,7 +65,10 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
 
 
 def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentRecord:
-    """Return the incident with the shards that lost every holder. A loss that only a drill caused stays a drill."""
+    """Return the incident with evidence about the shards that lost every holder.
+
+    If only a drill caused the loss, the incident keeps the cause DRILL.
+    """
     lost = faults.group_loss(plan, incident.instance_ids, incident.failed_at)
     return incidents.with_faults(
         incident, tuple(replace(fault, cause=Cause.DRILL) if incident.cause is Cause.DRILL else fault for fault in lost)
@@ -72,7 +78,7 @@ def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentR
 def with_implications(view: JobView, found: tuple[Fault, ...], incident: IncidentRecord) -> JobView:
     """Add the faults to the histories of their nodes.
 
-    A node whose history now makes it a lemon leaves the job in the same recovery.
+    If the history now makes a node a lemon, the job gives up this node in the same recovery.
     """
     lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
     view = replace(view, implications=(*view.implications, *lines))
@@ -102,8 +108,8 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
 def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
     """Return faults that members report about themselves while another fault ends the generation.
 
-    Such a fault may be the cause. Its node may still be needed as a holder, so the node is excluded only when the job
-    leaves it.
+    Such a fault may be the cause. The job may still need its node as a holder. The node is therefore excluded only when
+    the job gives it up.
     """
     known = {fault.node_id for fault in found}
     return tuple(
@@ -117,9 +123,9 @@ def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ..
 
 
 def with_departures(view: JobView) -> JobView:
-    """Record which members the job should leave.
+    """Record which members the job should give up.
 
-    A borrowed node that is itself useless leaves at once: it runs no rank.
+    An additional node that is unusable is released immediately, because it runs no rank.
     """
     record = view.record
     found = moves.wanted(

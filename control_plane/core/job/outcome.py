@@ -1,6 +1,6 @@
-"""How a phase ends its pass: the job stays in its state, moves to another one, or ends.
+"""The result of a pass: the job keeps its state, changes to another state, or ends.
 
-Each function returns a `Decision` that carries the record, the actions and the events of the pass.
+Each function returns a `Decision` with the record, the actions and the events of the pass.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.states import JOB_TRANSITIONS, IncidentEvent, IncidentState, JobEvent, JobState, advance
 
 PROGRESS_SECONDS = 1.0
-"""Interval at which progress alone is stored."""
+"""Seconds between two writes of a record in which only progress has changed."""
 WATCH_SECONDS = 1.0
-"""Interval of passes over a running job that no report wakes."""
+"""Seconds between two passes over a running job if no report wakes the loop."""
 LAUNCH_SECONDS = 0.5
-"""Interval of passes over a job that launches, leaves a node or stops."""
+"""Seconds between two passes over a job that launches, gives up a node or stops."""
 
 
 def stay(
@@ -64,14 +64,15 @@ def end_job(view: JobView, event: JobEvent, reason: str) -> Decision:
 
 
 def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
-    """Return the decision with more actions behind its own."""
+    """Return the decision with further actions at the end of its list."""
     return replace(decision, actions=(*decision.actions, *more))
 
 
 def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
-    """Return the decision with the stored record if only figures changed, and those a short time ago.
+    """Return the decision, without a change of the record that need not be stored now.
 
-    Progress alone is stored once per `PROGRESS_SECONDS`. A closed incident leaves the record.
+    If only progress has changed, the record is written once per `PROGRESS_SECONDS`. A closed incident is removed from
+    the record.
     """
     record = decision.record
     if record.incident is not None and record.incident.state is IncidentState.CLOSED:

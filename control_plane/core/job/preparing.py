@@ -1,4 +1,4 @@
-"""PREPARING: every member promises to obey no older generation, then the plan of the next generation is stored."""
+"""PREPARING: every member promises to obey no older generation, then the plan is stored."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from everstep.protocol.ids import FIRST_STEP, Generation
 
 
 def prepare(view: JobView) -> Decision:
-    """Ask every member for its promise, decide who takes part, then store the plan of the next generation.
+    """Ask every member for its promise, select the members, then store the plan of the next generation.
 
-    Each rule that excludes or keeps a member is a function of `roster`; the order below matters.
+    Each rule that excludes or keeps a member is a function of `roster`. The order of the rules matters.
     """
     if (stopped := _stop_without_ranks(view)) is not None:
         return stopped
@@ -79,8 +79,8 @@ def prepare(view: JobView) -> Decision:
 def _stop_without_ranks(view: JobView) -> Decision | None:
     """End a job that should stop and runs no rank, if that costs no committed step or `blind_wait` is over.
 
-    Memory is freed with the nodes. Otherwise the job trains once more, stops at an agreed step, and stores that step in
-    S3.
+    Releasing the nodes frees their memory. If that would lose a committed step, the job first resumes training, stops
+    at an agreed step, and stores that step in S3.
     """
     record = view.record
     if not view.wants_stop:
@@ -99,8 +99,8 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
 
     The release must cost no committed step, unless `blind_wait` is over.
 
-    Memory is freed with the nodes, and no rank can agree on a stop. With the missing node the job would train, then
-    pause without a loss.
+    Releasing the nodes frees their memory, and no rank runs that could agree on a stop. Once the missing node arrives,
+    the job can train, then pause without a loss.
     """
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
@@ -143,7 +143,7 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     if incident is not None:
         before = [node.node_id for node in view.seen.plan.nodes] if view.seen.plan is not None else []
         launched = [node.node_id for node in plan.nodes]
-        # A second failure can lose the first replacement. The replacement is then one of the lost nodes.
+        # A second failure can lose the replacement of the first one. The incident then lists it as a lost node.
         named = dict.fromkeys(
             [*incident.replacement_instance_ids, *(node_id for node_id in launched if node_id not in before)]
         )

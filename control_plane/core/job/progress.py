@@ -1,4 +1,4 @@
-"""What the members' reports say about progress, and what that means for an open incident."""
+"""Progress from the members' reports, and its effect on an open incident."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.protocol.ids import Step
 
 
 def with_progress(view: JobView) -> JobView:
-    """Record the progress that the members report, and what it means for the open incident."""
+    """Record the progress that the members report, and advance the open incident accordingly."""
     record, plan = view.record, view.plan
     boundary = max(record.boundary, faults.reached(view.reports))
     coordinator = view.reports.get(plan.coordinator)
@@ -75,7 +75,10 @@ def with_progress(view: JobView) -> JobView:
 
 
 def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
-    """Add a failure that stayed behind with its node to the node's history. Lack of memory is no hardware fault."""
+    """Add a failure to its node's history, once training on another node has passed it.
+
+    A lack of memory is not added, because it is no fault of the hardware.
+    """
     lines = tuple(
         Implication(
             node_id=trial.node_id,
@@ -93,7 +96,7 @@ def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
 
 
 def _trains_again(view: JobView) -> bool:
-    """Return whether every rank has reached the base step and one rank has finished a step of its own."""
+    """Return whether every rank has reached the base step and at least one rank has completed a new step."""
     base = view.plan.base_step
     return passed_by_all(view) >= base and any(
         rank.boundary > base for report in view.reports.values() for rank in report.ranks

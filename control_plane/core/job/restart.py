@@ -26,7 +26,7 @@ from everstep.protocol.ids import Generation, Step
 def start_new_generation(
     view: JobView, found: tuple[Fault, ...], failure: FailureRecord | None, *, decision: str = ""
 ) -> Decision:
-    """End the generation: number the next one, open or extend the incident, and halt the ranks that still run.
+    """End the generation: number the next one, open or extend the incident, and halt running ranks.
 
     Args:
         view: view of a job that has been launched.
@@ -51,7 +51,7 @@ def start_new_generation(
         view, view.record, (*gone, *(verdict for verdict in leaving if verdict.node_id not in done))
     )
     incident = view.record.incident
-    assert incident is not None  # with_incident opened it
+    assert incident is not None  # `with_incident` has opened an incident
     view = with_implications(with_record(view, exclusions=exclusions), found, incident)
     record = view.record
     failed = faults.failed_sources(plan, view.reports, view.nodes, record.doubted)
@@ -96,7 +96,7 @@ def start_new_generation(
 def with_incident(
     view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: str = ""
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
-    """Return the view with the incident that the faults belong to, and the incident that they close, if any.
+    """Return the view with the incident of these faults, and the incident that they close, if any.
 
     A new incident starts with the node time that was charged before its failure.
     """
@@ -113,10 +113,10 @@ def with_incident(
 def _incident_of(
     view: JobView, found: tuple[Fault, ...], reached: Step
 ) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
-    """Return the incident that the faults close, if any, and the incident that they belong to.
+    """Return the incident that the faults close, if any, and the incident to which they belong.
 
-    A failure before training has resumed belongs to the same recovery. A later failure opens an incident of its own and
-    closes the open one, whose rework ends there.
+    A failure before training has resumed belongs to the same recovery. A later failure closes the open incident, whose
+    rework ends there, and opens another one.
     """
     before = view.record.incident
     if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):
@@ -142,6 +142,7 @@ def _incident_of(
     )
     if before is None:
         return (), opened
-    if before.state is IncidentState.CLOSED:  # this pass saw the catch-up before the next failure
+    # training caught up before the next failure, and this pass is the first to see it
+    if before.state is IncidentState.CLOSED:
         return (before,), opened
     return (incidents.moved(before, IncidentEvent.JOB_ENDED, max(opened.failed_at, before.restored_at or 0.0)),), opened

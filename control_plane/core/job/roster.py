@@ -1,4 +1,4 @@
-"""PREPARING: which members take part in the next generation, and which ones the job goes on without.
+"""PREPARING: which members take part in the next generation, and which ones the job gives up.
 
 Each function applies one rule and returns the changed view. `core.job.preparing.prepare` calls them in order.
 """
@@ -22,15 +22,15 @@ from control_plane.core.states import IncidentState
 from everstep.protocol.ids import NodeId
 
 NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED)
-"""Causes of incidents in which the job lost a node's memory."""
+"""Causes of incidents in which the job lost the memory of a node."""
 
 
 def with_late_reports(view: JobView) -> JobView:
     """Update the incident with late reports of the ended generation: an earlier exit, a higher boundary.
 
-    A control plane that was away can learn of a lost node before it learns when the node's ranks failed: the other
-    ranks failed because that node was lost. A rank can also pass a boundary between its last report and its end; the
-    node reports it when it promises.
+    After an absence, a control plane can detect a lost node before it receives the reports of ranks that failed as a
+    consequence. These reports contain the earlier time of the failure. A rank can also pass a boundary between its last
+    report and its end. Its node reports this boundary with the promise.
     """
     before = view.record.incident
     if before is None or before.state is not IncidentState.REPLACING:
@@ -71,9 +71,9 @@ def with_late_reports(view: JobView) -> JobView:
 def _with_struck_rank(
     view: JobView, incident: IncidentRecord, told: tuple[Fault, ...]
 ) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
-    """Attribute earlier exits to a drill once the rank that the drill killed has reported its own exit.
+    """Attribute earlier exits to a drill once the killed rank's own exit is reported.
 
-    It returns its three arguments unchanged if no drill explains the exits.
+    The function returns its three arguments unchanged if no drill explains the exits.
     """
     drill = view.seen.drill
     if drill is None or incident.cause is not Cause.RANK_EXIT or not drills.has_struck_rank_ended(drill, view.reports):
@@ -93,10 +93,10 @@ def _with_struck_rank(
 
 
 def with_promise_deadlines(view: JobView) -> JobView:
-    """Record when each member began to owe the promise; its deadline starts there.
+    """Record when each member was first asked for the promise. Its deadline starts at that time.
 
-    A member that has promised owes nothing. If its promise is lost, with the agent or with this control plane, the
-    deadline starts again.
+    A member that has promised has no deadline. If the agent or this control plane loses the promise, the deadline
+    starts again.
     """
     roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
     before = dict(view.record.asked)
@@ -108,9 +108,8 @@ def with_promise_deadlines(view: JobView) -> JobView:
 def with_faulty(view: JobView) -> JobView:
     """Record members that report a fault of their own during a recovery.
 
-    The job leaves them if that costs no committed step.
-
-    A member that had to stay in this recovery, and whose fault then stopped the next launch, counts as lost.
+    The job gives up such a member if no committed step is lost with it. If the job had to keep the member and its fault
+    then stopped the next launch, the member counts as lost.
     """
     record, verdicts = view.record, dict(view.verdicts)
     tried = record.incident.kept_instance_ids if record.incident is not None else ()
@@ -140,7 +139,7 @@ def without_lost(view: JobView) -> JobView:
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
     }
     stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
-    spared = given_back | stopped  # these nodes work: the job leaves them only if that costs no step
+    spared = given_back | stopped  # these nodes work: the job gives them up only if no step is lost
     gone = [
         view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared
     ]
@@ -151,9 +150,10 @@ def without_lost(view: JobView) -> JobView:
 
 
 def without_unreachable(view: JobView) -> JobView:
-    """Exclude members that have not promised, once that costs no committed step or `blind_wait` is over.
+    """Exclude members that have not promised, once that loses no committed step or `blind_wait` is over.
 
-    A member that answers may just have returned. It gets `T_max` more, because it can hold what no other node holds.
+    A connected member may have returned only now. It has `T_max` more time, because it may hold the only copy of a
+    shard.
     """
     record, timeouts = view.record, view.policy.timeouts
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
@@ -194,9 +194,9 @@ def without_unreachable(view: JobView) -> JobView:
 
 
 def without_departing(view: JobView) -> JobView:
-    """Exclude the members that the job should leave, as far as that costs no committed step.
+    """Exclude the members that the job should give up, as far as no committed step is lost.
 
-    A member that alone holds a needed shard stays for now.
+    The job keeps a member that alone holds a needed shard.
     """
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
@@ -209,25 +209,25 @@ def without_departing(view: JobView) -> JobView:
     )
     announced = [
         move for move in left if move.is_announced and move.asked_at is not None
-    ]  # its time is over, or its successor is ready
+    ]  # AWS's time limit is over, or the replacement is ready
     goes = [
         *announced,
         *(move for move in left if move.is_faulty and move.asked_at is None),
-    ]  # their fault ended ranks, and would end them again
+    ]  # the fault of these nodes ended ranks, and would end them again
     due = [*goes, *(move for move in left if move not in goes)][
         : max(len(goes), len(lent) + view.seen.spare_count)
-    ]  # a working member without a replacement stays
+    ]  # the job keeps a working member without a replacement
     if not due:
         return view
     leaving = {move.node_id for move in due}
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
     if any(node_id not in leaving for node_id in (*roll.late, *roll.unreachable)):
-        return view  # the other members have not reported what they hold
+        return view  # the other members have not reported their inventories
     floor = step_to_keep(view, roll)
     without, kept = record, set[NodeId]()
     verdicts: list[Verdict] = []
     events: list[EventDraft] = []
-    for move in due:  # one by one: of two members with the same shard, one may leave
+    for move in due:  # one by one: of two members with the same shard, the job may give up only one
         verdict = moves.verdict(move)
         fewer = replace(without, exclusions=exclusions_with(view, without, (verdict,)))
         base = restorable_step(view, fewer, launch.call_roll(view.spec, view.seen, fewer, view.policy))

@@ -1,4 +1,4 @@
-"""What the circuit breakers say about repeated failures: retry, change one thing, or give the job up."""
+"""The response to repeated failures: retry, change the node or the state, or give the job up."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from everstep.protocol.ids import FIRST_STEP
 
 
 def with_ruling(view: JobView) -> tuple[JobView, str]:
-    """Ask the circuit breakers once all members have promised, and apply the one change that they order.
+    """Apply the ruling of the breakers (`core.breakers`) once all members have promised.
 
-    The second value says why the job is given up; it is empty if the job continues. The breakers judge only a
-    generation that failed, not one that was ended for another reason.
+    The second value is the reason why the job is given up. It is empty if the job continues. The breakers rule only on
+    generations that ended by a failure of the job.
     """
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
@@ -40,7 +40,7 @@ def with_ruling(view: JobView) -> tuple[JobView, str]:
         case Course.GIVE_UP:
             return view, ruling.why
         case Course.OTHER_NODE:
-            assert last.node_id is not None  # this course needs a node to leave
+            assert last.node_id is not None  # OTHER_NODE applies only if the failure names a node
             words = f"{last.node_id} is left once, to tell a bad node from a bad script: {ruling.why}".partition("\n")[
                 0
             ]

@@ -1,4 +1,7 @@
-"""Which step a job can restore, from which members and from S3: `core.recovery` asked about a `JobView`."""
+"""The steps that a job can restore from its members' memory and from S3.
+
+The functions call `core.recovery` with the data of a `JobView`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 
 def restorable_step(view: JobView, record: JobRecord, roll: launch.Roll) -> Step:
-    """Return the newest step that every rank can restore, from members that have promised and from S3."""
+    """Return the newest step that every rank can restore, from promised members or from S3."""
     return recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
 
 
@@ -24,7 +27,7 @@ def restorable_step_without(view: JobView, node_id: NodeId | None) -> Step:
 
 
 def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
-    """Return the step that S3 alone can restore, and how many committed steps the job would lose with it."""
+    """Return the step that S3 alone can restore, and how many committed steps that restore would lose."""
     left = restorable_step(view, view.record, replace(roll, promised={}))
     return left, max(Step(step_to_keep(view, roll) - left), FIRST_STEP)
 

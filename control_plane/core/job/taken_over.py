@@ -1,4 +1,4 @@
-"""A job that a person has taken over: Everstep observes it and sends nothing but halts of ended generations."""
+"""A job that a person has taken over: Everstep observes the job and only halts ended generations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.protocol.agent_messages import MemberPhase
 
 
 def observe_only(view: JobView) -> Decision:
-    """Record progress and write manifests, and send nothing but halts of ended generations.
+    """Record progress and write manifests. Send no message except halts of ended generations.
 
     Fencing needs these halts even while a person controls the job. The reason names the event that Everstep would act
     on. A stop that a user requested waits until the person hands the job back.

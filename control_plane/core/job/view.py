@@ -1,4 +1,4 @@
-"""One pass over a job as its phases see it: the input, and what follows from the input directly.
+"""The input of one pass over a job, with values derived from it.
 
 Invariant: pure. A phase receives a `JobView`, changes its `record` with `with_record`, and returns an outcome
 (`core.job.outcome`).
@@ -31,12 +31,15 @@ from everstep.protocol.ids import NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
 GAP_LEASES = 4
-"""Leases between two passes that prove an absence: no control plane watched the job in between."""
+"""Time between two passes, in leases, that proves an absence.
+
+A longer time means that no control plane watched the job in between.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One pass over a job: its input, and what follows from the input directly."""
+    """The input of one pass over a job, with values derived from it."""
 
     now: float
     spec: JobSpec
@@ -49,7 +52,7 @@ class JobView:
     verdicts: Mapping[NodeId, Verdict]
     """One verdict per member of the newest plan and per assigned node."""
     implications: tuple[Implication, ...] = ()
-    """Lines that this pass adds to the histories of nodes."""
+    """Entries that this pass adds to the histories of nodes."""
     events: tuple[EventDraft, ...] = ()
     """Events of this pass, besides a change of state."""
 
@@ -85,8 +88,8 @@ class JobView:
 def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
     """Return the view of a pass.
 
-    It has the reports of the present generation, a verdict on every node, and the record without the exclusions that
-    the fleet has carried out.
+    The view contains the reports of the present generation and a verdict on every node. Its record omits exclusions of
+    nodes that the fleet has already removed from the job.
     """
     planned = (
         [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
@@ -108,7 +111,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
-    is_over = is_training_over(reports, spec.world_size)  # a missing step is no evidence against a node then
+    is_over = is_training_over(reports, spec.world_size)  # then a missing step is no evidence against a node
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {
         node_id: judge(
@@ -145,12 +148,15 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
 
 
 def gap_seconds(policy: Policy) -> float:
-    """Return the longest time between two passes of a working control plane, seconds."""
+    """Return the longest time between two passes of a working control plane, in seconds."""
     return GAP_LEASES * policy.timeouts.lease_seconds
 
 
 def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
-    """Return a node without the history lines of the open incident: its present remedy has not failed yet."""
+    """Return a node without the history entries of the open incident.
+
+    These entries must not make the remedy more severe, because the present remedy has not failed yet.
+    """
     if all(line.incident_id != incident_id for line in node.history):
         return node
     return replace(node, history=tuple(line for line in node.history if line.incident_id != incident_id))
@@ -206,7 +212,10 @@ def has_agreed_stop(view: JobView) -> bool:
 
 
 def is_training_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
-    """Return whether no rank will train any more, by agreement or not. Scripts may still write their results."""
+    """Return whether all ranks have finished training, with or without an agreed stop.
+
+    Scripts may still write their results.
+    """
     return any(report.round is not None and report.round.finished for report in reports.values()) or have_all_succeeded(
         reports, world_size
     )
@@ -224,7 +233,10 @@ def rank_exits(reports: Mapping[NodeId, MemberReport]) -> list[RankExit]:
 
 
 def passed_by_all(view: JobView) -> Step:
-    """Return the newest boundary that every rank has passed; `NO_STEP` while a rank is missing from the reports."""
+    """Return the newest boundary that every rank has passed.
+
+    Return `NO_STEP` while the reports lack a rank.
+    """
     boundaries = [rank.boundary for report in view.reports.values() for rank in report.ranks]
     return min(boundaries) if len(boundaries) == view.plan.world_size else NO_STEP
 
@@ -250,7 +262,7 @@ def durable_step(view: JobView) -> Step:
 
 
 def durable_words(view: JobView) -> str:
-    """Return a clause about the newest checkpoint, for a reason."""
+    """Return a clause for the job's reason about the newest checkpoint."""
     newest = durable_step(view)
     return f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
 
@@ -261,7 +273,7 @@ def watched_seconds(view: JobView, since: float) -> float:
 
 
 def last_movement_at(view: JobView) -> float:
-    """Return when training last made progress, Unix seconds.
+    """Return when training last made progress, in Unix seconds.
 
     Returns now while the control plane cannot see progress: the fleet is blind, or a member has not reported.
     """
@@ -272,7 +284,10 @@ def last_movement_at(view: JobView) -> float:
 
 
 def last_progress_at(view: JobView) -> float:
-    """Return when the stored progress last changed, Unix seconds: now, if this pass changes it."""
+    """Return when the stored progress last changed, in Unix seconds.
+
+    The result is the present time if this pass changes the progress.
+    """
     record, before = view.record, view.seen.record
     has_moved = (record.boundary, record.committed, record.proposed) != (
         before.boundary,
@@ -283,6 +298,6 @@ def last_progress_at(view: JobView) -> float:
 
 
 def waiting_words(view: JobView, missing: int) -> str:
-    """Return a clause about missing nodes and why the fleet has none, for a reason."""
+    """Return a clause for the job's reason: the missing nodes, and why the fleet lacks them."""
     words = f"waits for {missing} node{'s' if missing != 1 else ''}"
     return f"{words}: {view.seen.waiting_words}" if view.seen.waiting_words else words

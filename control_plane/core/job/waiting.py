@@ -1,7 +1,7 @@
 """QUEUED and ALLOCATING: a job waits for its turn, then for all of its nodes.
 
-A job gets its nodes all at once. A job whose nodes do not come steps aside, or tries the next fleet that its user
-named.
+A job receives all of its nodes together. If the nodes do not arrive, the job stands aside, or tries the next fleet of
+its user's list.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def wait_for_nodes(view: JobView) -> Decision:
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
             return stay(view, _queue_words(view))
-        if view.seen.assigned:  # the fleet assigns a whole gang at once; nodes of the last gang go back first
+        # the fleet assigns a complete gang together, after it has removed nodes of the previous gang
+        if view.seen.assigned:
             return stay(view, "its turn has come; its former nodes go back to the fleet first")
         return change_state(view, JobEvent.ADMITTED, waiting_words(view, spec.node_count))
     if view.seen.gives_way_to:
@@ -52,7 +53,7 @@ def wait_for_nodes(view: JobView) -> Decision:
 
 
 def _stand_aside(view: JobView, missing: int) -> Decision:
-    """Return the nodes of an incomplete gang to the fleet, and stay out of the queue for a while."""
+    """Release the nodes of an incomplete gang, and keep the job out of the queue for a while."""
     attempts = view.record.gang_attempts + 1
     not_before = view.now + queue.stand_aside_seconds(attempts)
     aside = with_record(view, gang_attempts=attempts, not_before=not_before)
@@ -61,7 +62,7 @@ def _stand_aside(view: JobView, missing: int) -> Decision:
 
 
 def _next_fleet(view: JobView) -> FleetName | None:
-    """Return the next fleet of the user's list, in a ring; None once the job has run or holds a node."""
+    """Return the next fleet of the user's list, cyclically. None once the job has run or holds a node."""
     ring = view.spec.fleets
     if view.record.issued_generation or view.seen.assigned or view.spec.fleet not in ring:
         return None
@@ -70,9 +71,9 @@ def _next_fleet(view: JobView) -> FleetName | None:
 
 
 def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
-    """Wait in another fleet.
+    """Move the job to the queue of another fleet.
 
-    After each whole round the job waits longer, so that it does not circle through full fleets.
+    After each full round over the list, the job waits longer, so that it does not cycle quickly through full fleets.
     """
     ring = view.spec.fleets
     record, pause = view.record, ""

@@ -19,7 +19,7 @@ from everstep.protocol.agent_messages import MemberPhase
 
 
 def watch(view: JobView) -> Decision:
-    """Check a running job, most certain evidence first; act on the first finding.
+    """Check a running job, the most certain evidence first. Act on the first finding.
 
     The order is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in progress,
     departures, a new pause. Whatever the result, manifests of complete checkpoints are written.
@@ -100,7 +100,7 @@ def watch(view: JobView) -> Decision:
 
 
 def _awaits_first_step(view: JobView) -> str:
-    """Return what a launch without a new step waits for, and on which nodes."""
+    """Return the phase of a launch without a new step, and the nodes in this phase, as a clause."""
     return launch.starting(view.plan, view.reports) or f"waits for the first step after step {view.plan.base_step}"
 
 
@@ -120,7 +120,7 @@ def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
 
 
 def _watch_clocks(view: JobView) -> hangs.Watched:
-    """Return what the hang rules say about this pass. They need reports of all members."""
+    """Apply the hang rules (`core.hangs`) to this pass. They need reports of all members."""
     is_heard = all(
         node.node_id in view.reports
         and view.nodes[node.node_id].is_connected
@@ -133,6 +133,9 @@ def _watch_clocks(view: JobView) -> hangs.Watched:
 
 
 def _unclear_words(view: JobView, unclear: list[str]) -> list[str]:
-    """Name silent nodes without a running clock: a stored reason should change only when the situation changes."""
+    """Return a clause that names silent nodes.
+
+    The clause contains no elapsed time, so that the stored reason changes only with the situation.
+    """
     silent = [node.node_id for node in view.nodes.values() if is_silent(node, view.policy.timeouts)]
     return [f"{', '.join(sorted(silent))} silent"] if silent else unclear

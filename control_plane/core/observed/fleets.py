@@ -23,29 +23,29 @@ class FleetSpec:
     min_node_count: int
     spare_count: int
     spare_probability: float | None = None
-    """The wanted probability that a failure finds a free spare. It replaces `spare_count`."""
+    """The wanted probability that a failure finds a free spare. If set, `spare_count` does not apply."""
     is_deleting: bool = False
-    """A user requested the deletion.
+    """Whether a user requested the deletion.
 
     The fleet terminates all nodes, then the control plane deletes the fleet.
     """
     is_blindness_lifted: bool = False
-    """A person confirmed that the silent nodes are lost.
+    """Whether a person confirmed that the silent nodes are lost.
 
     A mostly silent fleet is then not frozen, until most agents report again.
     """
     holds_failed_instances: bool = False
-    """Keep failed instances running for inspection instead of terminating them.
+    """Whether the fleet keeps failed instances for inspection instead of terminating them.
 
-    A held instance must not take the place of a node that a job needs.
+    An instance is held only if the group still has room for the nodes that jobs need.
     """
     max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
 
 
 Vacancies: TypeAlias = tuple[tuple[float, int], ...]
-"""Empty places of a group, oldest first.
+"""Vacancies of a group, oldest first: instances that the group desires and does not have.
 
-Each pair contains the start in Unix seconds and the number of places.
+Each pair contains the start in Unix seconds and the number of vacancies.
 """
 
 
@@ -56,12 +56,12 @@ class FleetHistory:
     node_seconds: float = 0.0
     """Time that the fleet's nodes have worked for jobs, summed over nodes."""
     lost_node_count: int = 0
-    """Nodes that jobs lost in that time, because they failed or AWS took them."""
+    """Nodes that jobs lost in the time of `node_seconds`, because they failed or AWS reclaimed them."""
     replacement_count: int = 0
     replacement_seconds: float = 0.0
     """Total duration of the `replacement_count` replacements.
 
-    Each lasts from the empty place in the group until the agent connects, with the wait for capacity.
+    Each replacement lasts from the start of the vacancy until the agent connects, including the wait for capacity.
     """
 
 
@@ -99,11 +99,11 @@ class GroupObserved:
     launch_suspension: str | None = None
     """AWS's reason if the group's Launch process is suspended, else None."""
     is_suspension_administrative: bool = False
-    """AWS suspended the launches itself, after failures over a long time."""
+    """Whether AWS suspended the launches by itself, after a long period of failures."""
 
     @property
     def staying(self) -> tuple[NodeId, ...]:
-        """The members that are not leaving the group."""
+        """The members that are not terminating."""
         return tuple(member.node_id for member in self.members if not member.is_leaving)
 
 
@@ -111,7 +111,7 @@ class Hold(StrEnum):
     """Reason for holding a node.
 
     - UNREACHABLE: its agent is silent. The hold ends when the agent reports again and no job uses the node.
-    - DISTRUSTED: its behaviour is evidence against it, but no evidence permits its termination. A person releases it.
+    - DISTRUSTED: it is under suspicion, but no evidence permits its termination. A person releases it.
     - INSPECTION: it failed, and its fleet keeps failed instances. A person releases it.
     - PERSON: a person wants to keep it. A person releases it.
     """
@@ -125,7 +125,7 @@ class Hold(StrEnum):
 class NodeRequest(StrEnum):
     """A person's request for a node.
 
-    If a job uses the node, the job first leaves it at an agreed stop.
+    If a job uses the node, the job first gives it up at an agreed stop.
 
     - DRAIN: the fleet holds the node.
     - REPLACE: the fleet terminates the instance and launches another one.
@@ -157,7 +157,7 @@ class NodeRecord:
     replaced_at: float | None = None
     """When the fleet requested a replacement for the node."""
     release: Literal["", "return", "terminate"] = ""
-    """What a person wants done with a held node: return it to service, or terminate it."""
+    """A person's decision about a held node: return it to service, or terminate it."""
     request: NodeRequest | None = None
     """A person's request that is not fulfilled yet."""
     request_words: str = ""
@@ -184,23 +184,23 @@ class FleetJob:
     quota: int | None = None
     """Nodes of this fleet that all jobs of the project may hold together. None: no limit."""
     is_paused: bool = False
-    """A person paused the job. While it is queued, it waits for no nodes."""
+    """Whether a person paused the job. A paused job in the queue waits for no nodes."""
     is_taken_over: bool = False
-    """A person has taken the job over.
+    """Whether a person manages the job instead of Everstep.
 
-    The fleet assigns it no nodes and takes none from it. Only AWS can remove nodes.
+    The fleet neither assigns nodes to the job nor removes nodes from it. Only AWS can remove nodes.
     """
     may_pause: bool = False
-    """The job is preemptible, trains without a fault, and has shown that its snapshots work."""
+    """Whether the job is preemptible, trains without a fault, and has committed a snapshot in this launch."""
     not_before: float | None = None
     no_pause_before: float | None = None
     moves: tuple[Departure, ...] = ()
-    """Nodes that the job is to leave.
+    """Nodes that the job should give up.
 
-    While it trains, the fleet assigns it one more node for each.
+    While the job trains, the fleet assigns it one additional node for each of these nodes.
     """
     avoided: tuple[NodeId, ...] = ()
-    """Nodes that the job was moved away from. The fleet prefers other nodes for it."""
+    """Nodes that the job has given up. The fleet prefers other nodes for this job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,11 +214,11 @@ class FleetObserved:
     """All jobs of the fleet that have not ended."""
     history: FleetHistory = FleetHistory()
     vacancies: Vacancies = ()
-    """The empty places of the group after the previous pass."""
+    """The vacancies of the group after the previous pass."""
     replaced: tuple[float, ...] = ()
     """Times of replacements that Everstep itself decided, over at least the last hour."""
     failed_join_count: int = 0
-    """Instances in a row that were replaced because they did not join, since the newest that did.
+    """Instances replaced because they did not join, since the newest instance that joined.
 
     All of them have ended.
     """

@@ -21,18 +21,18 @@ class FailureRecord:
     code: int
     at: float
     max_boundary: Step
-    """The highest boundary that any generation had reached by then.
+    """The highest boundary that any generation had reached before this failure.
 
-    It shows later progress.
+    The breakers compare later progress with it.
     """
     last_lines: str = ""
     words: str = ""
-    """How the first rank ended and what to do.
+    """A sentence about the first rank's end, with advice.
 
-    Set if more is known than exit class and code, for example a lack of memory.
+    Empty if only exit class and code are known. Set for example after a lack of memory.
     """
     is_hang: bool = False
-    """The ranks made no progress, and no process had ended."""
+    """Whether the failure was a hang: the ranks made no progress, and no process had ended."""
     node_id: NodeId | None = None
     """The node of the first failure. For a hang: the only stuck node, if it is known."""
     base_step: Step = FIRST_STEP
@@ -58,17 +58,17 @@ class IncidentRecord:
     from_step: Step | None = None
     """The base step from which training resumed."""
     restore_source: str | None = None
-    """local, peer or s3: the farthest source that any rank needed."""
+    """The farthest source that any rank needed: local, peer or s3."""
     instance_ids: tuple[NodeId, ...] = ()
-    """The nodes that the job left, for any cause."""
+    """The nodes that the job gave up or lost, for any cause."""
     faulted_instance_ids: tuple[NodeId, ...] = ()
-    """The nodes where the failure occurred, whether or not the job left them."""
+    """The nodes where the failure occurred, whether or not the job gave them up."""
     lost_node_count: int = 0
-    """How many of the left nodes failed or were taken by AWS."""
+    """How many nodes of `instance_ids` failed or were reclaimed by AWS."""
     kept_instance_ids: tuple[NodeId, ...] = ()
-    """Nodes that report a fault of their own and still took part in a launch.
+    """Nodes that reported a fault of their own but took part in a launch.
 
-    Without them, a committed step would have been lost.
+    The job kept them because a committed step would otherwise have been lost.
     """
     replacement_instance_ids: tuple[NodeId, ...] = ()
     replaced_at: float | None = None
@@ -82,7 +82,7 @@ class IncidentRecord:
     node_microseconds_before: int = 0
     """The job's `node_microseconds` at the failure."""
     idle_node_microseconds: int = 0
-    """Idle time of the job's nodes during the incident.
+    """Idle time of the job's nodes during the incident, in microseconds.
 
-    The decision sets it before storing.
+    Each pass sets it before it stores the incident.
     """

@@ -15,9 +15,9 @@ from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, JobName, No
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
 
 DEFAULT_REPLACEMENTS_PER_HOUR = 20
-"""Limit per fleet for nodes that Everstep removes by its own verdict.
+"""Hourly limit per fleet for nodes that Everstep removes by its own verdict.
 
-Instances that AWS ends do not count, because Everstep did not decide their end.
+Instances that AWS ends do not count.
 """
 
 
@@ -30,7 +30,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """The validated request of the user."""
+    """The specification of a job: the validated request of its user."""
 
     job: JobName
     run: RunId
@@ -103,12 +103,12 @@ class Exclusion:
 class Impairment:
     """A member that continues to train with a problem: a fault of its own, or unresponsive replicas.
 
-    The evidence rules follow it from pass to pass.
+    The evidence rules (`core.evidence`) update it in every pass.
     """
 
     node_id: NodeId
     is_out_of_view: bool
-    """The member's replicas do not answer. If false, its agent reports a fault."""
+    """True if the member's replicas do not answer. False if its agent reports a fault."""
     since: float
     boundary: Step
     stepped_at: float
@@ -117,7 +117,7 @@ class Impairment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """A member that the job is to leave at an agreed stop, so that no step is lost (ADR 0016)."""
+    """A member that the job plans to give up at an agreed stop, so that no step is lost (ADR 0016)."""
 
     node_id: NodeId
     evidence: str
@@ -127,24 +127,21 @@ class Departure:
     asked_at: float | None = None
     """When the job loop decided the stop. From then on, the stop cannot be cancelled."""
     what: str = ""
-    """The name of the fault, if there is one."""
+    """The fault code, or an empty string without a fault."""
     is_kept: bool = False
-    """The job stayed on the node, because leaving would have lost a committed step."""
+    """Whether the job kept the node, because a committed step would have been lost without it."""
     has_left: bool = False
-    """The fleet has taken the node back.
+    """Whether the fleet has removed the node from the job.
 
-    If the fleet assigns it to the job again after a reboot, it is an ordinary node.
+    If the fleet assigns the node to the job again after a reboot, the departure no longer applies.
     """
     is_history: bool = False
-    """Only the node's history is evidence against it, not its present condition.
+    """Whether the node is a lemon: only its history is evidence against it.
 
-    The job leaves the node during the recovery from the failure that completed this history.
+    The job gives up the node during the recovery from the newest failure in this history.
     """
     ends_at: float | None = None
-    """When AWS may have taken the instance, in Unix seconds.
-
-    None if no source names a time.
-    """
+    """When AWS may end the instance, in Unix seconds. None if no source names a time."""
 
     @property
     def is_announced(self) -> bool:
@@ -169,14 +166,14 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The longest times that a job's ranks made no progress before they continued.
+    """The longest times without progress after which a job's ranks continued by themselves.
 
     `core.hangs` derives the limits of each phase from them.
     """
 
     world_size: int = 0
     longest: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The longest time without progress in seconds, by phase."""
+    """The longest such time in seconds, by phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +181,7 @@ class Suspicion:
     """A suspected hang: ranks have made no progress for longer than the first limit."""
 
     since: float
-    """When the first of these ranks stopped."""
+    """When the first of these ranks last made progress."""
     began_at: float
     """When the first limit was exceeded."""
     number: int
@@ -211,7 +208,7 @@ class JobRecord:
     pause_requested_at: float | None = None
     """When a person paused the job. None once a person has resumed it."""
     checkpoint_wanted: Step = NO_STEP
-    """A person wants a checkpoint of this step or a later one."""
+    """A person requested a checkpoint of this step or a later one."""
     taken_over_by: str = ""
     """The person who manages the job instead of Everstep. Empty: Everstep manages it."""
     started_at: float | None = None
@@ -244,25 +241,25 @@ class JobRecord:
     asked: tuple[tuple[NodeId, float], ...] = ()
     """Members that have not yet promised the issued generation.
 
-    Each entry has the time of the first request. Members that have promised are not in it.
+    Each entry has the time of the first request. Members that have promised have no entry.
     """
     failures: tuple[FailureRecord, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     doubted: tuple[RefusedSource, ...] = ()
-    """Memory slots that were unreachable once. A second failure refuses them."""
+    """Memory slots that were unreachable once. After a second failure, plans no longer use them."""
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
-    """The job leaves no node before this time, because the last agreed stop failed."""
+    """The job gives up no node before this time, because the last agreed stop failed."""
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
     """Why the job stops, if no user requested the stop."""
     upload_seconds: float | None = None
-    """How long the slowest shard of the newest checkpoint took to S3.
+    """Upload time of the slowest shard of the newest checkpoint, in seconds.
 
-    None before the first.
+    None before the first checkpoint.
     """
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
     """The ledger: time by `accounting.Bucket`, up to `accounted_until`."""
@@ -273,7 +270,7 @@ class JobRecord:
     node_count: int = 0
     """Nodes that have worked for the job since `accounted_until`."""
     gang_attempts: int = 0
-    """How often the gang stayed incomplete since it was last complete."""
+    """Number of attempts with an incomplete gang since the last complete gang."""
     not_before: float | None = None
     """The job stands aside in the queue until this time."""
     no_pause_before: float | None = None
@@ -309,20 +306,20 @@ class JobObserved:
     """The job's open drill."""
     is_admitted: bool = False
     gives_way_to: str = ""
-    """The job of higher priority that gets this job's nodes, in words.
+    """A description of the job of higher priority that receives this job's nodes.
 
-    Empty if there is none.
+    Empty if no such job exists.
     """
     queue_words: str = "waits in the queue"
-    """The job's place in the queue and the jobs ahead, while it waits."""
+    """A description of the job's position in the queue and the jobs ahead, while the job waits."""
     newest_node_at: float | None = None
     """When the fleet's newest node appeared."""
     spare_count: int = 0
-    """Spares of the fleet that could take over at once."""
+    """Number of the fleet's spares that could replace a node immediately."""
     is_fleet_blind: bool = False
-    """Most of the fleet is silent while AWS reports it running, so silence proves nothing."""
+    """Whether most of the fleet is silent while AWS reports its instances running. Silence then proves nothing."""
     waiting_words: str = ""
-    """AWS's reason for failed launches. Empty if none fails."""
+    """AWS's reason for failed instance launches. Empty if no launch fails."""
     launch_failed_at: float | None = None
     """When the fleet's newest launch failed, or None."""
     open_fleets: frozenset[FleetName] = frozenset()

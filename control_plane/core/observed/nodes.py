@@ -23,17 +23,17 @@ class InstanceCondition(StrEnum):
 
 
 class Remedy(StrEnum):
-    """The action for a node, from the mildest to the most severe.
+    """The action for a faulty or unwanted node, from the mildest to the most severe.
 
     - NONE: the fault is only reported.
     - RESTART: the ranks restart on the same nodes.
-    - RELEASE: the node leaves its job and may work for others.
-    - HOLD: the node leaves its job and waits until its agent reports again.
-    - RETIRE: the node leaves its job and waits for a person, because no evidence permits its termination.
-    - REBOOT: the node leaves its job, and EC2 reboots it.
-    - REPLACE: the node leaves its job and is terminated. Another instance replaces it.
-    - LET_GO: as REPLACE, but AWS takes the instance. The node is healthy, needs no inspection, and its successor was
-    requested at the announcement.
+    - RELEASE: the job gives up the node, which may work for other jobs.
+    - HOLD: the job gives up the node, which waits until its agent reports again.
+    - RETIRE: the job gives up the node, which waits for a person, because no evidence permits its termination.
+    - REBOOT: the job gives up the node, and EC2 reboots it.
+    - REPLACE: the job gives up the node, and the fleet terminates it. Another instance replaces it.
+    - LET_GO: as REPLACE, because AWS announced the end of the instance. The node is healthy and needs no inspection.
+      The fleet requested its replacement at the announcement.
     """
 
     NONE = "none"
@@ -51,10 +51,10 @@ class Cause(StrEnum):
 
     A more severe cause replaces a milder one. The first four causes are no failures:
 
-    - NOTICE: the ranks leave a node because AWS announced the end of its instance.
-    - REQUESTED: a person wants the node for something else.
-    - PAUSE_FAILED: the job was to pause and could not.
-    - DRILL: a person ordered the fault, and all findings follow from it.
+    - NOTICE: the job gives up a node because AWS announced the end of its instance.
+    - REQUESTED: a person requested the node.
+    - PAUSE_FAILED: the job failed to pause.
+    - DRILL: a person ordered the fault, and all other faults are its consequences.
     """
 
     NOTICE = "notice"
@@ -77,9 +77,9 @@ class Cause(StrEnum):
 
     @property
     def takes_nodes(self) -> bool:
-        """Whether a node left for this cause asks for a spare: it failed, or AWS takes it.
+        """Whether a node lost for this cause counts when the fleet computes its number of spares.
 
-        A person's request does not predict further losses.
+        Nodes that failed or that AWS reclaimed count. A person's request does not predict further losses.
         """
         return self.is_failure or self is Cause.NOTICE
 
@@ -96,7 +96,7 @@ class Implication:
     """A cause, or a fault code with its number: `node_unreachable`, `gpu_xid 79`."""
     evidence: str
     is_own_word: bool = False
-    """The node's own live agent reported it. This permits the termination of the instance."""
+    """Whether the node's own live agent reported the fault. Such a report permits the termination of the instance."""
     remedy: Remedy = Remedy.NONE
 
 
@@ -118,9 +118,9 @@ class NodeObserved:
     node_id: NodeId
     instance: InstanceCondition = InstanceCondition.UNKNOWN
     instance_words: str = ""
-    """AWS's own words: `terminated, Client.UserInitiatedShutdown`."""
+    """AWS's description of the instance: `terminated, Client.UserInitiatedShutdown`."""
     complaint: str = ""
-    """A failed check that AWS reports for a running instance. Empty: none.
+    """A failed status check that AWS reports for a running instance. Empty without one.
 
     Checks can fail on healthy instances too.
     """
@@ -135,15 +135,15 @@ class NodeObserved:
     address: str = ""
     peer_port: int = 0
     has_reported: bool = False
-    """The agent that is connected now has sent this control plane a report."""
+    """Whether the connected agent has sent this control plane a report."""
     is_warm: bool = False
-    """Ranks start from a process that has done the imports."""
+    """Whether the node has a process ready that has done the ranks' imports."""
     sources: frozenset[str] = frozenset()
     """SHA-256 of the source archives that the node holds."""
     member: MemberReport | None = None
     """The newest report about a job, of any run.
 
-    None if the node works for none or has not reported.
+    None if the node works for no job or has not reported.
     """
     faults: tuple[NodeFault, ...] = ()
     """Faults of the node itself, from its agent's newest report."""
@@ -152,7 +152,7 @@ class NodeObserved:
     request_words: str = ""
     """A person's pending request for the node, as a sentence.
 
-    The node's job leaves it first.
+    The node's job first gives up the node.
     """
     domain: str | None = None
     """The failure domain, if AWS reports it."""

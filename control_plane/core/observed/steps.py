@@ -19,7 +19,7 @@ class GenerationRecord:
     parent: Generation
     base_step: Step
     was_started: bool
-    """The control plane may have sent Start for it."""
+    """Whether the control plane may have sent Start for this generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,4 +43,4 @@ class RefusedSource:
     origin_generation: Generation
     step: Step
     is_object: bool = False
-    """The source is the object in S3. If false, it is the slots in memory."""
+    """True if the source is the object in S3. False if it is the slots in a node's memory."""
