@@ -82,7 +82,7 @@ class ExitClass(StrEnum):
     - KILLED: a signal from outside the program.
     - CRASHED: a signal that the program caused (SEGV, BUS, ABRT, ILL, FPE).
     - OUT_OF_MEMORY: the kernel killed the rank to free memory, or the rank's last exception reports a lack of memory.
-    `RankExit.memory` holds the evidence.
+      `RankExit.memory` holds the evidence.
     - HALTED: the agent stopped the rank because its generation ended.
     """
 

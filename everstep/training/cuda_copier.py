@@ -521,7 +521,7 @@ class CudaCopier:
                 if is_one:
                     passed += to.numel()
                 elif is_out:
-                    # less than `copied`, which includes the zeros between tensors
+                    # bytes of sources, without the zeros between tensors that `copied` includes
                     passed += sum(target.nbytes for target in run.targets)
                 if is_marked and passed >= apart:
                     mark, passed = next(free), 0

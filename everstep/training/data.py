@@ -409,7 +409,7 @@ class Walk:
 
     def _draw(self) -> object:
         if self._items is None:
-            self._items = iter(self._source)  # `iter` may draw
+            self._items = iter(self._source)  # `iter` may draw random numbers
         return next(self._items, _END)
 
 

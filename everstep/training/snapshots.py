@@ -344,7 +344,7 @@ class Snapshotter:
         if self._plan is None:
             try:
                 self._request(self._state.observe())
-            except Exception as error:  # the script's objects run their own code
+            except Exception as error:  # code of the script's objects may raise any error
                 self._note(_reason(error))
             return
         answer = self._link.slots
@@ -615,7 +615,7 @@ class Snapshotter:
             observed = self._state.observe()
             if CapturePlan.make(observed.tensors).index_offset < refused.index_offset:
                 self._request(observed)
-        except Exception as error:  # the script's objects run their own code
+        except Exception as error:  # code of the script's objects may raise any error
             self._note(_reason(error))
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:

@@ -343,7 +343,7 @@ def replay_powers(optimizer: Any) -> None:
     Source: `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
     """
     beta1, beta2 = optimizer.param_groups[0]["betas"]
-    weights = [torch.zeros(1) for _ in range(4)]  # throw-away weight, gradient and moments
+    weights = [torch.zeros(1) for _ in range(4)]  # temporary weight, gradient and moments
     for step in range(1, 1 + max((state["step"] for state in optimizer.state.values() if "step" in state), default=0)):
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, beta1, beta2, 1e-8, 0.0, True, *weights)
 
