@@ -1,1 +1,1 @@
-"""The machine: network cards, ports, instance metadata, device health, process priority, and the ranks' users."""
+"""Access to the machine: network cards, ports, instance metadata, device health, priorities, and ranks' users."""

@@ -1,10 +1,10 @@
 """Detection of full disks from failed writes.
 
-    node health          checks free space of the state directory and the tmpfs, once a second
-    failed writes        show what free space does not: quotas, inodes, other file systems, too large files
+    node health          checks the free space of the state directory and the tmpfs once per second
+    failed writes        show other limits: quotas, inodes, other file systems, too large files
 
-Invariant: a place counts as full until `QUIET_SECONDS` after its newest failed write. Its message is constant
-meanwhile, because a changed report wakes the control plane.
+Invariant: a folder or file counts as full until `QUIET_SECONDS` after its newest failed write. The message about it is
+constant meanwhile, because a changed report wakes the control plane.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Place:
 
 
 class FullDisks:
-    """The places of one node at which writes failed for lack of space. Used on the agent's loop.
+    """Paths on this node at which writes failed for lack of space. Used on the agent's loop.
 
     Args:
         state: the agent's state directory, assumed for writes whose error names no file.
@@ -50,7 +50,7 @@ class FullDisks:
         """Record a failed write if it failed for lack of space.
 
         Args:
-            error: the error, or one that it caused.
+            error: the error of the write, or an error caused by it.
             fallback: folder to name if the error names no file; None means the state directory.
 
         Returns:
@@ -81,13 +81,13 @@ class FullDisks:
         return self._note(Path(named["path"]).parent, said[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:
-        """Return a fault for each place that counts as full now.
+        """Return a fault for each path that counts as full now.
 
         Args:
-            others: faults from the node's health; places below a disk that they report as full are omitted.
+            others: faults from the node's health; paths on a disk that these faults report as full are omitted.
 
         Returns:
-            Faults sorted by place.
+            Faults sorted by path.
         """
         now = self._monotonic()
         self._places = {name: place for name, place in self._places.items() if now - place.failed_at < QUIET_SECONDS}

@@ -1,13 +1,14 @@
-"""Notices for this EC2 instance from its own metadata service (IMDSv2).
+"""Notices for this EC2 instance, read from its metadata service (IMDSv2).
 
 The service announces spot interruptions, rebalance recommendations, maintenance, and termination by the Auto Scaling
-group. It needs no event bus, no permission and no region. An absent service means no notices. While the service fails,
-its last notices stay valid.
+group. Its use needs no event bus, no permission and no region. Without the service there are no notices. While the
+service fails, its last notices stay valid.
 
-Invariant: only GET requests with a session token (plus the token's own PUT), bounded in time and size, to the
-configured address, or to EC2's own address on an EC2 instance. Source: Amazon EC2 User Guide, `Use the Instance
-Metadata Service`, `Spot Instance interruption notices`, `rebalance recommendations`, `scheduled events`; Amazon EC2
-Auto Scaling User Guide, `Retrieve the target lifecycle state through instance metadata`.
+Invariant: the module sends only GET requests with a session token, and the PUT request for the token. Requests are
+limited in time and size. They are sent to the configured address, or to EC2's own address on an EC2 instance. Source:
+Amazon EC2 User Guide, `Use the Instance Metadata Service`, `Spot Instance interruption notices`, `rebalance
+recommendations`, `scheduled events`; Amazon EC2 Auto Scaling User Guide, `Retrieve the target lifecycle state through
+instance metadata`.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
         dmi: folder with the firmware's identification of the machine.
 
     Returns:
-        The configured endpoint, or EC2's own on an EC2 instance. Elsewhere any machine could answer at a link-local
-        address.
+        The configured endpoint, or EC2's own endpoint on an EC2 instance. On other machines the result is None, because
+            any host could answer at a link-local address.
     """
     if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
@@ -61,7 +62,7 @@ def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
 
 
 class InstanceMetadata:
-    """Poller of the metadata service. The agent owns it and reports `notices`.
+    """Polls the metadata service. The agent owns the object and reports `notices`.
 
     Args:
         endpoint: `http://host[:port]`.
@@ -125,7 +126,7 @@ class InstanceMetadata:
         return told
 
     def _get(self, connection: http.client.HTTPConnection, path: str) -> tuple[int, str]:
-        """Return status and body of a path; fetch a new token if there is none or it has expired."""
+        """Return status and body of a path; fetch a new token if the present token is missing or has expired."""
         for _ in range(2):
             if not self._token:
                 status, token = _request(

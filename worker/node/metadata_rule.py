@@ -1,16 +1,17 @@
-"""A routing rule that keeps the ranks' users away from the instance's metadata, and so from its role's credentials.
+"""A routing rule that blocks the ranks' users from the instance's metadata, and so from its role's credentials.
 
 The rule needs no firewall and no kernel module. It prohibits packets of these uids to the metadata addresses (IPv4 and
 IPv6).
 
     ip rule add pref 1 uidrange <first uid>-<last uid> to 169.254.169.254 prohibit
 
-The agent verifies the effect, not only the rule: as that user it connects a socket that sends nothing. The rule stays
-when the agent ends, because ranks outlive the agent. It is marked as the kernel's own, because systemd-networkd removes
-rules of other programs.
+The agent also verifies the effect of the rule: as one of these users, it connects a socket that sends nothing. The rule
+stays when the agent ends, because ranks outlive the agent. The rule is marked as a kernel rule, because
+systemd-networkd removes rules of other programs.
 
-Invariant: the agent reports the metadata as unreachable only after it has verified this. Source: ip-rule(8); Amazon EC2
-User Guide, `Limit access to the Instance Metadata Service`; systemd.network(5), ManageForeignRoutingPolicyRules=.
+Invariant: the agent reports the metadata as unreachable only after it has verified the effect. Source: ip-rule(8);
+Amazon EC2 User Guide, `Limit access to the Instance Metadata Service`; systemd.network(5),
+ManageForeignRoutingPolicyRules=.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ for address in sys.argv[1:]:
 """
 """Program that reports each reachable metadata address.
 
-Only a refusal counts as unreachable: a missing route may appear later. Without IPv6 the IPv6 address is unreachable.
+Only a refusal counts as unreachable, because a missing route may appear later. On a machine without IPv6, the IPv6
+address counts as unreachable.
 """
 
 
@@ -59,7 +61,7 @@ def keep_away(user: RankUser) -> str:
         user: the ranks' users.
 
     Returns:
-        Why these users can still reach the metadata; empty if they cannot.
+        The reason why these users can still reach the metadata; empty if they cannot reach it.
     """
     told = []
     uids = f"{user.uid}-{user.uid + user.uid_count - 1}"
@@ -98,12 +100,12 @@ def keep_away(user: RankUser) -> str:
 async def keep_on(
     user: RankUser, reported: str, on_change: Callable[[str], None], seconds: float = AGAIN_SECONDS
 ) -> None:
-    """Restore the rule periodically, until cancelled. A task of the agent.
+    """Restore the rule periodically, until cancelled. The agent runs this as a background task.
 
     Args:
         user: the ranks' users.
         reported: the exposure that the agent reports now; empty if there is none.
-        on_change: receives each new exposure; empty when there is none any more.
+        on_change: receives each new exposure; an empty text means that the metadata is unreachable.
         seconds: seconds between two checks.
     """
     while True:

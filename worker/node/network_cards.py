@@ -1,8 +1,8 @@
-"""Network cards of this node that share its network; shard streams use all of them.
+"""Network cards of this node in the same network; shard streams use all of them.
 
-An address alone does not select a card. The kernel routes by destination: with several cards in one network, the first
-carries the packets of all addresses, and EC2 drops packets whose source address is another card's. So connections are
-bound to cards as well.
+An address alone does not select a card. The kernel routes by destination, so of several cards in one network the first
+card carries all packets. EC2 drops packets whose source address belongs to another card. So connections are also bound
+to cards.
 
 Invariant: an agent on a loopback address uses no other card, so clusters on one machine never connect over its real
 cards.
@@ -29,7 +29,7 @@ class NetworkCard(NamedTuple):
 
     address: str
     name: str = ""
-    """The kernel's name of the card; empty if there is only one card or the kernel's routes decide."""
+    """The kernel's name of the card; empty if the node has only one card or the kernel's routes select the card."""
 
     def bind(self, line: socket.socket, port: int = 0) -> None:
         """Bind a socket, and the connections that it accepts, to this card.
@@ -39,7 +39,7 @@ class NetworkCard(NamedTuple):
             port: the local port; 0 lets the kernel choose.
 
         Raises:
-            OSError: the address is not this node's, the port is taken, or the card is gone.
+            OSError: the address is not this node's, the port is in use, or the card no longer exists.
         """
         if self.name:
             # Linux before 5.7 permits only root; the routes may still be right

@@ -1,8 +1,8 @@
 """CPU priorities of the agent and the ranks.
 
-Where the kernel groups sessions (autogroups, sched(7)), a niceness applies only among threads of one session. The agent
-and each rank then get equal shares of a core, however many threads they have. So work that ranks wait for needs a
-raised session.
+If the kernel groups sessions (autogroups, sched(7)), a niceness applies only among the threads of one session. The
+agent and each rank then get equal shares of a core, regardless of their numbers of threads. So the agent raises its
+whole session for work that ranks wait for.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 AGENT_NICENESS = -10
-"""Niceness of the agent's loop, whose short work everybody waits for.
+"""Niceness of the agent's event loop, for whose short tasks ranks and other nodes wait.
 
-Ranks run at 0, and so do the agent's threads that move bytes (`work_as_ranks_do`).
+Ranks and those threads of the agent that move bytes run at niceness 0 (`work_as_ranks_do`).
 """
 AUTOGROUP = Path("/proc/self/autogroup")
 
@@ -23,14 +23,17 @@ AUTOGROUP = Path("/proc/self/autogroup")
 def work_as_ranks_do() -> None:
     """Set the calling thread to the priority of the ranks.
 
-    Threads that copy, send or hash for long inherit the loop's higher priority. On a node whose cores are all in use,
-    they would delay training.
+    Threads that copy, send or hash for a long time inherit the event loop's higher priority. On a node whose cores are
+    all in use, they would delay training.
     """
     work_at(0)
 
 
 def work_at(niceness: int) -> None:
-    """Set the calling thread's niceness where the kernel permits it. A pool's thread keeps its last value."""
+    """Set the calling thread's niceness if the kernel permits the change.
+
+    A thread of a pool keeps the value for later work.
+    """
     with contextlib.suppress(PermissionError):  # the thread may not raise its priority
         os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux this affects only the calling thread
 
@@ -38,7 +41,7 @@ def work_at(niceness: int) -> None:
 def lead_own_session() -> None:
     """Start a new session, so that a raised session affects only this process.
 
-    A process that already leads a session or a process group keeps it.
+    A process that already leads a session or a process group keeps its session.
     """
     with contextlib.suppress(PermissionError):
         os.setsid()
@@ -46,10 +49,10 @@ def lead_own_session() -> None:
 
 @contextlib.contextmanager
 def before_other_sessions() -> Iterator[None]:
-    """Raise this process's session during the block, with all its threads, for work that ranks wait for.
+    """Raise the priority of this process's session while the context is open, for work that ranks wait for.
 
-    Does nothing where the kernel does not group sessions, where this process does not lead its own session, or where
-    the kernel does not permit it.
+    The call has no effect if the kernel does not group sessions or does not permit the change, or if this process does
+    not lead its own session.
     """
     before = _session_niceness() if os.getsid(0) == os.getpid() else None
     try:

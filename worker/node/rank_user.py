@@ -1,16 +1,16 @@
-"""Users that ranks run as where the agent is root: access to the agent's folders, and the change to such a user.
+"""Users of ranks if the agent is root: their access to the agent's folders, and the change to such a user.
 
-By default each job on a node has its own user. `user_of` assigns the uids of a range to the node's jobs in turn; all
-share one group. So no process of a job can read the environment, memory or files of another job. `end_processes` kills
-all remaining processes of a job's user.
+By default each job on a node has its own user. `user_of` assigns the uids of a range to the node's jobs in turn; this
+position in the range is the job's *turn*. All users share one group. No process of a job can read the environment,
+memory or files of another job. `end_processes` kills all remaining processes of a job's user.
 
     <state>/rank_users       the turn of each job, newest last
     <state>, <slots>         root:ranks 0710; ranks pass through but cannot list; the agent's own files are 0600 or 0700
-    source, inputs, packages root's, readable; no job can change them
+    source, inputs, packages owned by root, readable; no job can change them
     slots, page, socket      root:ranks 0660, for this node's ranks; a rank can write the file but not replace it
-    outputs, home            the ranks' own
+    outputs, home            owned by the ranks' user
 
-A process that has become such a user has no capabilities, and its children gain none by exec (no_new_privs).
+After the change of user, a process has no capabilities, and its children gain none by exec (no_new_privs).
 
 Invariant: no code of a job runs before `become` has returned; if `become` fails, the process ends. Source:
 capabilities(7), `Effect of user ID changes`; prctl(2); Yama, Documentation/admin-guide/LSM/Yama.rst.
@@ -44,12 +44,12 @@ NAME: Final = "everstep-ranks"
 NUMBER: Final = 61_100
 """Default gid of ranks, and the uid of the helper that signals jobs' processes; no program of a job has this uid.
 
-Source: systemd, UIDS-GIDS: numbers from 60,578 to 61,183 are neither for people nor dynamic.
+Source: systemd, UIDS-GIDS: numbers from 60,578 to 61,183 are assigned neither to human users nor dynamically.
 """
 UID_COUNT: Final = 63
 """Uids after `NUMBER` that a node's jobs use in turn."""
 KEPT_TURNS: Final = 8
-"""Jobs whose turn is kept. Files of earlier jobs no longer exist on the node."""
+"""Number of jobs whose turn is stored. Files of earlier jobs no longer exist on the node."""
 COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))
 TRY_SECONDS: Final = 30.0
 _PR_SET_DUMPABLE = 4
@@ -75,16 +75,16 @@ for uid in range(first, first + count):
         os.kill(-1, signal.SIGKILL)
     os.seteuid(0)
 """
-"""Program that kills all processes of these users, as each user in turn.
+"""Program that kills all processes of the given users, with the effective uid of each user in turn.
 
-With such an effective uid it can signal only that user's processes. Its real and saved uids are others, so the user's
-processes cannot signal it. Source: kill(2).
+With this effective uid the program can signal only the user's processes. Its real and saved uids differ, so the user's
+processes cannot signal the program. Source: kill(2).
 """
 TURNS: Final = "rank_users"
 _LOOK_SECONDS = 0.02
 _taking_turns = threading.Lock()
 _killed = threading.Event()
-"""Never set; used for timed waits after a kill, because the kernel sends no event."""
+"""Event that is never set. It serves for timed waits after a kill, because the kernel does not report the end."""
 _turns = msgspec.json.Decoder(list[tuple[str, int]])
 
 
@@ -95,10 +95,10 @@ class RankUser:
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
-    """Supplementary groups, for example of devices."""
+    """Supplementary groups, for example for access to devices."""
     name: str = NAME
     uid_count: int = 1
-    """Number of uids from `uid` on that jobs get in turn; 1: all jobs share this user."""
+    """Number of uids from `uid` on that are assigned to jobs in turn; with 1, all jobs share this user."""
 
     def covers(self, uid: int) -> bool:
         """Return whether this uid belongs to these users."""
@@ -109,7 +109,7 @@ class RankUser:
         return replace(self, uid=self.uid + turn % self.uid_count, uid_count=1)
 
     def identity(self, home: Path) -> dict[str, str]:
-        """Return the variables with the user's home and name; the user may have no entry in passwd."""
+        """Return environment variables with the user's home and name. The user need not exist in passwd."""
         return {"HOME": str(home), "USER": self.name, "LOGNAME": self.name}
 
     @property
@@ -147,9 +147,9 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
 
 
 def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
-    """Return the user of a run's ranks on this node; the answer survives restarts of the agent.
+    """Return the user of a run's ranks on this node. The assignment survives restarts of the agent.
 
-    A new run gets the next turn, which is on disk before this returns. May be called in any thread.
+    A new run gets the next turn, which is on disk before the call returns. May be called in any thread.
 
     Args:
         run: run whose ranks will be started; each new run uses the next uid.
@@ -185,11 +185,11 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
 
 
 def end_processes(user: RankUser | None, *, seconds: float) -> str:
-    """Kill every process of these users and wait until they are gone. Usually blocks for 50 ms.
+    """Kill every process of these users and wait for their end. The call usually blocks for 50 ms.
 
-    `kill(-1)` reaches all processes of a uid at once, and the kernel lets none of them fork afterwards. Killing by a
-    list of /proc would miss a process that forks and exits repeatedly. The job's processes cannot signal the helper
-    that sends the signals.
+    `kill(-1)` signals all processes of a uid together, and the kernel prevents later forks. Killing by a list of /proc
+    would miss a process that forks and exits repeatedly. The job's processes cannot signal the helper that sends the
+    signals.
 
     Args:
         user: the users; ignored if None, root or this process's own user.
@@ -243,7 +243,7 @@ def become(user: RankUser) -> None:
     """Change this process to `user` permanently. Call it in a single thread, before any code of a job runs.
 
     Locked memory stays unlimited, as for root, because network cards and GPUs register memory. Set-uid bits have no
-    effect from now on. Where Yama is active, processes of the same user may trace this one, as py-spy does.
+    effect from now on. If Yama is active, processes of the same user, such as py-spy, may trace this process.
 
     Raises OSError if the kernel refuses. The caller must then end this process.
     """
@@ -255,20 +255,20 @@ def become(user: RankUser) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
-    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # fails harmlessly without Yama
+    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # without Yama, this call fails without effect
 
 
 def allow_looks() -> None:
-    """Let processes of the same user inspect this one through /proc, as CUDA and py-spy do.
+    """Allow processes of the same user to inspect this process through /proc, as CUDA and py-spy do.
 
-    The kernel forbids this after a change of user, because the process may still hold secrets. Call it only once no
-    such secret is left in memory.
+    The kernel forbids this after a change of user, because the process may still contain secrets. Call the function
+    only after such secrets have been removed from memory.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def make_way(folder: Path, user: RankUser | None) -> None:
-    """Make a folder that `user` can pass through, but neither list nor write. Idempotent.
+    """Create a folder that `user` can pass through, but neither list nor write. Idempotent.
 
     Without a user, only this process's user has access.
 
@@ -283,30 +283,30 @@ def make_way(folder: Path, user: RankUser | None) -> None:
 
 
 def make_own(folder: Path, user: RankUser | None) -> None:
-    """Make a folder that belongs to `user`, below a folder that only root can write. Idempotent."""
+    """Create a folder that belongs to `user`, below a folder that only root can write. Idempotent."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if user is not None:
         os.chown(folder, user.uid, user.gid, follow_symlinks=False)
 
 
 def share(path: Path, user: RankUser | None) -> None:
-    """Let `user` read and write a file or socket that stays root's. Idempotent."""
+    """Give `user` read and write access to a file or socket that root still owns. Idempotent."""
     if user is not None:
         os.chown(path, -1, user.gid, follow_symlinks=False)
         path.chmod(0o660)
 
 
 def give(folder: Path, user: RankUser) -> None:
-    """Make `user` the owner of a tree that root has just made and that nobody else has touched."""
+    """Make `user` the owner of a tree that root has just created and that no other process has changed."""
     for _, _, files, at in os.fwalk(folder):
         os.chown(at, user.uid, user.gid)
         for name in files:
             os.chown(name, user.uid, user.gid, dir_fd=at, follow_symlinks=False)
-    # fwalk lists links to folders as folders; links need no change of owner
+    # fwalk lists links to folders as folders; the owner of a link need not change
 
 
 def take(folder: Path) -> None:
-    """Make root the owner of a tree that a job's programs have filled, readable by all and writable by nobody else.
+    """Make root the owner of a tree that a job's programs have filled. All users can read it, only root can write.
 
     The content is not trusted: no link is followed, and files keep only the rights to read and execute.
     """
@@ -325,7 +325,7 @@ def take(folder: Path) -> None:
 
 
 def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
-    """Remove these users' files from world-writable folders, and their shared memory, before the next job.
+    """Remove these users' shared memory and their files in world-writable folders, before the next job.
 
     Args:
         user: the users; ignored if root or this process's own user.
@@ -342,14 +342,14 @@ def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
 
 
 def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
-    """Test as `user` whether it can run this Python and reach some paths.
+    """Test whether `user` can run this Python and use the given paths.
 
     Args:
         user: user as which a test process runs.
         paths: folders to pass through, and files to read.
 
     Returns:
-        The paths that the user cannot use, as text; empty if it can use all.
+        The paths that the user cannot use, as text; empty if the user can use all paths.
     """
     try:
         done = run_as(user, _CLOSED, *map(str, paths))

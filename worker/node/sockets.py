@@ -1,4 +1,4 @@
-"""Options of the agent's TCP connections: no delay, and a timeout for peers that vanish without a message.
+"""Options of the agent's TCP connections: no delay, and a timeout for peers that fail without a FIN.
 
 A node that loses power or network sends no FIN. Without these options, a reader would wait forever, and a writer for
 the kernel's 15 minutes.
@@ -25,14 +25,14 @@ class TunableLine(Protocol):
 def tune(line: TunableLine, *, silence_seconds: float) -> None:
     """Set the options of a connection. Each end calls this as soon as it knows the generation's timeouts.
 
-    Both timeouts are needed. Keepalive detects a lost peer on a connection that is only read. TCP_USER_TIMEOUT detects
-    it while bytes are unacknowledged, when keepalive is inactive. The kernel counts keepalive in whole seconds, so an
-    idle connection needs at least 2 s.
+    Keepalive and TCP_USER_TIMEOUT are both needed. Keepalive detects a lost peer on a connection that is only read.
+    TCP_USER_TIMEOUT detects a lost peer while bytes are unacknowledged, when keepalive is inactive. The kernel counts
+    keepalive in whole seconds, so an idle connection needs at least 2 s.
 
     Args:
         line: a TCP socket, connected or not.
-        silence_seconds: how long the peer's kernel may be silent before the connection counts as lost; between agents
-            this is `holder_deadline`.
+        silence_seconds: time without a packet of the peer's kernel after which the connection counts as lost; between
+            agents this is `holder_deadline`.
     """
     interval = max(1, round(silence_seconds / (1 + PROBES)))
     for level, option, value in (

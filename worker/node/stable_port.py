@@ -1,6 +1,6 @@
-"""A port number that survives the agent: peers and ranks find the next agent at the same port.
+"""A port number that survives the agent, so that peers and ranks reach the next agent at the same port.
 
-Invariant: a failing disk costs the stable port, never the agent.
+Invariant: a failing disk never ends the agent. The next agent then uses another port.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class KeptPort:
         return port
 
     def keep(self, port: int) -> None:
-        """Store a port for the next agent; writes nothing if the port is stored already."""
+        """Store a port for the next agent, unless this port is already stored."""
         if self.read() == port:
             return
         scratch = self._file.with_suffix(".new")

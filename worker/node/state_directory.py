@@ -4,10 +4,10 @@ A machine image made from a node contains the node's state directory. On the new
 to the old node.
 
     <state>/node_id            the owner
-    <state>/shim.lock          held by the shim that serves the directory, for its whole life
+    <state>/shim.lock          locked by the shim that serves the directory, for its whole lifetime
 
-Invariant: an agent reads only its own node's state. The new owner is written last: until then the old owner's name
-marks the files that remain.
+Invariant: an agent reads only its own node's state. The new owner's id is written last. Until then, the old owner's id
+shows that files of the old node may remain.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BELONGINGS: Final = (
     *("promise*", "session_token*", "peer_port*", "credentials_port*"),
     *("ranks/*", "logs/*", "outputs/*", "homes/*", "sources/*", "inputs/runs/*"),
 )
-"""Files that belong to one node. Input objects and package layers are named by content and stay."""
+"""Files that belong to one node. Input objects and package layers are named by content, so any node may use them."""
 
 
 def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
@@ -41,10 +41,10 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
     Args:
         state: the agent's state directory; its file `OWNER` names the node.
         node_id: this node's id.
-        user: users of the ranks; their files elsewhere are deleted too.
+        user: users of the ranks; their files outside the directory are also deleted.
 
     Raises:
-        ShimUnavailable: another node owns the directory and its shim lives on this machine; nothing is deleted.
+        ShimUnavailable: another node owns the directory, and that node's shim runs on this machine; no file is deleted.
         OSError: files of another node cannot be deleted; the next call continues.
     """
     path, mine = state / OWNER, node_id.encode()
@@ -77,7 +77,7 @@ def write_durably(path: Path, content: bytes) -> None:
         content: the whole new content of the file.
 
     Raises:
-        OSError: the disk refuses the write; the earlier file stays.
+        OSError: the disk refuses the write; the earlier file is unchanged.
     """
     scratch = path.with_suffix(".new")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

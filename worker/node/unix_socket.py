@@ -13,8 +13,8 @@ from pathlib import Path
 def listen_private(path: Path, backlog: int = 128) -> socket.socket:
     """Listen at a path with mode 0600 from the first moment; replaces an earlier owner's socket.
 
-    Linux gives the file the mode of the unbound socket. So other users can open it at no moment, and no umask is
-    changed. The path may have any length: the address, limited to 107 bytes, refers to the folder's descriptor.
+    Linux gives the file the mode of the unbound socket. So other users can never open the socket, and no umask is
+    changed. The path may have any length, because the address, limited to 107 bytes, refers to the folder's descriptor.
 
     Args:
         path: path of the socket; its folder exists.

@@ -1,15 +1,15 @@
-"""Credentials of a job's role for its ranks, served on loopback to any AWS SDK.
+"""Serves the credentials of a job's role to its ranks, on loopback, for any AWS SDK.
 
     rank ──GET /role, Authorization: <token of the generation>──▶ 127.0.0.1 ──▶ credentials for an hour at most, as JSON
                                                                       └─▶ STS, as the node's role, below 20 minutes left
 
-The response format and the two variables are those of the container credential provider in all AWS SDKs. Present
-credentials are returned as long as they are valid: SDKs wait only two seconds, and ask for new ones in the last quarter
-of an hour. The port is stored on disk and the token derives from the generation's key, so ranks reach this node's next
-agent in the same way.
+The response format and the two variables are those of the container credential provider in all AWS SDKs. Requests
+receive the present credentials as long as these are valid, because SDKs wait only two seconds. SDKs request new
+credentials in the last 15 minutes of the lifetime. The port is stored on disk, and the token is derived from the
+generation's key. So ranks can reach this node's next agent with the same port and token.
 
-Invariant: a request without the token gets nothing. No credentials are written to disk or to a log. Source: AWS SDKs
-and Tools Reference Guide, `Container credential provider`.
+Invariant: a request without the token receives no credentials. No credentials are written to disk or to a log. Source:
+AWS SDKs and Tools Reference Guide, `Container credential provider`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from worker.tasks import end
 log = logging.getLogger(__name__)
 
 RENEW_SECONDS: Final = 1200.0
-"""Remaining lifetime below which credentials are renewed; SDKs ask for new ones in the last 900 s."""
+"""Remaining lifetime below which credentials are renewed; SDKs request new credentials in the last 900 s."""
 RETRY_SECONDS: Final = 5.0
 """Seconds between two requests to STS while it does not answer."""
 MAX_REQUEST_BYTES: Final = 16 * 1024
@@ -43,7 +43,7 @@ PATH: Final = "/role"
 
 
 class RoleCredentials:
-    """Server for the role credentials of one generation at a time, owned by the agent's `Supplies`.
+    """Server for the role credentials of one generation at a time, owned by the agent's `Supplies` object.
 
     Args:
         state: state directory of the agent; the server's port is stored there.
@@ -75,7 +75,7 @@ class RoleCredentials:
             Credentials that are valid now.
 
         Raises:
-            StorageError: AWS refuses the role; with AWS's message.
+            StorageError: AWS refuses the role; the text is AWS's message.
         """
         await self.adopt(plan, key)
         self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session_name)
@@ -169,7 +169,7 @@ class RoleCredentials:
         }
 
     async def _current(self) -> RoleKeys:
-        """Return valid credentials; near their end the present ones, while new ones are fetched."""
+        """Return valid credentials. Near the end of their lifetime, fetch new credentials in the background."""
         left = self._keys.expires_at - self._now() if self._keys is not None else 0.0
         is_idle = self._renewing is None or self._renewing.done()
         if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= RETRY_SECONDS):

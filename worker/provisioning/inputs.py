@@ -1,6 +1,6 @@
 """Input channels of a job on this node: fetched from S3 once, verified, and cached for later jobs.
 
-A channel may also be a directory that every node already has.
+A channel may also be a directory that already exists on every node.
 
     <state>/inputs/objects/<sha256 of reader, bucket, key, ETag, size>
                                            one read-only file per object, for runs of one role; ranks cannot enter
@@ -8,10 +8,10 @@ A channel may also be a directory that every node already has.
     <state>/inputs/runs/<run>/<channel>.json
                                            the channel's index, written last
 
-A cached file gets its name once it is complete, verified and durable. A channel's folder gets its name once it has all
-its links, and counts only with its index. So a crash leaves nothing incomplete under a name that is read. The link
-count of a file shows whether it is in use, and its ctime when it was last used. No separate counter can become wrong. A
-cached file's mtime derives from its name, so a file that was written to is detected and fetched again.
+A cached file gets its final name only when it is complete, verified and durable. A channel's folder gets its final name
+when it has all links, and is valid only with its index. So a crash leaves no incomplete file under a final name. The
+link count of a file shows whether a run uses the file, and the ctime shows the last use. No separate counter is needed.
+A cached file's mtime is derived from its name, so a changed file is detected and fetched again.
 
 Invariant: a channel's folder contains the objects that S3 listed when this node first fetched it for the run. Later
 generations send no request to S3.
@@ -50,15 +50,15 @@ FETCHES_AT_ONCE = 8
 MAX_ATTEMPTS = 4
 RETRY_SECONDS = 1.0
 MAX_OBJECTS = 1_000_000
-"""The most objects in one channel."""
+"""Maximum number of objects in one channel."""
 SPARED_PART = 0.05
-"""Part of the file system that inputs leave free, unless the agent has a limit in bytes."""
+"""Fraction of the file system that inputs leave free, unless the agent has a limit in bytes."""
 _READ_BYTES = 4 * 1024 * 1024
 _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
 
 class _Given(Exception):
-    """The fetch was cancelled: its caller has left, or another fetch has failed."""
+    """Raised if the fetch was cancelled: its caller has stopped waiting, or another fetch has failed."""
 
 
 class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class _Wanted:
     place: PurePosixPath
     object: StoredObject
     reader: str
-    """The role that listed the object. A role that may list an object may still not read it."""
+    """The role that listed the object. A role that may list an object may lack the permission to read it."""
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ class InputCache:
 
     Args:
         state: state directory of the agent; the cache is below it.
-        limit_bytes: the most bytes of all objects; None: the file system's size less `SPARED_PART`.
+        limit_bytes: maximum bytes of all objects; None for the file system's size minus `SPARED_PART`.
         user: users of the ranks; None means the agent's own user.
     """
 
@@ -127,7 +127,7 @@ class InputCache:
             The folder of each channel by name.
 
         Raises:
-            InputRefused: a channel cannot be fetched; names the channel and the reason.
+            InputRefused: a channel cannot be fetched; the text names the channel and the reason.
             OSError: the disk is full.
         """
         found, listed = {}, {}
@@ -211,7 +211,7 @@ class InputCache:
             (self._objects / name).unlink()
 
     def _fetch_all(self, store: ObjectStore, wanted: Iterable[_Wanted], cancelled: threading.Event) -> None:
-        """Fetch several objects in parallel; the first failure stops all."""
+        """Fetch several objects in parallel; the first failure stops all fetches."""
         failed = threading.Event()
 
         def fetch(each: _Wanted) -> None:

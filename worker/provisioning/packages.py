@@ -4,26 +4,26 @@
     <state>/packages/<key>/installed.json    the modules in the layer; written last
     <state>/packages/<key>.<nonce>.new/      an unfinished layer; the next installation removes leftovers
     <state>/packages/<key>.<nonce>.work.new/ pip's home, temporary folder, working directory and settings
-    <state>/packages/lock                    held while a layer is made; the kernel releases it when its holder dies
+    <state>/packages/lock                    held during an installation; the kernel releases it when the holding process ends
 
-pip runs in the layer and also sees the node's packages. It skips a package that the node has in the right version.
-Another version is installed in the layer, which ranks search first; the node's own packages stay unchanged. Ranks run
-under the node's own Python, with the layer in their PYTHONPATH. An editable install needs more than a path, so it is
-refused.
+pip runs in the layer and also sees the node's packages. It skips a package that the node has in the right version. If
+the node has another version, pip installs the required version in the layer, which ranks search first. The node's own
+packages stay unchanged. Ranks run under the node's own Python, with the layer in their PYTHONPATH. Editable installs
+are refused, because they need more than a path.
 
-The key is a digest of everything that determines a layer, including the project: jobs of two projects never share a
-layer. A layer gets its name once it is complete and on disk.
+The key is a digest of everything that determines a layer, including the project, so jobs of two projects never share a
+layer. A layer gets its final name when it is complete and on disk.
 
 pip reads nothing of the job except the requirements file and the files that it names. pip runs isolated (`-I`), in an
-environment that the node makes (`pip_environment`), with an empty home. pip installs wheels only, unless the agent
-allows builds: a build runs code of the package.
+environment that the agent creates (`pip_environment`), with an empty home. pip installs wheels only, unless the agent
+allows builds: a build executes code of the package.
 
-Where ranks have a user of their own, pip runs as the job's user, and in a copy of the source if it may build there. The
-agent kills every process that pip leaves (`worker.ranks.contained_program`, `end_processes`). It then becomes the owner
-of the files, before the layer gets its name.
+If each job has its own user, pip runs as the job's user. If pip may build in the source, it uses a copy of the source.
+The agent kills every process that pip leaves behind (`worker.ranks.contained_program`, `end_processes`). The agent then
+takes ownership of the files, before the layer gets its final name.
 
-Invariant: code of a job that an installation runs never sees the node's AWS credentials, and never runs as root where
-ranks do not. No process of an installation outlives it.
+Invariant: code of a job that an installation runs never sees the node's AWS credentials, and runs as root only if ranks
+also run as root. No process of an installation outlives it.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ log = logging.getLogger(__name__)
 
 INSTALL_SECONDS = 1800.0
 MAX_LAYERS = 4
-"""The most layers on a node; the least recently used are deleted."""
+"""Maximum number of layers on a node. Beyond it, the least recently used layers are deleted."""
 LAYERS_PART = 0.25
-"""Part of the file system that all layers may use, unless there is a limit in bytes."""
+"""Fraction of the file system that all layers together may use, unless a limit in bytes is set."""
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
 """Seconds to wait for killed processes of pip to end."""
@@ -75,7 +75,7 @@ _LOOK_SECONDS = 0.2
 _PASSED_ON = frozenset(
     {"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
 )
-"""Variables of the agent that pip sees, besides `LC_…` and proxy variables.
+"""Variables of the agent that pip receives, besides `LC_…` and proxy variables.
 
 pip's own settings (`PIP_…`) are passed in a file.
 """
@@ -119,9 +119,9 @@ class PackageLayers:
     Args:
         state: state directory of the agent; the layers are below it.
         seconds: time limit of one installation.
-        limit_bytes: the most disk space of all layers; None: `LAYERS_PART` of the disk.
+        limit_bytes: maximum disk space of all layers; None for `LAYERS_PART` of the disk.
         user: users of this node's ranks; None means the agent's own user.
-        allows_builds: whether pip may build packages without a wheel, which runs their code.
+        allows_builds: True if pip may build packages without a wheel; a build executes their code.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class PackageLayers:
             The layer's folder and modules.
 
         Raises:
-            RequirementsRefused: the installation failed; with pip's last lines.
+            RequirementsRefused: the installation failed; the text contains pip's last lines.
             OSError: the disk is full.
         """
         try:
@@ -206,7 +206,7 @@ class PackageLayers:
         return packages
 
     async def _pip(self, folder: Path, work: Path, order: Order) -> None:
-        """Run pip to its end; on cancellation kill it. In both cases all processes that it started end."""
+        """Run pip to its end, or kill it on cancellation. In both cases, all processes that pip started end."""
         order.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = beside.CONFINED if order.user is None else beside.written(order.user)
         pip = ["-m", "pip"] if self._allows_builds else [wheels_only.__file__]
@@ -249,7 +249,7 @@ class PackageLayers:
             shutil.rmtree(layer, ignore_errors=True)
 
     def _bound(self, scratch: Path, order: Order) -> None:
-        """Delete the least recently used layers until the new one fits into the limit."""
+        """Delete the least recently used layers until the new layer fits into the limit."""
         limit_bytes = self._limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._folder)
@@ -319,7 +319,7 @@ def _key(order: Order, allows_builds: bool = False) -> str:
 
 
 def _make_environment(folder: Path, user: RankUser | None) -> None:
-    """Make a virtual environment that also sees this interpreter's packages, and that `user` can fill."""
+    """Create a virtual environment that includes this interpreter's packages, and that `user` can write."""
     venv.EnvBuilder(symlinks=True).create(folder)
     lines = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
     (_packages_of(folder) / "node.pth").write_text("\n".join(lines) + "\n")
@@ -328,15 +328,15 @@ def _make_environment(folder: Path, user: RankUser | None) -> None:
 
 
 def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
-    """Make pip's work folder: an empty home, a temporary folder, an empty working directory and settings.
+    """Create pip's work folder: an empty home, a temporary folder, an empty working directory and settings.
 
     Args:
         work: folder to create files in; receives mode 0700.
         order: installation whose environment and user apply to pip.
-        is_built: whether pip may build in the source.
+        is_built: True if pip may build in the source.
 
     Returns:
-        The order; with a copy of the source if pip builds as another user.
+        The order, with a copy of the source if pip builds as another user.
     """
     for name in ("home", "temporary", "empty"):
         (work / name).mkdir(mode=0o700, parents=True)
@@ -356,7 +356,7 @@ def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
 
 
 def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Select the agent's variables that pip sees: those needed to reach a package index. Pure.
+    """Select the agent's variables that pip needs to reach a package index. Pure.
 
     The result contains neither AWS credentials nor Everstep's own variables. `environment` is the agent's environment.
     """
@@ -370,8 +370,8 @@ def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the node's pip settings: from PIP_CONFIG_FILE and from PIP_… variables, which take precedence.
 
-    pip gets them in a file, not as variables: a requirements file could expand `${PIP_INDEX_URL}`, which may contain a
-    password, into a URL of its own.
+    pip receives the settings in a file. If they were variables, a requirements file could expand `${PIP_INDEX_URL}`,
+    which may contain a password, into another URL.
 
     The result has the values by option name, as in section `global` of pip's configuration. `environment` is the
     agent's environment.
@@ -402,7 +402,7 @@ def _environment_in(work: Path, environment: Mapping[str, str]) -> dict[str, str
 
 
 def _end_users(user: RankUser | None) -> None:
-    """Kill the processes that an installation has left. None of this job's ranks lives here yet.
+    """Kill the processes that an installation has left behind. No rank of this job runs on this node yet.
 
     `user` is the job's user. Raises RequirementsRefused if a process cannot be killed.
     """
@@ -420,7 +420,7 @@ def _packages_of(folder: Path) -> Path:
 
 
 def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
-    """Finish a layer: take ownership, write its index, flush the disk, and give the layer its name."""
+    """Finish a layer: take ownership, write its index, flush the disk, and give the layer its final name."""
     if user is not None:
         take(scratch)
     packages = _packages_of(scratch)

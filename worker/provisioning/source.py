@@ -1,6 +1,6 @@
 """Source tree of a job on this node: fetched, verified and unpacked.
 
-    <state>/sources/archives/<sha256>.tar.gz   as fetched; on a spare node, for all jobs that it may get
+    <state>/sources/archives/<sha256>.tar.gz   as fetched; on a spare node, for all jobs that may use the node
     <state>/sources/<run>/…                    the tree in which the run's ranks work
     <state>/sources/<run>.*.new/…              an attempt to unpack; each attempt has its own folder
 
@@ -9,7 +9,7 @@ not change them.
 
 Invariant:
 - An archive that differs from the plan, or that would write outside its folder, is never unpacked.
-- While ranks of a job may run here, no other job's archive is here.
+- While ranks of a job may run on this node, no other job's archive is on this node.
 - A cancelled attempt never puts a tree in place.
 """
 
@@ -34,9 +34,9 @@ from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
 _placing = threading.Lock()
-"""Held from the check for cancellation until the tree is in place.
+"""Lock that is held from the check for cancellation until the tree is in place.
 
-So a later attempt's tree always replaces an earlier one's.
+So the tree of a later attempt always replaces the tree of an earlier attempt.
 """
 
 
@@ -62,13 +62,13 @@ class SourceArchives:
     def held(self) -> tuple[str, ...]:
         """Digests of the archives on this node, sorted.
 
-        Archives of an earlier agent count; `get` verifies each archive before use.
+        Archives of an earlier agent are included. `get` verifies each archive before use.
         """
         with self._lock:
             return tuple(sorted(self._held))
 
     def keep(self, digests: Collection[str]) -> None:
-        """Delete all other archives; fetches of other archives that are in progress will fail.
+        """Delete all archives except the given ones. Running fetches of other archives will fail.
 
         Args:
             digests: SHA-256 digests of the archives that may stay.
@@ -81,7 +81,7 @@ class SourceArchives:
                     path.unlink()
 
     def get(self, source: SourceArchive) -> Path:
-        """Return a verified archive; fetch it if it is not here. Blocks.
+        """Return a verified archive; fetch it if it is not on this node. Blocks.
 
         Args:
             source: digest and location of the archive.
@@ -117,10 +117,10 @@ def _digest(path: Path) -> str:
 async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Path) -> Path:
     """Fetch and unpack a job's source tree.
 
-    When cancelled, it returns at once. Its thread, which may hang in the store, ends later without effect.
+    A cancelled call returns immediately. Its thread, which may still wait for the store, ends later without effect.
 
     Args:
-        archives: this node's archives; all others than this job's are deleted.
+        archives: this node's archives, of which all except this job's archive are deleted.
         script: the job's script from the plan.
         folder: destination of the tree; an existing tree is replaced.
 
@@ -151,7 +151,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
         archive: path of the gzipped tar.
         script: the job's script from the plan.
         folder: destination of the tree; an existing tree is replaced.
-        cancelled: set when the caller has left; the tree in place then stays.
+        cancelled: set when the caller has stopped waiting. An existing tree then stays.
 
     Returns:
         Path of the entry point within `folder`.
@@ -206,9 +206,9 @@ def _check_wanted(cancelled: threading.Event) -> None:
 
 
 def _readable(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
-    """Return a tar member as Python's data filter permits it, with a fixed mode.
+    """Return a tar member with a fixed mode, if Python's data filter permits the member.
 
-    The mode is 0755 or 0644, independent of the packer and the umask.
+    The mode is 0755 or 0644, independent of the archive and the umask.
     """
     passed = tarfile.data_filter(member, folder)
     return passed if passed.isdir() else passed.replace(mode=0o755 if (member.mode or 0) & 0o100 else 0o644, deep=False)

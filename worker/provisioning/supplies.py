@@ -1,8 +1,8 @@
-"""Input of ranks besides their state: input channels, secrets, role credentials and packages of a job.
+"""Prepares a job's input channels, secrets, role credentials and packages for its ranks.
 
     Load ─▶ Supplies.gather ─▶ Supplied ─▶ the environment of each rank        (while shards are fetched)
 
-Invariant: a rank is started with all of these or not at all.
+Invariant: a rank is started only with all of these inputs.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Supplies:
         objects: S3 with the node's permissions.
         aws: other AWS services with the node's permissions.
         now: returns Unix time in seconds.
-        input_bytes: the most disk space of inputs; None: the disk's size less a reserve.
+        input_bytes: maximum disk space of inputs; None for the disk's size minus a reserve.
         user: users of this node's ranks; None means the agent's own user.
-        allows_builds: whether pip may build packages for a job.
+        allows_builds: True if pip may build packages for a job.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Supplies:
         self._credentials = RoleCredentials(state, aws, now)
 
     async def gather(self, plan: GenerationPlan, key: bytes, here: PlanNode, entry: Path) -> Supplied:
-        """Prepare everything that a generation's ranks need. A repeated call costs little.
+        """Prepare all inputs of a generation's ranks. A repeated call reuses the results on disk.
 
         Called once per generation, and once more by a restarted agent.
 
@@ -77,10 +77,10 @@ class Supplies:
             Environment and packages of the ranks on this node.
 
         Raises:
-            LoadFailed: with a code and a sentence for the user.
+            LoadFailed: an input cannot be provided; contains a code and a sentence for the user.
             OSError: the disk is full.
         """
-        keys = await self._assume(plan, key)  # first, because it fails fastest
+        keys = await self._assume(plan, key)  # first, because this step fails fastest
         secrets = await self._secrets(plan, keys)
         packages = await self._install(plan, here, entry)
         channels = await self._channels(plan)
@@ -119,7 +119,7 @@ class Supplies:
     async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
         """Read the job's secrets.
 
-        Each launch reads them again, so that changed secrets take effect and none is stored on the node.
+        Each launch reads the secrets again, so changed secrets take effect and no secret is stored on the node.
         """
 
         def read(cancelled: threading.Event) -> dict[str, str]:
@@ -202,8 +202,8 @@ class Supplies:
 def wait_for_start(plan: GenerationPlan) -> bool:
     """Return whether the ranks start only after all nodes have loaded, instead of during the load. Pure.
 
-    A node that is new to a job may fetch inputs for hours. Ranks on the other nodes would wait for its ranks in the
-    rendezvous, and time out.
+    A node that is new to a job may fetch inputs for hours. Ranks on the other nodes would wait for that node's ranks in
+    the rendezvous, and time out.
 
     Args:
         plan: the plan of the generation.

@@ -1,8 +1,8 @@
 """Removal of torch's build locks that killed ranks left behind.
 
-torch compiles an extension (such as DeepSpeed's CPU Adam) once, in a folder below HOME. While it compiles, a file named
-`lock` keeps other processes out. A process that is killed meanwhile leaves the file behind, and every later rank waits
-for it forever, in all later generations too.
+torch compiles an extension (such as DeepSpeed's CPU Adam) once, in a folder below HOME. During the compilation, a file
+named `lock` blocks other processes. A process that is killed meanwhile leaves the file behind. Every later rank, in all
+later generations, would wait for it forever.
 
 Invariant: this module never removes a lock that a process holds open, or that a process of another node may hold open.
 It removes files from the ranks' own folders only and follows no symbolic links. Source: torch 2.13,
@@ -25,16 +25,17 @@ from worker.node.rank_user import RankUser
 log = logging.getLogger(__name__)
 
 OWN_FILE_SYSTEMS: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
-"""File systems that one machine alone can mount. A process that holds a file of theirs open appears in this machine's
-/proc.
+"""File systems that only one machine can mount at a time.
+
+Every process that holds a file of such a file system open is visible in this machine's /proc.
 """
 
 
 def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
     """Remove build locks that no process holds open.
 
-    The supervisor calls this before it starts a rank. Locks on file systems that other nodes may mount stay. Without
-    locks the call takes about a millisecond.
+    The supervisor calls this before it starts a rank. Locks on file systems that other nodes may mount are not removed.
+    Without locks the call takes about a millisecond.
 
     Args:
         environment: the rank's environment, which names the folder of compiled extensions.
@@ -75,7 +76,7 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
 
 
 def _unlink(path: Path, user: RankUser | None) -> None:
-    """Remove a file from a folder of this user without following any symbolic link on the way to it."""
+    """Remove a file from a folder of this user. No symbolic link in its path is followed."""
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for name in path.parent.parts[1:]:

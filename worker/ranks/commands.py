@@ -3,7 +3,7 @@
     agent ──▶ python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM ARGUMENT …
                 │ runs in the rank's cgroup and dies with the agent
                 │ stdin: the bytes of the request; stdout and stderr: the first 256 KiB of each are returned
-                └ at its end, all processes that the program started are killed, whatever their session
+                └ at its end, all processes that the program started are killed, in any session
 
 Invariant: no command runs twice. No process that a command started outlives the command, unless the agent lacks the
 right to kill it.
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 MAX_AT_ONCE: Final = 4
 MAX_KEPT: Final = 8
-"""Finished answers that are kept, so that a repeated request gets the same answer."""
+"""Maximum number of results that are kept, so that a repeated request gets the same result."""
 END_SECONDS: Final = 5.0
 """Seconds to wait for a killed command to end."""
 _ENDED: Final = "the generation ended"
@@ -65,14 +65,14 @@ class RankCommands:
         self._answers: OrderedDict[str, CommandEnded] = OrderedDict()
 
     def take(self, command: RunCommand, rank: RankRecord | None) -> None:
-        """Start a command, or answer again if this command has already finished.
+        """Start a command, or repeat the result if this command has already finished.
 
-        A request for a command that still runs is ignored: its answer follows.
+        A request for a command that still runs is ignored, because the result follows.
 
         Args:
             command: the request of the control plane.
-            rank: the rank to run the command beside; None if this rank does not run here, in which case the command is
-                refused.
+            rank: the rank to run the command beside; None if this rank does not run on this node, in which case the
+                command is refused.
         """
         if command.command_id in self._running:
             return
@@ -132,7 +132,7 @@ def words_for(argv: Sequence[str], pid: int) -> list[str]:
 async def run_beside(
     command: RunCommand, rank: RankRecord, environment: Mapping[str, str], user: RankUser | None = None
 ) -> CommandEnded:
-    """Run a command beside a rank, in the rank's cgroup.
+    """Run a command on the node of a rank, in the rank's cgroup.
 
     Args:
         command: the request, with its time limit and stdin.
@@ -183,7 +183,7 @@ async def run_beside(
 async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: int) -> Process:
     """Start a program in a session of its own.
 
-    If the caller is cancelled meanwhile, the program is killed with all processes that it has started by then.
+    If the caller is cancelled meanwhile, the program and all processes that it has started are killed.
     """
     options = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
     starting = asyncio.ensure_future(
@@ -198,7 +198,7 @@ async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: 
 
 
 async def _feed(process: Process, data: bytes) -> None:
-    """Write all of `data` to a command's stdin and close it. A command that does not read its stdin is no error."""
+    """Write all of `data` to a command's stdin and close it. A command that does not read its stdin causes no error."""
     if process.stdin is None:
         return
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -216,8 +216,8 @@ async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
 async def _end(process: Process) -> None:
     """Kill a command and all its descendants, then close its pipes.
 
-    An escaped descendant may hold the pipes open forever, so they are closed here. An agent without root cannot kill a
-    process that has become another user's (`sudo`); such a process is left running.
+    An escaped descendant may hold the pipes open forever, so the pipes are closed here. An agent without root rights
+    cannot kill a process that runs as another user (`sudo`), so such a process continues.
     """
     if process.returncode is None:
         await asyncio.to_thread(kill_tree, process.pid)

@@ -1,10 +1,10 @@
-"""`python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM …`: run a program and end all it starts.
+"""`python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM …`: run a program and end its descendants.
 
     agent ── this process: in the rank's cgroup, as the job's user, a subreaper ── the program ── its descendants
 
-The kernel makes orphans below a subreaper its children, whatever their session and process group. When the program
-ends, every process that it left is therefore below this process. This process kills them, then ends with the program's
-exit code or signal. The kernel kills this process and the program when the agent dies.
+The kernel makes the orphans below a subreaper children of the subreaper, in any session and process group. When the
+program ends, all remaining processes are therefore below this process. This process kills them, then ends with the
+program's exit code or signal. The kernel kills this process and the program when the agent dies.
 
 Invariant: this process prints only the reason why a program cannot be run, and then exits with code 127, like a shell.
 HOME is already the job user's home, but none of that user's code (its user site) runs before this process has changed
@@ -27,11 +27,14 @@ from worker.ranks.shim import processes
 
 NONE = "-"
 CONFINED = "="
-"""In place of a user: keep this process's user, but let no program gain rights by exec (`no_new_privs`)."""
+"""Command-line word in place of a user.
+
+The process keeps its user, but no program gains rights by exec (`no_new_privs`).
+"""
 END_SECONDS = 5.0
 """Seconds to wait for killed processes to end.
 
-Where the agent is not root, a child may belong to another user by now (`sudo`) and cannot be killed.
+If the agent is not root, a child may have changed to another user (`sudo`) and cannot be killed.
 """
 _LOOK_SECONDS = 0.05
 _PR_SET_NO_NEW_PRIVS = 38

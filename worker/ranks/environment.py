@@ -4,7 +4,7 @@ Variables have torchrun's names where torchrun defines one, so that scripts need
 begin with EVERSTEP_. `LOCAL_SIZE` is never set: with it, DeepSpeed's shared-memory all-reduce on CPU would bypass the
 network (measured).
 
-Invariant: a variable of the user replaces the node's, but never a reserved one.
+Invariant: a variable of the job replaces the node's variable of the same name, but never a reserved variable.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ _CREDENTIALS = frozenset(
         "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     }
 )
-"""Variables by which AWS SDKs find credentials. Ranks inherit none of them: the node's credentials are for the agent.
+"""Variables by which AWS SDKs find credentials.
 
+Ranks inherit none of these variables, because the node's credentials are for the agent.
 """
 _NO_CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
@@ -87,17 +88,17 @@ class Packages:
     """Packages that were installed for a job on top of the node's own packages."""
 
     path: str = ""
-    """The folder that ranks import from before the node's packages; empty if the job needs no further packages."""
+    """Folder from which ranks import before the node's packages; empty if the job needs no further packages."""
     modules: tuple[str, ...] = ()
     """Names of the modules in this folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supplied:
-    """Input of every rank of a generation on this node besides the job's own variables."""
+    """Environment variables and packages that this node adds to every rank of a generation."""
 
     environment: dict[str, str] = field(default_factory=dict, repr=False)
-    """Variables that replace the job's own; some values are secrets."""
+    """Variables that replace the job's own variables. Some values are secrets."""
     packages: Packages = field(default_factory=Packages)
 
 
@@ -110,7 +111,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     """Return the part of the agent's environment that ranks inherit.
 
     Everstep's own variables (tokens among them) and AWS credentials are removed. gloo and NCCL are bound to `card`.
-    Without it, gloo uses the card that the host name resolves to, which may be a container bridge or loopback. NCCL
+    Without a card, gloo uses the card of the host name's address, which may be a container bridge or loopback. NCCL
     would use every card, even those without a route to the other nodes (`network_cards`).
 
     Args:
@@ -137,7 +138,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     inherited.setdefault("OMP_NUM_THREADS", "1")
     inherited.setdefault(
         "KINETO_LOG_LEVEL", "6"
-    )  # silences the profiler's start and stop lines on stderr; torch reads this at import only
+    )  # suppresses the profiler's start and stop messages on stderr; torch reads this variable only at import
     if card:
         inherited.setdefault("GLOO_SOCKET_IFNAME", card)
         inherited.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
@@ -164,14 +165,14 @@ def keyed_extensions(cache: str, key: str) -> str:
 def with_packages(environment: Mapping[str, str], packages: str) -> dict[str, str]:
     """Return a rank's environment with an extension folder for a layer of packages. Pure.
 
-    A layer may bring another torch, so extensions are compiled separately for each layer.
+    A layer may contain another version of torch, so extensions are compiled separately for each layer.
 
     Args:
         environment: the rank's environment.
         packages: the folder of the layer; empty if the job has none.
 
     Returns:
-        A copy; TORCH_EXTENSIONS_DIR stays as it is if the job has set it.
+        A copy. TORCH_EXTENSIONS_DIR is unchanged if the job has set it.
     """
     cache = environment.get("TORCH_EXTENSIONS_DIR", "")
     if not packages or not os.path.basename(cache).startswith(_KEYED):
@@ -201,8 +202,8 @@ def _environment_key() -> str:
 def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited environment for ranks that run as another user than the agent.
 
-    Variables that name writable folders of the agent's user are removed: a rank could put code there that root later
-    loads.
+    Variables that name writable folders of the agent's user are removed. A rank could otherwise store code there that
+    root later loads.
 
     Args:
         user: HOME and names of the ranks' user; empty if ranks run as the agent's user.

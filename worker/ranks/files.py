@@ -1,8 +1,8 @@
-"""Paths of a rank's streams, outputs and home on its node, and the reader for the end of a stream.
+"""Paths of a rank's streams, outputs and home on its node, and a reader of the last lines of a stream.
 
     <state>/logs/<run>/gen=<g>/rank=<r>.stdout | .stderr
     <state>/outputs/<run>/gen=<g>/rank=<r>/
-    <state>/homes/<run>/                       only where ranks run as another user; kept while the run's files are kept
+    <state>/homes/<run>/                       only if ranks run as another user; kept while the run's files are kept
 
 Invariant: no other module builds these paths.
 """
@@ -69,14 +69,14 @@ def outputs_of(state_dir: Path, run: RunId) -> Path:
 
 
 def home_of(state_dir: Path, run: RunId) -> Path:
-    """Return the home folder of a run's ranks, used where ranks run as another user than the agent."""
+    """Return the home folder of a run's ranks, used if ranks run as another user than the agent."""
     return state_dir / "homes" / run
 
 
 def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
     """Make the home folder of a run's ranks and return the variables that point to it (HOME, USER, …).
 
-    Each run has its own home: no other job reads or runs files that a job leaves there.
+    Each run has its own home, so no other job reads or executes files that a job leaves in its home.
     """
     home = home_of(state_dir, run)
     make_way(home.parent, user)
@@ -89,7 +89,7 @@ def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:
 
     Args:
         path: a UTF-8 file; invalid bytes become replacement characters.
-        limit_bytes: the most bytes to return, after encoding.
+        limit_bytes: maximum bytes to return, after encoding.
 
     Returns:
         Whole lines; if the last line alone exceeds the limit, the end of that line.

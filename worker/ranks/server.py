@@ -27,17 +27,17 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""Bytes that may be queued for a rank that does not read; beyond it wake-ups are dropped."""
+"""Maximum bytes queued for a rank that does not read. Beyond this size, wake-ups are dropped."""
 
 
 class RankEvents(Protocol):
-    """Receiver of the ranks' messages: the node's `Member`."""
+    """Receiver of the ranks' messages, implemented by `worker.member.rank_lines.RankLines`."""
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """Handle a rank that has (re)connected: return True to accept the connection, False to refuse it."""
+        """Handle a new connection of a rank: return True to accept the connection, False to refuse it."""
 
     def message(self, rank: Rank, message: Message) -> None:
-        """Handle a message of a rank; must not block."""
+        """Handle a message of a rank. The method must not block."""
 
     def lost(self, rank: Rank, line: RankLine) -> None:
         """Handle the end of a rank's connection."""
@@ -50,7 +50,7 @@ class RankLine:
         self._writer = writer
 
     def send(self, message: Message) -> None:
-        """Queue a message; it is dropped if the rank has stopped reading."""
+        """Queue a message. The message is dropped if the rank has stopped reading."""
         if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             return
         self._writer.write(frame(message))
@@ -68,11 +68,11 @@ class RankServer:
 
         Args:
             path: path of the unix socket.
-            user: users that may connect besides the agent's own; None means nobody else.
+            user: users that may connect besides the agent's own user; None means no other user.
         """
         self.path = path
         self.user = user
-        """Users that may connect besides the agent's own.
+        """Users that may connect besides the agent's own user.
 
         While the node has a job, the agent narrows this to the job's user.
         """
@@ -87,7 +87,7 @@ class RankServer:
         share(self.path, self.user)
 
     async def close(self) -> None:
-        """Stop listening and close all connections. Ranks go on training and reconnect to the next agent."""
+        """Stop listening and close all connections. Ranks continue to train and reconnect to the next agent."""
         if self._server is not None:
             self._server.close()
         await end(*self._lines)

@@ -1,7 +1,7 @@
 """Stacks of this node's ranks for the control plane: Python stacks from py-spy, CPU time and state from /proc.
 
-py-spy reads a rank's memory without stopping the rank (`--nonblocking`). Stacks of a process that does not progress are
-consistent anyway, and a process that is already stopped can be read in no other way. Time and size of a sample are
+py-spy reads a rank's memory without stopping the rank (`--nonblocking`). The stacks of a process without progress are
+consistent without a stop. A process that is already stopped can only be read in this way. Time and size of a sample are
 limited.
 
 Invariant: this module never signals a rank and never blocks the agent's loop. A rank that cannot be read is reported
@@ -29,12 +29,15 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
-"""Seconds allowed for one rank's sample. A sample takes 40 ms (measured), more while its pages are in swap."""
+"""Seconds allowed for one rank's sample. A sample takes 40 ms (measured), or longer if the rank's pages are in swap."""
 SHOWN_SECONDS = 5.0
-"""Seconds for which a sample stays in the reports after the last request; requests repeat until it arrives."""
+"""Seconds for which a sample stays in the reports after the last request.
+
+The control plane repeats its request until the sample arrives.
+"""
 _AT_ONCE = 4
 _ATTEMPTS = 3
-"""Attempts per sample: a running rank may change its memory while py-spy reads it, and the read then fails."""
+"""Attempts per sample. A read fails if the running rank changes its memory while py-spy reads it."""
 _UNBORN = "no process of it has been started yet: what ranks import is still being imported or compiled"
 _MAX_BYTES = 4 * 1024 * 1024
 
@@ -54,7 +57,7 @@ class _Thread(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """Name of the thread. The main thread is recognised by its id, as scripts need not import `threading`."""
+        """Name of the thread. The main thread is recognised by its id, because scripts need not import `threading`."""
         return MAIN_THREAD if self.os_thread_id == self.pid else self.thread_name or ""
 
 
@@ -141,7 +144,10 @@ def _py_spy() -> str | None:
 
 
 class StackWatch:
-    """Samples the stacks of one generation's ranks. The agent owns it and closes it with the generation."""
+    """Samples the stacks of one generation's ranks.
+
+    The agent owns the object and closes it at the end of the generation.
+    """
 
     def __init__(
         self,
@@ -152,7 +158,7 @@ class StackWatch:
         gpu_percent: Callable[[Rank], float | None] = lambda _: None,
         unborn: Callable[[], Collection[Rank]] = tuple,
     ) -> None:
-        """Create the watch; `ask` takes the first sample.
+        """Create the object; `ask` takes the first sample.
 
         Args:
             living: returns the generation's ranks that are alive.

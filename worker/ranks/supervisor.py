@@ -1,13 +1,13 @@
-"""The agent's interface to its ranks through the shim: start, stop, observe exits, and prove that ranks are gone.
+"""The agent's interface to its ranks through the shim: start and stop ranks, observe exits, prove ends.
 
 A new agent takes over the ranks that an earlier agent started.
 
-Exits are state, not events: `next_exit` returns the same answer however often it is called, before and after restarts.
-A rank that could not be started counts as exited. When the shim dies, its ranks are killed by (pid, start ticks),
-recorded as killed, and a new shim is started.
+Exits are stored as state: repeated calls of `next_exit` return the same exit, even after a restart of the agent. A rank
+that could not be started counts as exited. When the shim dies, its ranks are killed by (pid, start ticks), recorded as
+killed, and a new shim is started.
 
-Invariant: a rank counts as ended only when its process has been reaped, or when exactly that process does not exist any
-more.
+Invariant: a rank counts as ended only when its process has been reaped, or when no process with its pid and start ticks
+exists any more.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ _CRASHES = frozenset(
 _ALL_GENERATIONS = Generation(2**31)
 _NOT_STARTED = 127
 _LISTEN_SECONDS = 20.0
-"""Seconds to wait for a new shim. It listens after 0.1 s (measured); a machine that exceeds this limit is broken."""
+"""Seconds to wait for a new shim. A shim usually listens after 0.1 s (measured)."""
 GONE_SECONDS = 15.0
-"""Default of `gone_seconds` for the default `detection_seconds`; the control plane's value replaces it."""
+"""Value of `gone_seconds` until the control plane sends its own value."""
 _RECHECK_SECONDS = 0.05
 """Seconds between two checks of processes that are being killed; the kernel sends no event for their end."""
 _MEMORY_SAMPLE_SECONDS = 1.0
 _MEMORY_WINDOW_SAMPLES = 30
-"""Samples for which an out-of-memory kill on the node counts as evidence about a rank that ends.
+"""Number of samples during which an out-of-memory kill on the node counts as evidence for a rank's end.
 
 The kernel needs seconds to free hundreds of GiB.
 """
@@ -106,11 +106,11 @@ class ExitedRank:
     killed: MemoryEnd | None = None
     """Evidence that the kernel killed the rank for lack of memory; None if there is no such evidence."""
     use: MemoryUse = UNMEASURED
-    """The newest memory figures from before the end."""
+    """The newest memory measurements before the end."""
 
     @property
     def exit_class(self) -> ExitClass:
-        """Class of the exit, as far as its code and the kernel show."""
+        """Class of the exit, derived from the exit code and the kernel's evidence."""
         return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.killed is not None)
 
     def describe(self, boundary: Step) -> RankExit:
@@ -143,8 +143,8 @@ def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClas
 
     Args:
         code: exit code, or minus the number of the signal.
-        is_stopped: whether the agent had requested the end.
-        is_out_of_memory: whether there is evidence that the kernel killed the rank for lack of memory.
+        is_stopped: True if the agent had requested the end.
+        is_out_of_memory: True if evidence shows that the kernel killed the rank for lack of memory.
 
     Returns:
         The class.
@@ -162,7 +162,7 @@ def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClas
 
 @dataclass(frozen=True, slots=True)
 class MemoryPaths:
-    """Paths of the kernel's memory figures."""
+    """Paths of the kernel's files with memory statistics."""
 
     proc: Path = Path("/proc")
     cgroups: Path = Path("/sys/fs/cgroup")
@@ -171,7 +171,7 @@ class MemoryPaths:
 
 @dataclass(frozen=True, slots=True)
 class _MemorySample:
-    """Memory figures of the node at one moment."""
+    """Memory measurements of the node at one moment."""
 
     counts: KillCounts
     used_bytes: int
@@ -204,14 +204,15 @@ class Supervisor:
             state: folder of the ranks' records, streams and outputs; created if missing, survives the agent.
             socket: path of the shim's socket; its folder is created if missing.
             address: this node's address.
-            is_warm: whether to keep a template to fork ranks from, if there are modules to preload.
+            is_warm: True if the shim keeps a template from which ranks are forked; no effect without modules to
+                preload.
             environment: the agent's own environment; `node_environment` selects the part that ranks inherit.
             modules: modules that the template imports.
             gone_seconds: seconds after which killed processes that still exist count as a failure.
-            cgroup: name of the node's cgroup, unique on this machine. None: derived from `state`. Empty: ranks get no
-                cgroup.
+            cgroup: name of the node's cgroup, unique on this machine. None means that the name is derived from `state`.
+                If empty, ranks get no cgroup.
             user: users of this node's ranks; None means the agent's own user.
-            memory_paths: paths of the kernel's memory figures.
+            memory_paths: paths of the kernel's files with memory statistics.
         """
         self._memory_paths = memory_paths
         self._state = state.absolute()
@@ -220,14 +221,17 @@ class Supervisor:
         self._user = user
         self._modules = modules if is_warm and can_preload(modules) else ()
         self.gone_seconds = gone_seconds
-        """The agent sets this to the value of the control plane's timeouts."""
+        """Seconds after which killed processes that still exist count as a failure.
+
+        The agent sets the value from the control plane's timeouts.
+        """
         self._cgroup = (
             f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
         )
         self._confinement: tuple[str, str] | None = None
-        """The shim's last report on cgroups: (their folder, the reason why there are none)."""
+        """The shim's last report on cgroups: (their folder, the reason if cgroups are unavailable)."""
         self.changed = Signal()
-        """Notified whenever the state of a rank or of the shim changes here."""
+        """Notified at every change of the state of a rank or of the shim."""
         self.preload = Preload.PENDING
         self._inherited = node_environment(environment, card_of(address))
         self._disk = RankRecords(self._state)
@@ -245,7 +249,7 @@ class Supervisor:
         """Number of `Ranks` messages received."""
         self._writer: asyncio.StreamWriter | None = None
         self._shim_pid: int | None = None
-        """The shim's pid while it is a child of this process, which must then reap it; else None."""
+        """The shim's pid while the shim is a child of this process, which must reap it; otherwise None."""
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
@@ -271,13 +275,13 @@ class Supervisor:
         await self._list()
 
     async def close(self) -> None:
-        """Disconnect from the shim. The shim and its ranks live on for the next agent of this node."""
+        """Disconnect from the shim. The shim and its ranks continue for the next agent of this node."""
         self._is_closing = True
         await end(*self._tasks)
         self._hang_up()
 
     async def shut_down(self) -> None:
-        """End all ranks and the shim, then close. Called when the node leaves for good.
+        """End all ranks and the shim, then close. Called when the node departs permanently.
 
         Raises:
             ShimUnavailable: the shim does not end.
@@ -294,9 +298,9 @@ class Supervisor:
 
     @property
     def is_warm(self) -> bool:
-        """Whether ranks start as fast as possible.
+        """True if ranks start as fast as possible.
 
-        True when the template can be forked, or when there is nothing to preload.
+        This is the case when the template can be forked, or when there are no modules to preload.
         """
         return self.preload in (Preload.READY, Preload.NONE)
 
@@ -307,7 +311,7 @@ class Supervisor:
     ) -> None:
         """Ask the shim to start one rank; return when the request is sent.
 
-        A rank that was requested before is left as it is. `next_exit` reports a start that fails as an exit.
+        A repeated request for the same rank has no effect. `next_exit` reports a failed start as an exit.
 
         Args:
             plan: the plan of the generation.
@@ -315,7 +319,7 @@ class Supervisor:
             rank: one of this node's ranks.
             entry: path of the user's script on this node: `plan.script.entry_point` below the source tree.
             agent_socket: path at which the rank connects to its agent.
-            supplied: environment and packages besides the job's own variables.
+            supplied: environment variables and packages in addition to the job's own variables.
 
         Raises:
             ShimUnavailable: no shim runs, and none can be started.
@@ -356,9 +360,9 @@ class Supervisor:
         self._send(start)
 
     def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
-        """Record that a rank cannot be started, as an exit.
+        """Record as an exit that a rank cannot be started.
 
-        A rank whose start was requested before is left as it is.
+        The call has no effect if the rank's start was requested before.
 
         Args:
             plan: the plan of the generation.
@@ -398,14 +402,14 @@ class Supervisor:
     # -- stopping
 
     def halt_now(self, run: RunId, generation: Generation) -> None:
-        """Kill the ranks of this run up to this generation, with all descendants; return at once.
+        """Kill the ranks of this run up to this generation, with all descendants. Return immediately.
 
         The shim refuses later starts of these generations.
         """
         self._send(StopRanks(run=run, generation=generation))
 
     def kill_rank(self, run: RunId, generation: Generation, rank: Rank) -> None:
-        """Kill one rank's process for a drill, as a real fault would. No effect if the rank has ended.
+        """Kill one rank's process for a drill, as a real fault would. The call has no effect if the rank has ended.
 
         Args:
             run: the rank's run.
@@ -436,16 +440,16 @@ class Supervisor:
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return once no process of this run's ranks and none of their descendants exists any more.
+        """Return when no process of this run's ranks and no descendant exists any more.
 
         This call kills no living rank; stop ranks first.
 
-        The proof is an empty cgroup. It covers processes that the shim cannot see, such as children in sessions of
-        their own whose rank's shim has died. Where ranks have no cgroup, and for ranks that are about to start, the
+        The proof is an empty cgroup. It covers processes that the shim cannot see, for example children in separate
+        sessions whose rank and shim have ended. If ranks have no cgroup, and for ranks that are about to start, the
         shim's count is the proof.
 
-        Where ranks have users of their own, all processes of these users are killed as well, whatever their run. No
-        rank of another run lives here at this time, and programs that pip or a command left are in no rank's cgroup.
+        If ranks run as separate users, all processes of these users are also killed, for any run. No rank of another
+        run exists on this node at this time. Programs that pip or a command left behind are in no rank's cgroup.
 
         Args:
             run: the run to check; None for all runs.
@@ -509,15 +513,15 @@ class Supervisor:
                 return
             await self.changed.wait(version)
 
-    # -- the line to the shim
+    # -- the connection to the shim
 
     def _send(self, message: Message) -> None:
-        """Send a message to the shim. Without a shim it is dropped: nothing could be stopped, forgotten or listed."""
+        """Send a message to the shim. Without a shim the message is dropped, because it would have no effect."""
         if self._writer is not None:
             self._writer.write(codec.frame(message))
 
     async def _list(self) -> None:
-        """Request the shim's whole state and wait for it."""
+        """Request the shim's full state and wait for the answer."""
         await self._connected()
         heard = self._answer_count
         self._send(ListRanks())
@@ -535,7 +539,7 @@ class Supervisor:
             raise ShimUnavailable("there is no shim") from None
 
     async def _connect(self) -> asyncio.StreamReader:
-        """Connect to the shim. Without one, kill the last shim's ranks and start a new shim."""
+        """Connect to the shim. If no shim answers, kill the last shim's ranks and start a new shim."""
         reader = await self._dial()
         if reader is None:
             await self._bury()
@@ -635,9 +639,9 @@ class Supervisor:
             self.changed.notify()
 
     async def _connect_again(self) -> asyncio.StreamReader:
-        """Connect to a new shim and retry until it works.
+        """Connect to a new shim, and retry until the connection succeeds.
 
-        A machine without memory for a shim may have some a minute later.
+        A machine without free memory for a shim may have free memory a minute later.
         """
         told = ""
         while True:
@@ -741,7 +745,7 @@ class Supervisor:
             await asyncio.to_thread(_wait_for_child, pid)
 
     async def _bury(self) -> None:
-        """Kill the ranks that a dead shim left behind and record their ends, as no other process does."""
+        """Kill the ranks that a dead shim left behind, and record their ends."""
         orphans = [record for record in self._disk.read() if record.end is None]
         for record in orphans:
             known = self._records.get(_key(record))
@@ -790,9 +794,9 @@ class Supervisor:
         }
 
     async def _sample_memory(self) -> None:
-        """Sample figures that are lost with a rank's end, once per second.
+        """Sample the kernel's kill counts and the memory use of the node and its ranks, once per second.
 
-        These are the kernel's kill counts and the memory use of the node and its ranks.
+        The memory use of a rank can no longer be read after its end.
         """
         paths = self._memory_paths
         while True:
@@ -839,9 +843,9 @@ def _wait_for_child(pid: int) -> None:
 
 
 async def _kill(record: RankRecord) -> None:
-    """Kill a rank that is not a child of this process, with its descendants; return when it is gone.
+    """Kill a rank that is not a child of this process, with its descendants. Return when the rank has ended.
 
-    Returns at once if the rank has ended or its pid belongs to another process.
+    The call returns immediately if the rank has already ended or its pid belongs to another process.
     """
     if not processes.is_alive(record.pid, record.start_ticks):
         return

@@ -29,13 +29,15 @@ _EFA_BYTES = ("rx_bytes", "tx_bytes", "rdma_read_bytes", "rdma_write_bytes")
 LEAST_DISK_BYTES = 256 * 1024 * 1024
 LEAST_SHARE = 0.01
 LEAST_TMPFS_BYTES = 1024 * 1024
-"""Free bytes below which the node's tmpfs counts as full. Slots fill it by design; ranks' pages need this rest."""
+"""Free bytes below which the node's tmpfs counts as full. Slots fill the tmpfs by design, and ranks' pages need the
+remaining space.
+"""
 
 
 def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND) -> tuple[LinkFacts, ...]:
     """Return this node's network cards and the ports of EFA and InfiniBand adapters.
 
-    Bridges, tunnels and loopback are omitted: other software turns them on and off.
+    Bridges, tunnels and loopback are omitted, because other software activates and deactivates them.
 
     Args:
         class_net: folder in which the kernel lists cards.
@@ -56,7 +58,7 @@ def disk(path: Path, least_bytes: int | None = None, block_devices: Path = BLOCK
 
     Args:
         path: a folder.
-        least_bytes: free bytes below which the disk counts as full; None: the smaller of `LEAST_DISK_BYTES` and
+        least_bytes: free bytes below which the disk counts as full; None selects the smaller of `LEAST_DISK_BYTES` and
             `LEAST_SHARE` of the disk.
         block_devices: folder in which the kernel lists block devices by number.
 

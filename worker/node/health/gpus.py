@@ -3,10 +3,11 @@
     EVERSTEP_NVML_STUB=FILE
     {"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": false, "lost": false}]}
 
-The stub file is read at every reading. A missing file means no GPUs; while a file is unreadable, its last content
-counts. Outside local mode a stub is refused: a real node must not invent GPUs.
+The stub file is read at every reading. A missing file means that the node has no GPUs. While the file is unreadable,
+its last content is used. Outside local mode a stub is refused, because a real node must not report simulated GPUs.
 
-Invariant: a missing library or driver means no GPUs and is logged once. A fact that a GPU does not provide is omitted.
+Invariant: without the library or the driver, the node has no GPUs, and the reason is logged once. A fact that a GPU
+does not provide is omitted.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def gpu_reader(environment: Mapping[str, str] = os.environ) -> GpuReader:
         environment: environment of the agent; read for the stub and for local mode.
 
     Returns:
-        The stub if the environment names one, NVML if it is available, else a source without GPUs.
+        The stub if the environment names a stub file, otherwise NVML if it is available, otherwise a source without
+            GPUs.
 
     Raises:
         StubRefused: the environment names a stub outside local mode.
@@ -129,7 +131,7 @@ def _of_stub(gpu: _StubGpu) -> GpuFacts:
 
 
 class _NoNvml(Exception):
-    """The NVML library or the driver is missing."""
+    """Raised if the NVML library or the driver is missing."""
 
 
 class NvmlGpus:
@@ -201,7 +203,9 @@ class NvmlGpus:
             return GpuFacts(index=index, name=self._names[index], xids=xids, is_lost=True)
 
     def _ask(self, question: Callable[[], _T], unknown: _T) -> _T:
-        """Return the answer, or `unknown` if this GPU has none. Raises if the GPU is lost."""
+        """Return the result of an NVML call, or `unknown` if this GPU does not support it. Raise an error if the GPU is
+        lost.
+        """
         try:
             return question()
         except self._nvml.NVMLError_GpuIsLost:

@@ -13,9 +13,9 @@ from pathlib import Path
 from worker.core.memory_ends import KillCounts
 
 _NO_LIMIT_BYTES = 1 << 60
-"""Limits from here on mean "no limit": cgroup v1 writes a number near 2^63."""
+"""Value from which a limit means "no limit", because cgroup v1 shows a number near 2^63."""
 _RECORD_BYTES = 16 * 1024
-"""Buffer for one read of the kernel's log, which returns one shorter record."""
+"""Buffer size for one read of the kernel's log. A read returns one record, which is shorter."""
 _OVERWRITTEN_READS = 16
 
 
@@ -43,8 +43,9 @@ class ProcessMemory:
 def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
     """Read how much memory this process and its children can use.
 
-    A cgroup's usage includes cached file pages. Inactive ones count as available, as in MemAvailable: the kernel
-    reclaims them before it kills. Source: the working set of kubelet's eviction signal `memory.available`.
+    A cgroup's usage includes cached file pages. Inactive file pages count as available, as in MemAvailable, because the
+    kernel reclaims them before it kills a process. Source: the working set of kubelet's eviction signal
+    `memory.available`.
 
     Args:
         proc: mount point of procfs; replaced in tests.
@@ -75,14 +76,14 @@ def tmpfs_free_bytes(folder: Path) -> int:
 
 
 def slot_memory_bytes(slots: Path, *, beside_bytes: int) -> int:
-    """Return how many bytes the slots may take: the room on tmpfs, at most half of the node's memory.
+    """Return the maximum bytes of all slots: the free space on tmpfs, but at most half of the node's memory.
 
-    Slots of an earlier agent count as room, because the next agent takes them over. So all agents of a node return the
-    same number.
+    Slots of an earlier agent count as free space, because the next agent adopts them. So all agent processes of a node
+    return the same number.
 
     Args:
         slots: the folder on tmpfs; it need not exist yet.
-        beside_bytes: bytes of the folder's own tmpfs that are not for slots.
+        beside_bytes: bytes of the folder's own tmpfs that are reserved for other files.
 
     Returns:
         Bytes.
@@ -96,7 +97,7 @@ def slot_memory_bytes(slots: Path, *, beside_bytes: int) -> int:
 
 
 def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None:
-    """Read a process's resident memory. One small read that needs no privilege.
+    """Read a process's resident memory. The read is small and needs no privilege.
 
     The result is None once the process has ended or its memory is being freed. `proc` is the mount point of procfs.
     """
@@ -110,9 +111,10 @@ def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None
 
 
 def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Read the number of out-of-memory kills in this process's cgroup, or on the machine without such a cgroup.
+    """Read the number of out-of-memory kills in this process's cgroup.
 
-    The node's health compares two readings; the number alone has no meaning.
+    If the cgroup does not count kills, the number is that of the whole machine. The node's health compares two
+    readings; a single number has no meaning.
 
     The result is None if the kernel keeps no count. `proc` and `cgroups` are the mount points of procfs and of the
     cgroups.
@@ -126,7 +128,7 @@ def kill_counts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 
     The ranks are in the same memory cgroup as this process.
 
-    The root cgroup, which covers the whole machine, is not counted as a cgroup. `proc` and `cgroups` are the mount
+    For the root cgroup, which covers the whole machine, the cgroup's count is None. `proc` and `cgroups` are the mount
     points of procfs and of the cgroups.
     """
     own = _memory_cgroup(proc, cgroups)
@@ -179,7 +181,7 @@ def _record(descriptor: int) -> bytes:
 
 
 def _memory_cgroup(proc: Path, cgroups: Path) -> Path | None:
-    """Return this process's memory cgroup; None if it is not visible here (another namespace, not mounted)."""
+    """Return this process's memory cgroup; None if it is not visible (another namespace, or not mounted)."""
     unified = None
     for line in (proc / "self" / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -192,7 +194,7 @@ def _memory_cgroup(proc: Path, cgroups: Path) -> Path | None:
 
 
 def _inactive_file_bytes(group: Path) -> int:
-    """Return the inactive file pages of a cgroup and its children; cgroup v1 names the sum differently."""
+    """Return the bytes of inactive file pages of a cgroup and its children. cgroup v1 uses another name for the sum."""
     counts = _counts(group / "memory.stat")
     return counts.get("total_inactive_file", counts.get("inactive_file", 0))
 

@@ -1,4 +1,4 @@
-"""The health watch of a node: one reading per second in a thread of its own, judged and reported to the agent.
+"""The health watch of a node: it reads all devices once per second in a separate thread, and reports faults.
 
 A driver or disk that does not answer blocks only this thread, and the silence itself becomes a fault.
 
@@ -43,7 +43,7 @@ class HealthWatch:
         monotonic: Callable[[], float] = time.monotonic,
         period_seconds: float = PERIOD_SECONDS,
     ) -> None:
-        """Create the watch; nothing is read yet.
+        """Create the watch; `start` begins the readings.
 
         Args:
             gpus: source of GPU readings; the watch closes it.
@@ -61,7 +61,7 @@ class HealthWatch:
         self._usage = NodeUsage()
         self._busy: dict[int, deque[float]] = {}
         self._asked: tuple[str, float] | None = None
-        """The device that the thread is reading now, and since when; None between readings."""
+        """The device that the thread is reading now, and the start time of the read; None between readings."""
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -75,7 +75,7 @@ class HealthWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. A thread that waits for a driver is abandoned; it is a daemon thread."""
+        """End the thread. A daemon thread that waits for a driver is abandoned."""
         self._ends.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
@@ -138,7 +138,7 @@ class HealthWatch:
             try:
                 if self.look():
                     on_change()
-            except Exception as error:  # top of the loop: an exception in one reading must not end the watch
+            except Exception as error:  # an exception in one reading must not end the watch
                 if str(error) != trouble:
                     trouble = str(error)
                     log.exception("the node's health cannot be read")

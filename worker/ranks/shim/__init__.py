@@ -1,19 +1,19 @@
 """The shim: one small process per node that is the parent of all ranks.
 
-The shim outlives the agent, so a rank's exit is always observed and never guessed.
+The shim outlives the agent, so every exit of a rank is observed, even during a restart of the agent.
 
     agent ── unix socket ──▶ shim (standard library and msgspec; single-threaded)
                               ├── template (has imported torch and others; never runs user code)
                               │     └─ fork ─▶ warm rank, a child of the shim
                               └── fork, exec ─▶ cold rank
 
-The template is a separate process. Its seconds of imports never delay an exit report, and a crash in an imported
-library does not reach the parent of the ranks. The template forks twice, so that a rank becomes a child of the shim,
+The template is a separate process. Its imports take seconds and do not delay an exit report. A crash in an imported
+library does not affect the parent of the ranks. The template forks twice, so that a rank becomes a child of the shim,
 its nearest subreaper. A rank waits at a gate until its record is on disk. So every process that runs user code is
 recorded, and a restarted agent finds it.
 
-Measured on 2 cores (torch 2.13, DeepSpeed 0.19.8): see `template`.
+`template` contains measured start times.
 
 Invariant: every process below the shim is the template, a rank with a record, a descendant of such a rank, or about to
-be killed. The shim does not interpret jobs, plans or steps: it only repeats the run, generation and rank of a start.
+be killed. The shim does not interpret jobs, plans or steps. It only identifies a start by run, generation and rank.
 """

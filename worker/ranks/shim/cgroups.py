@@ -1,12 +1,13 @@
-"""One cgroup per generation, in which all processes of its ranks can be killed and proven gone.
+"""One cgroup per generation, with which all processes of its ranks are killed, and their end is proven.
 
     <own cgroup>/everstep-<uid>-<node>/<run>.<generation>
 
-A child can leave its parent, its session and its process group, but leaves its cgroup only if it is moved to another.
-cgroup v2 is used where it is mounted and writable (root, or `Delegate=yes` in a systemd unit), else the freezer of
-cgroup v1. No controller is enabled: these cgroups limit nothing, and memory is accounted where it was before.
+A process can leave its parent, its session and its process group, but stays in its cgroup unless it is moved
+explicitly. cgroup v2 is used if it is mounted and writable (root, or `Delegate=yes` in a systemd unit), otherwise the
+freezer of cgroup v1. No controller is enabled, so these cgroups impose no limits and do not change the accounting of
+memory.
 
-Invariant: this module kills or removes only cgroups that it has made, and its own process is in none of them.
+Invariant: this module kills or removes only cgroups that it has made, and its own process is in none of these cgroups.
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ class RankCgroups:
 
 
 def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str]:
-    """Find a place where this process may make cgroups.
+    """Find a folder in which this process may create cgroups.
 
     Args:
-        name: of the node's folder; unique on this machine.
+        name: name of the node's folder; unique on this machine.
         proc: mount point of procfs; replaced in tests.
 
     Returns:
-        (the place or None, its path or the reason for None); the text is for the log.
+        (the node's cgroups or None, their path or the reason for None). The text is for the log.
     """
     refusals = []
     for version, parent in _own_cgroups(proc):
@@ -106,9 +107,9 @@ def pids(path: str) -> set[int]:
 
 
 def kill(path: str) -> None:
-    """Send SIGKILL to all processes in a cgroup and return at once.
+    """Send SIGKILL to all processes in a cgroup and return immediately.
 
-    Callers that need proof poll `pids` and call `kill` again until it is empty.
+    Callers that need proof poll `pids` and repeat `kill` until `pids` is empty.
     """
     folder = Path(path)
     try:
@@ -121,7 +122,7 @@ def kill(path: str) -> None:
 
 
 def remove(path: str) -> bool:
-    """Remove a cgroup if it is empty; return whether it is gone."""
+    """Remove a cgroup if it is empty. Return whether the cgroup no longer exists."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -134,7 +135,7 @@ def remove(path: str) -> bool:
 def _kill_frozen(folder: Path) -> None:
     """Kill on cgroup v1 and on kernels before 5.14.
 
-    The freezer, where present, stops forks meanwhile; processes die on thaw.
+    An available freezer prevents forks meanwhile, and the processes end when they are thawed.
     """
     state = folder / "freezer.state"
     freezes = state.exists()

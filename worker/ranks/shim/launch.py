@@ -34,20 +34,20 @@ _STALE_PREFIXES = (
     "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_", "DS_ACCELERATOR",
 )  # fmt: skip
 _APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
-"""Variables that libraries read at start, but that `become` can still apply."""
+"""Variables that libraries read at import, but that `become` can still apply in a fork."""
 
 
 def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:
     """Return a variable whose value a warm rank could not apply any more. Pure.
 
-    Libraries in the template have already read their variables when it forks a rank.
+    Libraries in the template have read their variables before the template forks a rank.
 
     Args:
         environment: the rank's environment.
         template: the environment with which the template was started.
 
     Returns:
-        The first such variable's name, or None if a warm start is possible.
+        Name of the first such variable, or None if a warm start is possible.
     """
     for name in sorted(environment.keys() | template.keys()):
         late = (name.startswith(_STALE_PREFIXES) or name == "LANG") and name not in _APPLIED_LATE
@@ -72,8 +72,8 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
 
     Args:
         user: the user to change to; None keeps the present user.
-        stdout: an open file; becomes descriptor 1.
-        stderr: an open file; becomes descriptor 2.
+        stdout: an open file that becomes descriptor 1.
+        stderr: an open file that becomes descriptor 2.
         gate: a pipe. One byte releases the rank; end of file ends this process.
     """
     signal.set_wakeup_fd(-1)

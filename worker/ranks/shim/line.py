@@ -12,12 +12,12 @@ from everstep.protocol import codec
 from everstep.protocol.codec import Message
 
 _MAX_UNSENT_BYTES = 4 * codec.MAX_MESSAGE_BYTES
-"""Unsent bytes beyond which a peer counts as lost. The peer learns the whole state again when it reconnects."""
+"""Unsent bytes beyond which a peer counts as lost. The peer receives the full state when it reconnects."""
 _RECEIVE_BYTES = 1 << 18
 
 
 class Line:
-    """One stream socket with frames in both directions; never blocks."""
+    """Connection over a stream socket that carries frames in both directions and never blocks."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -74,5 +74,5 @@ class Line:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes wait for `flush`."""
+        """True if bytes wait for `flush`."""
         return bool(self._unsent)

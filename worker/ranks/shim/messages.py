@@ -27,7 +27,8 @@ class Preload(StrEnum):
     """State of the template.
 
     PENDING: the template still imports. READY: warm ranks are forked from the template. FAILED: the reason is in
-    `Ranks.preload_error`. NONE: no modules to preload. Except in READY, ranks that ask for a warm start start cold.
+    `Ranks.preload_error`. NONE: no modules to preload. In all states except READY, a requested warm start becomes a
+    cold start.
     """
 
     PENDING = "pending"
@@ -53,9 +54,9 @@ class StartRank(Message, frozen=True):
     stderr_path: str
     warm: bool = True
     packages: str = ""
-    """A folder to import from before the interpreter's own packages; empty for none."""
+    """Folder from which the rank imports before the interpreter's own packages; empty for no folder."""
     package_modules: tuple[str, ...] = ()
-    """Modules in that folder. If the template has loaded one of these names, the rank starts cold."""
+    """Names of the modules in `packages`. If the template has loaded one of these names, the rank starts cold."""
     user: RankUser | None = None
     """The user to run as; None means the shim's user."""
 
@@ -67,12 +68,12 @@ class StopRanks(Message, frozen=True):
     """
 
     run: RunId | None
-    """Run whose ranks are killed. None: the ranks of every run."""
+    """Run whose ranks are killed. Run whose ranks are killed; None for the ranks of every run."""
     generation: Generation
 
 
 class ListRanks(Message, frozen=True):
-    """Request for the whole state; the answer is `Ranks`."""
+    """Request for the shim's full state; the answer is `Ranks`."""
 
 
 class ForgetRun(Message, frozen=True):
@@ -91,15 +92,15 @@ class RankEnd(Message, frozen=True):
     code: int
     """Exit code, or minus the number of the signal."""
     at_seconds: float
-    """Unix time."""
+    """Time of the end, Unix seconds."""
     stopped: bool
-    """Whether a `StopRanks` or `Shutdown` had reached the rank."""
+    """True if a `StopRanks` or `Shutdown` had requested the end of the rank before."""
     text: str = ""
-    """Explanation of an end that the shim did not observe itself; else empty."""
+    """Explanation of an end that the shim did not observe itself; otherwise empty."""
 
 
 class RankRecord(Message, frozen=True):
-    """One rank's process; the same record is on disk."""
+    """Record of one rank's process, also stored on disk."""
 
     run: RunId
     generation: Generation
@@ -108,7 +109,7 @@ class RankRecord(Message, frozen=True):
     start_ticks: int
     """Field 22 of /proc/PID/stat; together with the pid it identifies the process uniquely."""
     started_at_seconds: float
-    """Unix time."""
+    """Time of the start, Unix seconds."""
     is_warm: bool
     stdout_path: str
     stderr_path: str
@@ -142,7 +143,7 @@ class RankExited(Message, frozen=True):
 
 
 class Ranks(Message, frozen=True):
-    """The shim's whole state."""
+    """The shim's full state."""
 
     pid: int
     records: tuple[RankRecord, ...]
@@ -154,9 +155,9 @@ class Ranks(Message, frozen=True):
     """Resident memory of the template in bytes."""
     preload_error: str = ""
     confinement: str = ""
-    """Folder in which the cgroups of ranks are made; empty if none can be made."""
+    """Folder in which the cgroups of ranks are created; empty if cgroups cannot be created."""
     confinement_error: str = ""
-    """Why ranks have no cgroup; else empty."""
+    """Reason why ranks have no cgroup; otherwise empty."""
 
 
 ToShim = StartRank | StopRanks | ListRanks | ForgetRun | Shutdown

@@ -1,8 +1,8 @@
-"""Imports of the template, made once so that no rank repeats them.
+"""The template's imports, which forked ranks need not repeat.
 
 The list contains the modules that `deepspeed.initialize` and `fully_shard` import on first use, besides torch itself.
-With only `import deepspeed`, a forked rank still took 4.9-5.7 s to its first step, with all of these 0.5 s (measured).
-Source: `reference/torch_deepspeed.md`, Processes.
+With only `import deepspeed`, a forked rank needed 4.9 to 5.7 s to its first step. With all modules of the list it
+needed 0.5 s (measured). Source: `reference/torch_deepspeed.md`, Processes.
 
 Invariant: after `preload` this process has one thread, no process group and no CUDA context, so it can fork safely.
 """
@@ -44,7 +44,7 @@ _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class PreloadFailed(Exception):
-    """The template must not fork; the text names the reason."""
+    """Raised if the template must not fork; the text names the reason."""
 
 
 def can_preload(modules: Sequence[str]) -> bool:
@@ -60,13 +60,13 @@ def preload(modules: Sequence[str]) -> None:
     """Import the modules, load DeepSpeed's operator if it is built, and freeze the heap.
 
     The template calls this once. Modules that are not installed are skipped. Nothing is compiled here: compiling takes
-    half a minute, and most jobs do not use DeepSpeed. The first rank that needs the operator builds it.
+    half a minute, and most jobs do not use DeepSpeed. The first rank that needs the operator compiles it.
 
     Args:
         modules: full names, in import order.
 
     Raises:
-        PreloadFailed: an import has left a thread running, or has used the CUDA driver, so that forks could not use it.
+        PreloadFailed: an import has left a thread running, or has used the CUDA driver, which forks could then not use.
     """
     with _cuda_untouched():
         for name in modules:
@@ -86,9 +86,10 @@ def preload(modules: Sequence[str]) -> None:
 
 @contextmanager
 def _cuda_untouched() -> Iterator[None]:
-    """Make torch ask NVML instead of the CUDA driver whether a device exists.
+    """Make torch query NVML instead of the CUDA driver for devices.
 
-    `torch.utils.cpp_extension` asks at import. A process that has used the driver cannot be forked.
+    `torch.utils.cpp_extension` queries the number of devices at import. A process that has used the driver cannot be
+    forked.
     """
     before = os.environ.get(_ASK_NVML)
     os.environ[_ASK_NVML] = "1"
@@ -111,10 +112,10 @@ def _spoils_forks() -> bool:
 def load_operator() -> bool:
     """Load DeepSpeed's operator if ranks have built it, so that later ranks need not load it.
 
-    Costs nothing if the operator is already loaded or not built.
+    The call returns immediately if the operator is already loaded or not built.
 
     Returns:
-        Whether this call has loaded it.
+        True if this call has loaded the operator.
 
     Raises:
         PreloadFailed: the load has left a thread running.
@@ -148,11 +149,11 @@ def _check_threads() -> None:
 
 @contextmanager
 def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
-    """Hold the folder's builder lock during the block, and meanwhile remove locks of killed builders.
+    """Hold the folder's builder lock while the context is open. Remove locks of killed builders during the wait.
 
-    torch guards a build with a file that stays when its builder is killed, so that all later builders wait forever.
-    Templates take turns by Everstep's own lock, which the kernel releases when its holder dies. Other torch processes
-    do not use that lock, so their stale files are removed during the wait.
+    torch guards a build with a file that remains if its builder is killed. All later builders would then wait forever.
+    Templates use Everstep's own lock, which the kernel releases when the holding process ends. Other torch processes do
+    not use that lock, so their stale files are removed during the wait.
     """
     directory.mkdir(parents=True, exist_ok=True)
     is_over = threading.Event()
@@ -170,7 +171,8 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
 def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: float) -> None:
     """Remove torch's build locks that no process holds open.
 
-    A lock must be stale in two checks in a row: a finishing builder closes its lock before it removes it.
+    A lock is removed only if two consecutive checks find it stale, because a finishing builder closes its lock before
+    it removes the file.
     """
     before: set[tuple[Path, int]] = set()
     while not is_over.wait(look_seconds):

@@ -1,6 +1,6 @@
 """Facts about processes from /proc, and the end of whole process trees. Linux only.
 
-A process is identified by (pid, start ticks): the kernel reuses a pid, but never both together.
+A process is identified by (pid, start ticks). The kernel reuses pids, but never the same pair.
 
 Invariant: this module signals only the process that the caller named, its descendants and members of its session.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _MAX_PASSES = 16
-"""Passes after which a tree that still grows is killed anyway; its owner checks again."""
+"""Maximum passes over a growing process tree before it is killed. The caller checks for remaining processes."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -51,13 +51,13 @@ def find(pid: int) -> Process | None:
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
-    """Return whether exactly this process still runs; False for a zombie."""
+    """Return whether the process with this pid and these start ticks runs; False for a zombie."""
     process = find(pid)
     return process is not None and process.start_ticks == start_ticks and not process.is_zombie
 
 
 def is_there(pid: int, start_ticks: int) -> bool:
-    """Return whether exactly this process exists; True for a zombie too."""
+    """Return whether the process with this pid and these start ticks exists; also True for a zombie."""
     process = find(pid)
     return process is not None and process.start_ticks == start_ticks
 
@@ -90,8 +90,9 @@ def tree(root: int, processes: Mapping[int, Process]) -> set[int]:
 def kill_tree(root: int) -> frozenset[Process]:
     """Kill a process, all its descendants and its session with SIGKILL.
 
-    Blocks for some milliseconds, does not wait for the processes to end and reaps none. The tree is stopped before it
-    is killed: children of a killed parent would move to another parent and could not be found any more.
+    The call blocks for some milliseconds. It neither waits for the end of the processes nor reaps them. The tree is
+    stopped before it is killed, because children of a killed parent would get another parent and would no longer be
+    found.
 
     Args:
         root: the leader's pid. The caller ensures that the pid still belongs to the intended process or its zombie.
@@ -132,11 +133,11 @@ class Usage:
     cpu_seconds: float
     """User and system time, including descendants that have ended and were reaped."""
     is_stopped: bool
-    """Whether a signal has stopped the process itself."""
+    """True if a signal has stopped the process itself."""
 
 
 def tree_usage(root: int) -> Usage:
-    """Return the resource use of a process tree so far; zero if the process does not exist.
+    """Return the accumulated resource use of a process tree; zero if the process does not exist.
 
     Reads all of /proc, which takes some milliseconds.
     """
@@ -193,7 +194,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends; forks do not inherit this.
+    """Ask the kernel to kill this process when its parent ends; forks do not inherit this setting.
 
     Raises:
         OSError: the kernel refuses.
@@ -202,7 +203,7 @@ def die_with_parent() -> None:
 
 
 def set_title(words: Iterable[str]) -> None:
-    """Show `words` as this process's command line, so that people and tools can find a rank by its script.
+    """Show `words` as this process's command line, so that users and tools find a rank by its script.
 
     The text overwrites the area in which the kernel stored the arguments of the last exec; a longer text is cut. Python
     has its own copy of the arguments. Source: proc(5), stat fields 48 and 49.
@@ -219,7 +220,7 @@ def set_name(name: str) -> None:
     """Set the name that `ps` and `top` show for this thread.
 
     Args:
-        name: cut after 15 bytes.
+        name: the name, of which the kernel keeps 15 bytes.
 
     Raises:
         OSError: the kernel refuses.

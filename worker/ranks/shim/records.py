@@ -1,4 +1,4 @@
-"""Records of ranks on disk: one small JSON file per rank with its process and its end.
+"""Records of ranks on disk: one small JSON file per rank, which describes its process and its end.
 
     <state>/ranks/<run>.<generation>.<rank>.json
 
@@ -6,7 +6,7 @@ The shim writes a record before it reports anything about the rank. The supervis
 shim is dead. A rank is not started if the disk refuses its record. The end of a rank is reported even if the disk
 refuses the write; the write is then retried.
 
-Invariant: a record's file is complete or absent. Readers skip only files that no shim wrote.
+Invariant: a record's file is either complete or absent. Readers skip only files that were not written by a shim.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class RankRecords:
     def write(self, record: RankRecord) -> None:
         """Replace a rank's record atomically.
 
-        The file survives this process, but is not fsynced: if the node fails, so does the rank.
+        The file survives this process, but is not fsynced. A failure of the node also ends the rank, so a lost record
+        does no harm.
 
         Raises OSError if the disk is full or refuses the write. The earlier record then stays.
         """
@@ -54,7 +55,10 @@ class RankRecords:
             raise
 
     def write_end(self, record: RankRecord) -> None:
-        """Write the record of a rank that has ended; if the disk refuses, keep it for `write_owed`."""
+        """Write the record of a rank that has ended.
+
+        If the disk refuses the write, the record is kept for `write_owed`.
+        """
         try:
             self.write(record)
         except OSError as error:
@@ -69,7 +73,7 @@ class RankRecords:
         return bool(self._owed)
 
     def write_owed(self) -> None:
-        """Retry the ends that the disk has refused.
+        """Write the ends again that the disk has refused.
 
         The owner calls this every `RETRY_SECONDS` and at its own end.
         """

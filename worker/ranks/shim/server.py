@@ -2,10 +2,10 @@
 
 The loop has one thread and never blocks for longer than one pass through /proc, so a rank's exit is recorded and
 reported within milliseconds. Facts that must survive the shim (running ranks, exits) are on disk before they are
-reported. The only exception is an end that the disk refuses: it is reported anyway.
+reported. The only exception is an end whose write the disk refuses: such an end is reported before it is on disk.
 
-Invariant: a rank passes its gate only after its record is written. A record without an end names a process that has not
-been reaped yet, or whose end still waits for the disk.
+Invariant: a rank passes its gate only after its record is written. A record without an end describes a process that has
+not been reaped yet, or whose end still waits for the disk.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ShimOptions:
     modules: tuple[str, ...]
     """Modules to preload; if empty, every rank starts cold."""
     ready: int | None = None
-    """A pipe that the shim closes once its socket listens."""
+    """Pipe that the shim closes as soon as its socket listens."""
     cgroup: str = ""
     """Name of this node's cgroup; if empty, ranks get no cgroup of their own."""
 
@@ -87,7 +87,7 @@ class _Template:
 
 @dataclass(slots=True)
 class _Pending:
-    """A requested start that is not yet a process."""
+    """A requested start whose process does not exist yet."""
 
     start: StartRank
     client: Line
@@ -120,14 +120,14 @@ class Shim:
     _template: _Template | None = None
     _is_ending: bool = False
     _environment: dict[str, str] = field(default_factory=processes.initial_environment)
-    """The environment with which shim and template were started."""
+    """Environment with which the shim and the template were started."""
     _disk: RankRecords = field(init=False)
 
     def __post_init__(self) -> None:
         self._disk = RankRecords(self.options.state_dir)
 
     def run(self) -> None:
-        """Serve until `Shutdown` or SIGTERM, then until no process is left below this one.
+        """Serve until `Shutdown` or SIGTERM. Then end all processes below the shim, and return.
 
         Raises:
             SystemExit: another shim serves this state directory.
@@ -304,9 +304,9 @@ class Shim:
             self._start_cold(client, start)
 
     def _has_been_asked(self, client: Line, key: RankKey) -> bool:
-        """Return whether this start was requested before; its answer then goes to this client.
+        """Return whether this start was requested before. The answer then goes to this client.
 
-        The first request may be from an agent that has died since.
+        The first request may have come from an agent that has ended since.
         """
         if (record := self._records.get(key)) is not None:
             self._say(client, RankStarted(record=record))
@@ -333,7 +333,7 @@ class Shim:
         Args:
             client: the connection that requested the start.
             start: the agent's request, which names the rank, its user and its output files.
-            why: reason to log and to write to the rank's stderr, where the job itself causes the cold start; else
+            why: reason to log and to write to the rank's stderr, if the job itself causes the cold start; otherwise
                 empty.
         """
         try:
@@ -358,9 +358,9 @@ class Shim:
         self._admit(_Pending(start, client, ours), pid, is_warm=False)
 
     def _fork_waiting(self) -> None:
-        """Send waiting starts to the template if it is ready; else start them cold.
+        """Send waiting starts to the template if it is ready; otherwise start these ranks cold.
 
-        Waiting for a template that still imports would not be faster than a rank's own imports.
+        To wait for a template that still imports would take as long as the rank's own imports.
         """
         template = self._template
         waiting, self._waiting = self._waiting, []
@@ -502,7 +502,8 @@ class Shim:
     def _bury_template(self, template: _Template) -> None:
         """Handle the end of the template.
 
-        Ranks that it was asked for start cold, unless they were stopped. A template that had been ready is replaced.
+        Ranks that the template was asked to fork start cold, unless they were stopped. A template that had been ready
+        is replaced.
         """
         self._hear_template(template)
         self._hang_up(template)
@@ -549,7 +550,7 @@ class Shim:
         self._sweep()
 
     def _is_bare(self) -> bool:
-        """Return whether no process is left below this one, after reaping and killing those that are."""
+        """Reap and kill the processes below the shim, and return whether none is left."""
         self._reap()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -590,7 +591,10 @@ class Shim:
             self._emptying.add(path)
 
     def _sweep(self) -> None:
-        """Kill what ranks left: in cgroups without ranks, and, while no rank lives, all unexpected children."""
+        """Kill the processes that ended ranks left behind.
+
+        These are the processes in cgroups without ranks and, while no rank lives, all unexpected children.
+        """
         for path in list(self._emptying):
             cgroups.kill(path)
             if not cgroups.pids(path) and cgroups.remove(path):
@@ -601,7 +605,7 @@ class Shim:
     def _strays(self) -> set[int]:
         """Return children that are neither ranks nor the template.
 
-        Empty while ranks live or start: a child may then belong to one of them.
+        The result is empty while ranks run or start, because a child may then belong to one of these ranks.
         """
         if self._living or self._forking:
             return set()
@@ -609,7 +613,7 @@ class Shim:
 
 
 def _wake_up(number: int, frame: object) -> None:
-    """Do nothing: the signal has already written its number to the wake-up socket."""
+    """Do nothing. The signal has already written its number to the wake-up socket."""
 
 
 def _key(message: RankRecord | StartRank) -> RankKey:
@@ -631,7 +635,10 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 
 
 def _open_stream(path: str, start: StartRank) -> int:
-    """Open a rank's output file. The rank's user may reopen it (as /dev/stdout) for writing, but not for reading."""
+    """Open a rank's output file.
+
+    The rank's user may reopen the file for writing (as /dev/stdout), but not for reading.
+    """
     stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if start.user is not None:
         os.fchown(stream, -1, start.user.gid)
@@ -640,7 +647,7 @@ def _open_stream(path: str, start: StartRank) -> int:
 
 
 def _write_down(start: StartRank) -> int:
-    """Return an in-memory file with a warm rank's start message.
+    """Write a warm rank's start message to an in-memory file, and return the file.
 
     The rank's fork reads the file. The template does not, because later ranks inherit its memory.
     """
@@ -651,7 +658,7 @@ def _write_down(start: StartRank) -> int:
 
 
 def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:
-    """Send to the template, which reads promptly. If it has died, its exit is handled elsewhere."""
+    """Send a message to the template, which reads promptly. The exit of a template is handled elsewhere."""
     line.setblocking(True)
     try:
         line.sendall(data[socket.send_fds(line, [data], descriptors) :])

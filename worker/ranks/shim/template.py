@@ -7,14 +7,15 @@
                         ◀─────             Forked | ForkFailed
 
 The template forks twice and ends the intermediate process, so that the shim becomes the rank's parent. The template
-never runs user code and never reads a job's start message. Only the new rank reads that message, because it contains
-secrets, and memory of the template is inherited by all later ranks.
+never runs user code and never reads a job's start message. Only the new rank reads that message. The message contains
+secrets, and all later ranks inherit the template's memory.
 
 The template compiles nothing. It loads DeepSpeed's operator before a fork, once ranks have built it.
 
-Measured on 2 quiet cores, torch 2.13, DeepSpeed 0.19.8, file cache warm: ready after 3.5 s, 362 MiB resident. From
-`StartRank` to the first line of the script 33 ms, 26 ms of it until `RankStarted`; cold, the imports alone cost 1.3-1.8
-s of CPU per rank. A rank's own interpreter shutdown takes 0.24 s, warm as cold.
+Measured on 2 quiet cores, torch 2.13, DeepSpeed 0.19.8, file cache warm: the template is ready after 3.5 s and has 362
+MiB resident memory. A warm rank needs 33 ms from `StartRank` to the first line of the script, 26 ms of it until
+`RankStarted`. For a cold rank, the imports alone take 1.3 to 1.8 s of CPU. The interpreter shutdown of a rank takes
+0.24 s in both cases.
 
 Invariant: the template has one thread and ends when the shim ends.
 """
@@ -79,7 +80,7 @@ def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
         modules: full names of the modules to import.
 
     Raises:
-        SystemExit: always. In the template, when the shim is gone; in a rank, when its script has ended.
+        SystemExit: always. In the template, when the shim has ended; in a rank, when its script has ended.
     """
     processes.die_with_parent()
     processes.set_name("rank template")
@@ -105,7 +106,9 @@ def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
 
 
 def _serve(line: socket.socket) -> StartRank | None:
-    """Answer requests. Return None when the shim is gone; in each new rank, return the rank's start message."""
+    """Answer requests. In the template, return None when the shim has ended. In each new rank, return the rank's start
+    message.
+    """
     while True:
         asked, descriptors, _, _ = socket.recv_fds(line, len(FORK), _DESCRIPTOR_COUNT)
         if not asked:
