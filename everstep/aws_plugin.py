@@ -4,8 +4,8 @@ The endpoint rules that `everstep configure` installs contain a token and cannot
 this module under `[plugins]` in ~/.aws/config. Every `aws` command then imports it. To stay fast, it imports only the
 standard library and `everstep.config`.
 
-The order of precedence is the same as in the SDK: EVERSTEP_TOKEN overrides the token of the default profile, and a
-named profile overrides the environment.
+The order of precedence is the same as in the SDK. EVERSTEP_TOKEN overrides the token of the default profile. A named
+profile overrides the environment.
 
 Invariant: the token is sent only to the endpoint that the rules chose, over https or to this machine. If
 EVERSTEP_ENDPOINT_URL is set, that endpoint must be the same.

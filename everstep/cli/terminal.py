@@ -1,7 +1,7 @@
 """Remove control sequences from text of users, jobs and instances before it is printed. Pure.
 
-A job can choose its output, its name and the reason of its failure. A terminal obeys control sequences in such text:
-OSC 52 writes the clipboard, other sequences move the cursor, change the title or send input to the shell. Only colors
+A job can choose its output, its name and the reason of its failure. A terminal obeys control sequences in such text.
+OSC 52 writes the clipboard. Other sequences move the cursor, change the title or send input to the shell. Only colors
 (SGR) pass.
 
 Invariant: the returned text contains no control characters except newline, tab and complete SGR sequences. Source:

@@ -120,8 +120,8 @@ class _Verdict:
     """Decides once whether an unaudited snapshot is consistent, and reports the result.
 
     Safe from any thread. The result is reported after the copy has ended. Torch raises a tensor's version only when an
-    operation ends. The deciding check therefore waits until the training thread executes no torch operation: at a pause
-    after the copy, or at the guard, whichever happens first.
+    operation ends. The deciding check therefore waits until the training thread executes no torch operation. The first
+    such moment is a pause after the copy, or the guard.
 
     Args:
         moved: returns the names of tensors whose version or address changed since the boundary.

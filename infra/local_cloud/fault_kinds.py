@@ -8,8 +8,9 @@ Data only. The options of the command line are generated from the fields. A targ
 - A number n: the n-th running instance in launch order, modulo the number of instances.
 - An empty target: the seed chooses an instance.
 
-The command line and fault scripts also accept roles (`roles`) and replace them by ids before they inject the fault. If
-a target is not an id, a fault that needs a rank or a replica uses the next instance with such a rank or replica.
+The command line and fault scripts also accept roles (`roles`) and replace them by ids before they inject the fault.
+Some faults need a rank or a replica on the instance. If the target is not an id, such a fault uses the next suitable
+instance.
 """
 
 from __future__ import annotations

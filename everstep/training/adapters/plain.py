@@ -312,8 +312,9 @@ class PlainAdapter:
     def _gradients(self, tensors: list[StateTensor]) -> bytes:
         """Return for each parameter whether it has a gradient, and append gradients that are state to `tensors`.
 
-        If its optimizer's step has used a gradient, its value is not state, but its existence is: AdamW updates a
-        parameter with a zero gradient and skips a parameter without a gradient. All other gradients are state:
+        If the optimizer's step has used a gradient, only the existence of the gradient is state, and its value is not.
+        The existence matters: AdamW updates a parameter with a zero gradient and skips a parameter without a gradient.
+        All other gradients are state:
 
         - gradients of an optimizer that did not step
         - gradients that were created or changed after the step
