@@ -42,8 +42,8 @@ check: setup  ## lint, types, contracts, and that what is made from the API is c
 fix: setup  ## format, mend what can be mended mechanically, renew generated documents
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
-	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m control_plane.contract
+	@$(BIN)/python docs/generate.py
 
 web: $(DASHBOARD)  ## the dashboard: types, tests, and its build into control_plane/static, skipped when nothing changed; node comes from PyPI
 

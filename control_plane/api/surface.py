@@ -171,7 +171,9 @@ def _document(app: FastAPI) -> Json:
         for answer in operation["responses"].values():
             if MEDIA_TYPE in answer.get("content", {}):  # FastAPI supports models for JSON only
                 answer["content"] = {MEDIA_TYPE: answer["content"]["application/json"]}
-        operation["parameters"] = [_without_titles(_plain(parameter)) for parameter in operation.get("parameters", [])]
+        operation["parameters"] = [
+            _without_nul(_without_titles(_plain(parameter))) for parameter in operation.get("parameters", [])
+        ]
         operation["responses"] = {
             **{status: answer for status, answer in operation["responses"].items() if status.startswith("2")},
             **{status: {"$ref": f"#/components/responses/{status}"} for status in _error_answers(is_open)},
@@ -194,6 +196,13 @@ def _every(kind: type[errors.ApiError]) -> Iterator[type[errors.ApiError]]:
     for inner in kind.__subclasses__():
         yield inner
         yield from _every(inner)
+
+
+def _without_nul(parameter: Json) -> Json:
+    """Return a parameter whose plain text excludes NUL, as `deps` requires of every path and query parameter."""
+    schema = parameter["schema"]
+    is_plain_text = schema.get("type") == "string" and not {"pattern", "enum", "format"} & set(schema)
+    return {**parameter, "schema": {**schema, "pattern": r"^[^\x00]*$"}} if is_plain_text else parameter
 
 
 def _plain(schema: Any) -> Any:
