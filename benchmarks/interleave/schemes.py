@@ -17,7 +17,7 @@ MAX_SLOWDOWN = 0.01
 
 
 class Scheme(StrEnum):
-    """How snapshot bytes share the network with training.
+    """A rule for sharing the network between snapshot bytes and training.
 
     NONE: no checkpoints. BLOCKING: all bytes at the start of the iteration, while training waits. SINGLE: one partition
     per idle span. UNPIPELINED: many partitions through one receive buffer, which is copied out before the next is sent.

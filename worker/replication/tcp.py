@@ -146,7 +146,7 @@ class TcpSession:
         return message
 
     def read_ahead(self) -> None:
-        """From now on, read as many bytes at a time as are available.
+        """Read as many bytes per call as are available, from the next read on.
 
         Called after the handshake of a session that will not be detached.
         """
