@@ -412,7 +412,7 @@ class Agent:
 
     def _member_report(self) -> MemberReport | None:
         if self._promise is None or self._promising is not None:
-            return None  # the old membership is being ended, and the new promise does not hold yet
+            return None  # The old membership is ending, and the new promise is not fulfilled yet.
         membership, member = self._promise.membership, self._member
         if member is None:
             return MemberReport(
@@ -486,7 +486,7 @@ class Agent:
                     self._full_disks.note(error)
                     log.info("the source %s is not to be had ahead: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    if source in self._wanted_sources:  # otherwise this node has received a job meanwhile
+                    if source in self._wanted_sources:  # The set is cleared when this node receives a job.
                         log.warning("a source that this node is to have ready: %s", error)
                         self._unsound_sources.add(source.sha256)
                 self._changed()
@@ -503,7 +503,7 @@ class Agent:
         except OSError as error:
             log.info(
                 "sources that are not wanted any more stay on this node: %s", error
-            )  # the next request removes them, or keeps them
+            )  # The next request decides again about these archives.
         self._sources_asked.notify()
 
     # -- commands
@@ -813,7 +813,7 @@ class Agent:
         if self._leaving:
             log.error("run %s is released although not all that its ranks have left is in S3: the rest is lost", run)
             for task in self._leaving:
-                task.cancel()  # its thread may hang in the store and ends by itself
+                task.cancel()  # The upload's thread may still wait for the store, and ends without help.
         self._lapse()
         await self._store.release()
         await asyncio.to_thread(self._forget_files, run)
@@ -846,7 +846,8 @@ class Agent:
         self._supervisor.forget(run)
         self._logs.forget(run)
         self._archives.keep(())
-        trees = (self._settings.state / "sources").glob(f"{run}*")  # including the unfinished tree of a killed agent
+        # The pattern includes an unfinished tree of a killed agent.
+        trees = (self._settings.state / "sources").glob(f"{run}*")
         for folder in (*trees, home_of(self._settings.state, run)):
             shutil.rmtree(folder, ignore_errors=True)
         if self._settings.rank_user is not None:
@@ -869,7 +870,7 @@ class Agent:
             self._begin_load(plan, key)
 
     def _begin_load(self, plan: GenerationPlan, key: bytes) -> None:
-        for rank in list(self._store.shards):  # at this point no rank and no stream of any generation exists
+        for rank in list(self._store.shards):  # No rank and no stream of any generation exists now.
             self._store.settle_copiers(rank)
         self._member = Member(self._node, plan, key, on_change=self._changed)
         self._begin(self._load_member(self._member))
@@ -996,7 +997,7 @@ class Agent:
             self._exits[exited.rank] = exited.describe(boundary)
             if (
                 self._exits[exited.rank].exit_class is ExitClass.ERROR
-            ):  # the rank was not started, or its script could not write to a full disk
+            ):  # The rank was not started, or its script could not write to a full disk.
                 self._full_disks.note_words(self._exits[exited.rank].last_lines)
             log.info(
                 "rank %d: %s, code %d, after step %d",
@@ -1073,7 +1074,7 @@ class Agent:
         fault = self._full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
         self._faults = (*self._faults, fault)
         if self._promise is not None and self._promise.phase is MemberPhase.LOADING:
-            self._move(Event.LOAD_FAILED)  # otherwise the whole generation would wait for this node forever
+            self._move(Event.LOAD_FAILED)  # Without this report, the generation would wait for this node forever.
         else:
             self._changed()
 

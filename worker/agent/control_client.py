@@ -166,7 +166,7 @@ class ControlClient:
         if self._join_token or self._attest is None:
             return self._join_token
         token = await asyncio.to_thread(self._attest, url)
-        self._keep(token)  # if the connection breaks soon, no new signature is needed
+        self._keep(token)  # With the stored token, a new connection needs no new signature.
         return token
 
     def _keep(self, token: str) -> None:

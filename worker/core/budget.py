@@ -138,7 +138,8 @@ class Budget:
                 else replace(self, interval=max(1, least), snapshots=())
             )
         if self._needed(self._cost(-BEYOND_DOUBT)) > max(self.interval, self.iterations_per_snapshot):
-            most = GROWTH * max(self.interval, round(self.iterations_per_snapshot))  # the distance in force
+            # Here, growth starts from the distance in force.
+            most = GROWTH * max(self.interval, round(self.iterations_per_snapshot))
             return replace(self, interval=min(likely, most), snapshots=())
         return self
 

@@ -116,7 +116,7 @@ class Shard:
             reason="",
             is_late=False,
         )
-        # A dropped peer may hold the new C, because it acknowledged after this owner had voted.
+        # A dropped peer may have the new C, if the peer acknowledged it after this owner's vote.
         if committed > self.committed:
             for peer in self.peers:
                 heard = heard if peer in heard.unheard else heard._confirmed(peer)
@@ -424,7 +424,8 @@ class Coordinator:
             stop_state=StopState.CONFIRMED,
         )
         if known.stop == NONE:
-            # An announced stop counts as withdrawn. Its number is not reused: pages still contain answers to it.
+            # An announced stop counts as withdrawn. The number of this stop is not reused, because pages still contain
+            # answers to it.
             known = replace(known, stop=max(each.heard_stop for each in self.ranks), stop_state=StopState.NONE)
         return replace(known, committed=committed, newest=newest, persist=committed if self.every_steps else NONE)
 

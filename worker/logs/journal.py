@@ -324,7 +324,7 @@ def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]
         elif len(data) - begin >= LINE_BYTES:
             end, is_piece = begin + LINE_BYTES, True
             while end > begin + LINE_BYTES - 4 and data[end - 1] & 0xC0 == 0x80:
-                end -= 1  # inside a UTF-8 character
+                end -= 1  # `end` is inside a UTF-8 character.
             if data[end - 1] >= 0xC0:
                 end -= 1
         elif is_last:

@@ -167,7 +167,8 @@ class LogShipper:
         Returns:
             Lines from `number` on, or from the oldest line that peers keep. Lines that the disk refuses are missing.
         """
-        await finish(self._read_up())  # not cancellable: lines that were read must reach the followers
+        # `finish` protects the read from cancellation: followers must receive the lines that were read.
+        await finish(self._read_up())
         return self._tail.since(number).newest(self._tail_bytes)
 
     async def close(self) -> None:
@@ -182,7 +183,7 @@ class LogShipper:
             Sentences about lines that are not in the store; empty on success.
         """
         await self.close()
-        await self._try(self._drain)  # the calls below retry after a failure, and report it
+        await self._try(self._drain)  # The calls below retry a failed upload and report its error.
         failures = [await self._try(partial(self._read, is_last=True)), await self._try(self._ship)]
         return tuple(
             f"the last lines of this node's ranks are not in S3: {error}" for error in failures if error is not None
@@ -214,13 +215,13 @@ class LogShipper:
             try:
                 if (
                     self._journal is None or self._journal.has_news()
-                ):  # usually False; a thread per check would take CPU time from training
+                ):  # This is usually False, and a thread for every check would take CPU time from training.
                     await self._read()
             except OSError as error:
                 if self._on_trouble is not None:
                     self._on_trouble(error)
                 if not self._is_failing:
-                    log.warning("lines of ranks cannot be kept yet: %s", error)  # retried at the next check
+                    log.warning("lines of ranks cannot be kept yet: %s", error)  # The next check tries again.
                 self._is_failing = True
             else:
                 self._is_failing = False
@@ -362,7 +363,7 @@ class RankLogs:
                         continue
                     await asyncio.to_thread(self._objects.put_file, reference, path, size)
                 except (StorageError, OSError) as error:
-                    log.info("%s is not shown live: %s", reference.key, error)  # retried at the next check
+                    log.info("%s is not shown live: %s", reference.key, error)  # The next check tries again.
                 else:
                     self._sent[path] = size
             await asyncio.sleep(interval_seconds)
@@ -486,7 +487,7 @@ def still_seconds(size: int) -> float:
 
 def is_due(size: int, sent: int | None) -> bool:
     """Return whether a stream of `size` bytes needs an upload after its last one at length `sent`. Pure."""
-    if sent is None or size < sent:  # a shorter stream was truncated meanwhile
+    if sent is None or size < sent:  # A stream that is shorter than before was truncated.
         return True
     if size == sent:
         return False

@@ -264,7 +264,7 @@ class Member:
                     raise
                 failed[rank] = error
 
-        with before_other_sessions():  # starting ranks wait for the load
+        with before_other_sessions():  # Starting ranks wait for the load.
             await together(*(load(rank) for rank in self.here.ranks))
         if failed:
             raise failed[min(failed)]

@@ -245,7 +245,7 @@ class RankLines:
                 self._store.settle_copiers(rank)
                 self._store.give_up(rank, shard.content(message.step))
                 refusal = shard.refusal or (NO_LAYOUT if self._unprepared.get(rank) == message.step else "")
-                # an earlier proposal would not have prevented this
+                # With a refusal, an earlier proposal would not have helped, so the step does not count as late.
                 late = message.reason.startswith(LATE_REASON) and not refusal
                 shard.apply(shard.core.abandon(message.step, refusal or message.reason, late=late))
             case Boundary():
@@ -259,7 +259,7 @@ class RankLines:
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
                     self._on_change()  # users wait for the first steps of a launch
                 seconds = self._traffic.boundary(rank, message, half, is_sending=shard.core.is_under_way)
-                if rank == min(self._shards):  # the first rank reports for the node
+                if rank == min(self._shards):  # The first rank represents all ranks of the node.
                     self._measure(shard, message, seconds)
             case IdleSpans():
                 self._traffic.spans(rank, message)
@@ -330,7 +330,8 @@ class RankLines:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]  # a bug; the loop's exception hook reports it
+            # The exception is a bug, which the event loop's exception hook reports.
+            raise task.exception()  # type: ignore[misc]
 
     # -- slots
 
@@ -354,7 +355,7 @@ class RankLines:
                 slot_count=self._slot_count,
             )
         except NoRoom as error:
-            if error.is_passing:  # Repeated with every proposed step. Training continues.
+            if error.is_passing:  # The request is repeated with every proposed step, and training continues.
                 shard.refusal = f"Protection waits for memory on its node: {error}"
                 self._unmet[shard.rank] = request
                 return
@@ -377,7 +378,7 @@ class RankLines:
             ),
         )
         if not await shard.holders_ready():
-            return  # a later request replaced this one
+            return  # A later request of the rank has replaced this request.
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         if shard.granted_slot < 0:
             await self._grant(shard)
@@ -417,7 +418,7 @@ class RankLines:
             ):
                 return
             if self._sealing.get(shard.rank) == step:
-                return  # already captured for its first proposal
+                return  # The rank has already captured the step for the first proposal.
             self._settle(shard)
             before = self._files(shard)
             try:
@@ -478,7 +479,7 @@ class RankLines:
         """
         slot = self._slot_of(shard, captured)
         if slot is None:
-            self._store.settle_copiers(shard.rank)  # The slot was granted again.
+            self._store.settle_copiers(shard.rank)  # The slot was granted again meanwhile.
             return
         slot.is_busy = False
         if _is_of_another_file(captured, slot):
@@ -492,7 +493,7 @@ class RankLines:
             shard.apply(shard.core.abandon(captured.step, "the rank wrote into a slot that was made anew since"))
             return
         digests = self._follow(shard, slot, captured)
-        if not digests.is_sealed:  # otherwise a duplicate message
+        if not digests.is_sealed:  # A sealed slot means that the message is a duplicate.
             self._sealing[shard.rank] = captured.step
             if _may_stand(captured.chunk_digests, digests):
                 digests.add(captured.chunk_digests)
@@ -505,7 +506,7 @@ class RankLines:
         is_granted = (said.step, said.slot) == (
             shard.core.proposed,
             shard.granted_slot,
-        )  # even if a restarted agent has considered the slot void
+        )  # The rank may write the slot even if a restarted agent has marked it as empty.
         is_written = said.slot == being_written([slot.view for slot in slots], shard.content(said.step))
         if said.slot < 0 or not (is_granted or is_written):
             return None

@@ -34,7 +34,7 @@ def work_at(niceness: int) -> None:
 
     A thread of a pool keeps the value for later work.
     """
-    with contextlib.suppress(PermissionError):  # the thread may not raise its priority
+    with contextlib.suppress(PermissionError):  # The kernel may not permit a higher priority.
         os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux this affects only the calling thread
 
 
@@ -66,7 +66,7 @@ def before_other_sessions() -> Iterator[None]:
 
 def _session_niceness() -> int | None:
     try:
-        return int(AUTOGROUP.read_text().split()[-1])  # /autogroup-4460 nice 0
+        return int(AUTOGROUP.read_text().split()[-1])  # The content looks like `/autogroup-4460 nice 0`.
     except (OSError, ValueError, IndexError):
         return None
 

@@ -316,7 +316,7 @@ def take(folder: Path) -> None:
         for name in [*files, *folders]:
             os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
         for name in files:
-            with contextlib.suppress(OSError):  # a link, or a file that cannot be opened
+            with contextlib.suppress(OSError):  # The entry may be a link, or a file that cannot be opened.
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
                 try:
                     os.fchmod(descriptor, 0o755 if os.fstat(descriptor).st_mode & 0o100 else 0o644)

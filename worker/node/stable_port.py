@@ -36,7 +36,7 @@ class KeptPort:
                 raise ValueError(f"{port} is none")
         except FileNotFoundError:
             return 0
-        except (OSError, ValueError) as error:  # the file is empty after a power loss, or the disk is broken
+        except (OSError, ValueError) as error:  # The file may be empty after a power loss, or the disk may be broken.
             log.warning("the port of the agent before this one is not known: %s", error)
             return 0
         return port

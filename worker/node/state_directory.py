@@ -65,7 +65,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         write_durably(path, mine)
     except OSError as error:
         if theirs:
-            raise  # otherwise the next agent would delete this agent's promise
+            raise  # Without the owner file, the next agent would delete this agent's promise.
         log.warning("%s cannot say yet that it is this node's: %s", state, error)
 
 

@@ -190,10 +190,13 @@ class RoleCredentials:
 
 
 def token_of(plan: GenerationPlan, key: bytes) -> str:
-    """Return the token of a generation's ranks, derived from the generation's key, which ranks never see."""
+    """Return the token of a generation's ranks, derived from the generation's key.
+
+    Ranks never receive the key itself.
+    """
     return hmac.digest(key, f"credentials of run {plan.run} generation {plan.generation}".encode(), "sha256").hex()
 
 
 def _heard(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # the error is logged, and waiting requests receive it
+        task.exception()  # Mark the error as retrieved: it is logged elsewhere, and waiting requests receive it.

@@ -161,7 +161,7 @@ class InputCache:
     ) -> None:
         self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
         begun = time.monotonic()
-        for scratch in self._objects.glob("*.new"):  # left by a killed agent
+        for scratch in self._objects.glob("*.new"):  # A killed agent may have left these files.
             scratch.unlink()
         self._make_room(listed)
         for channel, wanted in listed.items():
@@ -237,7 +237,7 @@ class InputCache:
                 self._fetch_once(store, wanted, cancelled, failed)
             except StorageError as error:
                 if not error.retryable or isinstance(error, ObjectChanged) or attempt == MAX_ATTEMPTS:
-                    raise  # a changed object needs a new listing, in the next generation
+                    raise  # A changed object needs a new listing, which the next generation requests.
                 log.warning(
                     "s3://%s/%s, attempt %d: %s",
                     wanted.object.reference.bucket,
@@ -355,7 +355,10 @@ def _refused(channel: str, error: Exception) -> InputRefused:
 
 
 def _time_of(name: str) -> int:
-    """Return the mtime that belongs to a file name, in Unix seconds below 2^28; a write would change it."""
+    """Return the mtime that belongs to a file name, in Unix seconds below 2^28.
+
+    A write to the file changes the mtime.
+    """
     return int(name[:7], 16)
 
 

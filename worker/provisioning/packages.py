@@ -4,7 +4,7 @@
     <state>/packages/<key>/installed.json    the modules in the layer; written last
     <state>/packages/<key>.<nonce>.new/      an unfinished layer; the next installation removes leftovers
     <state>/packages/<key>.<nonce>.work.new/ pip's home, temporary folder, working directory and settings
-    <state>/packages/lock                    held during an installation; the kernel releases it when the holding process ends
+    <state>/packages/lock                    held during an installation; the kernel releases it at the process's end
 
 pip runs in the layer and also sees the node's packages. It skips a package that the node has in the right version. If
 the node has another version, pip installs the required version in the layer, which ranks search first. The node's own
@@ -99,7 +99,10 @@ class Order:
     requirements: str
     """Path of the requirements file relative to the source tree."""
     environment: Mapping[str, str] = field(repr=False)
-    """The agent's environment, from which `pip_environment` and `pip_settings` select; nothing of the job's."""
+    """The agent's environment, from which `pip_environment` and `pip_settings` select variables.
+
+    It contains no variable of the job.
+    """
     output: Path
     """File to which pip's output is appended."""
     user: RankUser | None = None
@@ -431,7 +434,7 @@ def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
     with (scratch / "installed.json").open("xb") as file:
         file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
     os.sync()  # flush all files of the packages before the layer gets its name
-    shutil.rmtree(layer, ignore_errors=True)  # an incomplete earlier layer
+    shutil.rmtree(layer, ignore_errors=True)  # An incomplete earlier layer may have this name.
     scratch.rename(layer)
 
 

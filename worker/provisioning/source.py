@@ -94,7 +94,8 @@ class SourceArchives:
             StorageError: the object store cannot be reached.
         """
         path = self._folder / f"{source.sha256}.tar.gz"
-        if path.exists() and _digest(path) == source.sha256:  # verified again, as an earlier job may have written to it
+        # An earlier job may have changed the archive, so it is verified again.
+        if path.exists() and _digest(path) == source.sha256:
             return path
         found = self._objects.get_bytes(source.object)
         if (digest := hashlib.sha256(found).hexdigest()) != source.sha256:
@@ -135,7 +136,8 @@ async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Pat
 
     def work() -> Path:
         _check_wanted(cancelled)
-        archives.keep({script.source.sha256})  # before any rank starts: a rank could read all archives
+        # This precedes the start of ranks, because a rank could read all archives.
+        archives.keep({script.source.sha256})
         return unpack(archives.get(script.source), script, folder, cancelled)
 
     try:
@@ -176,7 +178,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, LookupError, ArithmeticError) as error:
         if full_disk_of(error) is not None:
             raise
-        # `tarfile` raises the last three for invalid numbers and maps in pax headers.
+        # `tarfile` raises the last three exceptions for invalid numbers and maps in pax headers.
         raise SourceRefused(f"the source archive is not sound: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> NoReturn:
         pip = importlib.import_module("pip._internal.cli.main").main
         sources = importlib.import_module("pip._internal.distributions.sdist").SourceDistribution
         refused = importlib.import_module("pip._internal.exceptions").InstallationError
-        sources.prepare_distribution_metadata  # noqa: B018   # raises AttributeError if pip lacks this method
+        sources.prepare_distribution_metadata  # noqa: B018    # This raises AttributeError if pip lacks the method.
     except (ImportError, AttributeError) as error:
         sys.stderr.write(
             f"everstep: this pip cannot be kept from building packages ({error}); install another version on the node\n"

@@ -116,7 +116,7 @@ def _held() -> set[tuple[int, int]]:
     """Return (device, inode) of each lock file that a process of this machine holds open."""
     held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # the process has ended or closed the file since the listing
+        with contextlib.suppress(OSError):  # The process may have ended or closed the file since the listing.
             if os.readlink(descriptor).endswith("/lock"):
                 told = descriptor.stat()
                 held.add((told.st_dev, told.st_ino))

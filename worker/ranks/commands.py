@@ -99,7 +99,7 @@ class RankCommands:
     async def close(self) -> None:
         """Kill all running commands and answer each one with a refusal."""
         await end(*self._running.values())
-        for command_id in list(self._running):  # these tasks were cancelled before their first step
+        for command_id in list(self._running):  # The remaining tasks were cancelled before they began to run.
             self._done(CommandEnded(command_id=command_id, refusal=_ENDED))
 
     async def _run(self, command: RunCommand, rank: RankRecord) -> None:
@@ -190,7 +190,8 @@ async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: 
         asyncio.create_subprocess_exec(*words, env=environment, **options)  # type: ignore[arg-type]
     )
     try:
-        return await asyncio.shield(starting)  # asyncio would kill the program only, and then wait for its children
+        # After a cancellation, asyncio would kill only the program, and then wait for its children.
+        return await asyncio.shield(starting)
     except asyncio.CancelledError:
         with contextlib.suppress(OSError):
             await _end(await starting)

@@ -106,6 +106,7 @@ def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:
         cut = data.find(b"\n")
         data = data[cut + 1 :] if 0 <= cut < len(data) - 1 else data[1:]
     text = data.decode(errors="replace")
-    while len(text.encode()) > limit_bytes:  # a replacement character takes three bytes, the invalid byte one
+    # A replacement character has three bytes, but the invalid byte that it replaces has one.
+    while len(text.encode()) > limit_bytes:
         text = text[len(text) // 8 + 1 :]
     return text

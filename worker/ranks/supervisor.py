@@ -549,8 +549,8 @@ class Supervisor:
             finally:
                 if (
                     reader is None
-                    # end a shim that did not answer: it could still take the socket from the next one, and must be
-                    # reaped
+                    # End a shim that did not answer. Otherwise it could still take the socket from the next shim. It
+                    # must also be reaped.
                 ):
                     await self._end_shim()
         if reader is None:
@@ -560,7 +560,8 @@ class Supervisor:
     async def _dial(self) -> asyncio.StreamReader | None:
         directory = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
         try:
-            # Connect through the descriptor: a socket address is limited to 107 bytes, this path may be longer.
+            # Connect through the folder's descriptor, because a socket address is limited to 107 bytes and the path may
+            # be longer.
             reader, self._writer = await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{self._socket.name}")
         except (FileNotFoundError, ConnectionError):
             return None
@@ -750,7 +751,7 @@ class Supervisor:
         for record in orphans:
             known = self._records.get(_key(record))
             if known is not None and known.end is not None:
-                self._disk.write_end(known)  # the shim reported this end, but could not write it
+                self._disk.write_end(known)  # The shim has reported this end, but could not write it to disk.
                 continue
             await _kill(record)
             if record.cgroup:
@@ -776,7 +777,7 @@ class Supervisor:
                 )
         if orphans:
             log.error("killed %s ranks whose shim was gone", len(orphans))
-        self.changed.notify()  # waiters must see these ends even if no new shim starts
+        self.changed.notify()  # Waiting tasks must receive these ends even if no new shim starts.
 
     async def _write_owed(self) -> None:
         while True:
@@ -800,7 +801,8 @@ class Supervisor:
         """
         paths = self._memory_paths
         while True:
-            with contextlib.suppress(OSError):  # for example, no free descriptor: the next sample may succeed
+            # The next sample may succeed, for example after a lack of free descriptors.
+            with contextlib.suppress(OSError):
                 facts = memory.memory_facts(paths.proc, paths.cgroups)
                 counts = memory.kill_counts(paths.proc, paths.cgroups)
                 self._samples.append(
@@ -817,7 +819,7 @@ class Supervisor:
         before = self._samples[0].counts if self._samples else KillCounts()
         after = memory.kill_counts(paths.proc, paths.cgroups)
         own = memory.group_kill_count(Path(record.cgroup)) if record.cgroup else None
-        if own is not None:  # the cgroup is new in each generation, so it counts from 0
+        if own is not None:  # Each generation has a new cgroup, whose counter starts at 0.
             before, after = replace(before, cgroup=0), replace(after, cgroup=own)
         began = record.start_ticks / os.sysconf("SC_CLK_TCK")
         logged = logged_kill(memory.kernel_log(paths.kernel_log), record.pid, began)
@@ -857,7 +859,7 @@ async def _kill(record: RankRecord) -> None:
     gone = asyncio.Event()
     loop.add_reader(handle, gone.set)
     try:
-        # check again: from here on the handle keeps the pid from being reused
+        # Check again, because only from here on does the handle prevent a reuse of the pid.
         if processes.is_alive(record.pid, record.start_ticks):
             await asyncio.to_thread(processes.kill_tree, record.pid)
             await gone.wait()

@@ -242,7 +242,7 @@ class SpanPacer:
             asked_at = now()
             while (
                 wait := self._wait(cost, asked_at, now(), patience_seconds=0.0)
-            ) > 0:  # A new boundary moves every opening.
+            ) > 0:  # Check again after the wait, because a new boundary moves every opening.
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:

@@ -136,7 +136,7 @@ class RoundMember:
         now = asyncio.get_running_loop().time
         self.silent_since = (
             now() if self.silent_since is None else self.silent_since
-        )  # Nothing was received during a restart of this task.
+        )  # A restart of this task has closed the connection.
         failures = 0
         while True:
             if is_restarted and self._announced.term == NO_TERM:
@@ -152,7 +152,7 @@ class RoundMember:
                     session.close()
             except (PeerError, ProtocolError) as error:
                 log.info("line to %s: %s", above, error)
-            if self.silent_since is None:  # The connection was established.
+            if self.silent_since is None:  # The attempt established a connection.
                 self.silent_since, failures = now(), 0
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
             failures += 1

@@ -196,7 +196,8 @@ class ReplicaSender:
                 reserved = shard.reserved
                 await session.send(ReserveShard(capacity_bytes=reserved[0], layout_hash=reserved[1]))
             await self._fit(session)
-            # No await between choosing the slot and reading it: the slot could be granted for another step.
+            # There is no await between the choice of the slot and its first use. Otherwise the slot could be granted
+            # for another step.
             step = shard.core.wanted(self._peer)
             slot = shard.source(step) if step != NONE else None
             if slot is None:
@@ -246,7 +247,7 @@ class ReplicaSender:
             return False
 
         async def answer() -> Answer:
-            while (found := await answers.get()).transfer != transfer:  # an answer to an earlier, cancelled transfer
+            while (found := await answers.get()).transfer != transfer:  # Skip answers to earlier, cancelled transfers.
                 continue
             return found
 
@@ -300,7 +301,8 @@ class ReplicaSender:
             self._shard.told_slow(self._peer, "")
             if self._link.carries and not self._crawls(queue, SUSPECT_RATIO * self._deadline):
                 self._held_to(SlowLink())
-                self._streams.shrink(0)  # the kernel keeps pacing a connection that once had a limit
+                # Close the streams, because the kernel continues to pace a connection that once had a limit.
+                self._streams.shrink(0)
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:

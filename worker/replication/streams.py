@@ -158,7 +158,7 @@ class Streams:
                 work(line)
             except OSError as caught:
                 error = PeerLost(f"a stream is lost: {caught}")
-            except BaseException as caught:  # the error belongs to the waiting caller
+            except BaseException as caught:  # The waiting caller receives the error.
                 error = caught
             loop.call_soon_threadsafe(self._settle, line, error)
 
@@ -247,7 +247,7 @@ def _cut(line: socket.socket) -> None:
     try:
         line.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # already disconnected
+        return  # The connection was already closed.
 
 
 # -- sending
@@ -470,7 +470,7 @@ async def send_chunks(
                     _send_all(line, header if begin == start else b"", piece, taken)
             queue.finish()
 
-    lines = streams.lines[: chunk_count(payload_bytes)]  # no more streams than chunks
+    lines = streams.lines[: chunk_count(payload_bytes)]  # Use at most as many streams as chunks.
     sending: list[asyncio.Future[None]] = []
     try:
         sending += [streams.begin(line, work) for line in lines]
@@ -654,7 +654,7 @@ class IncomingShard:
                 if self.come_bytes == before:
                     raise PeerLost(f"nothing has come for {silence_seconds:g} s") from error
             self._event.clear()
-        self._look()  # the last chunk's own call may not have run yet
+        self._look()  # The call for the last chunk may not have run yet.
 
     def shut(self) -> bool:
         """Reject further claims. Return whether no chunk is claimed."""
@@ -728,7 +728,7 @@ def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], No
             with view[filled:] as rest:
                 count = line.recv_into(rest, 0, socket.MSG_WAITALL)
         except BlockingIOError:
-            continue  # timed out without data
+            continue  # The read timed out without data.
         come(count)
         if count == 0:
             if filled:

@@ -178,7 +178,7 @@ class TcpSession:
                 self._loop.add_reader(self._line, self._come)
                 self._is_watched = True
             await arrival
-        except OSError as error:  # the kernel cannot watch another socket
+        except OSError as error:  # The kernel has no resources to watch another socket.
             self.close()
             raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
         finally:
@@ -457,7 +457,7 @@ class PeerListener:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         session = self._sessions.pop(task)
-        session.close()  # a task cancelled before its start has not closed it
+        session.close()  # A task that was cancelled before its start has not closed the session.
         self._unproven.pop(session, None)
 
     async def _session(self, session: TcpSession) -> None:
@@ -509,7 +509,7 @@ class PeerListener:
         if not isinstance(answer, Answer) or not hmac.compare_digest(answer.mac, expected):
             await session.send(Refused(reason="the key does not match"))
             raise PeerRefused(f"{opened.node_id} does not hold the key of generation {opened.generation}")
-        if credentials is not self._credentials:  # a higher generation was promised during the handshake
+        if credentials is not self._credentials:  # The agent has promised a higher generation during the handshake.
             raise PeerRefused("the generation is over")
         await session.send(Accepted(addresses=self._addresses))
         session.opened, session.peer = opened, opened.node_id

@@ -177,7 +177,7 @@ async def send_shard(
                 await session.send(*found)
             else:
                 await _wait(digests, seen, paused)
-        await asyncio.Event().wait()  # the receiver's final answer ends this task
+        await asyncio.Event().wait()  # Wait until the receiver's final answer ends this task.
 
     async def hear() -> None:
         while isinstance(answer := await answers(), ShardWanted):
@@ -325,7 +325,7 @@ async def _take(
         missing = set()
         for index in range(known, known + named):
             if slot.arrived.get(index) != chunk_digest(digests, index):
-                slot.arrived.pop(index, None)  # The chunk will be overwritten.
+                slot.arrived.pop(index, None)  # The chunk in the slot will be overwritten.
                 missing.add(index)
         missing -= await _copy_unchanged(store, slot, begin, digests, missing)
         incoming.name(message.chunk_digests, missing)

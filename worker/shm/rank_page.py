@@ -94,7 +94,8 @@ def last_half(path: Path) -> RankHalf | None:
         The rank's half. None if the rank wrote none or the half is corrupt.
     """
     with path.open("rb") as file:
-        page = memoryview(file.read(RANK_WORD_BYTES + 1))  # the script may have enlarged it
+        # The read is limited, because the script may have enlarged the file.
+        page = memoryview(file.read(RANK_WORD_BYTES + 1))
     agent = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
     half = read_rank_half(page) if agent is not None else None
     return (

@@ -178,7 +178,7 @@ class SlotFile:
         self._view.release()
         try:
             self._mapping.close()
-        except BufferError:  # a thread still reads; the last view frees the mapping
+        except BufferError:  # A thread still reads the mapping, and the last view will free it.
             return
 
 

@@ -328,7 +328,8 @@ class SlotStore:
             slot = slots[index]
             if not slot.is_written_with(content) or slot.file.header.capacity_bytes < capacity_bytes:
                 slot.arrived = {}
-            self._void(slot)  # no new reader may start while the present readers end
+            # Mark the slot as empty first, so that no new reader starts while the present readers end.
+            self._void(slot)
             await self._join(slot)
             if slot.file.header.capacity_bytes < capacity_bytes:
                 await self._enlarge(slot, rank, index, header)
@@ -354,7 +355,7 @@ class SlotStore:
             for index, slot in enumerate(slots):
                 if (
                     slot.is_busy and not slot.file.header.capacity_bytes
-                ):  # Its file is removed, but the rank may still write to the old memory.
+                ):  # The slot's old file is removed, but the rank may still write to the old memory.
                     raise self._full(capacity_bytes)
                 if (
                     slot.view.state is SlotState.EMPTY
@@ -480,7 +481,7 @@ class SlotStore:
             return None
         if not digests.is_whole and await self.reading(slot, self._digest(slot, digests)) is None:
             return None
-        if slot.digests is not digests:  # granted again just after the last read
+        if slot.digests is not digests:  # The slot was granted again just after the last read.
             return None
         if expected is not None and digests.payload_digest != expected:
             self._void(slot)

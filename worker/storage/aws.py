@@ -91,7 +91,7 @@ _BUSY = frozenset(
         "InternalError",
     }
     | {"InternalServiceError", "InternalServerError"}
-    | {"NoSuchUpload"}  # for example ended by a bucket rule; a new upload may succeed
+    | {"NoSuchUpload"}  # A bucket rule may have ended the upload; a new upload may succeed.
 )
 
 
@@ -252,7 +252,7 @@ def aws_client(
     return client
 
 
-class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no types
+class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no type annotations
     """The node's own credentials, looked up at each call until credentials are found.
 
     A client keeps its first credentials object, and an instance may have no credentials yet while it boots.

@@ -296,7 +296,9 @@ class _S3Reader:
     def _read_side_by_side(self, target: memoryview, spans: Sequence[Span]) -> None:
         part_bytes = self._store._part_bytes
         head = self._body_end - self._position
-        if head > part_bytes:  # The open response covers the rest of the object; it would delay the other ranges.
+        # Do not use the open response for a large target: its transfer of the remaining object would delay the other
+        # ranges.
+        if head > part_bytes:
             head = 0
         with _side_by_side("s3-get", CONNECTIONS) as (begin, errors):
             for part in cut(spans, part_bytes, head):
@@ -332,7 +334,7 @@ class _S3Reader:
     ) -> None:
         for begin, end in spans:
             while begin < end:
-                if errors:  # another range has failed
+                if errors:  # Stop, because another range has failed.
                     return
                 with _errors(self._reference), target[begin : min(end, begin + _READ_BYTES)] as piece:
                     read = body.readinto(piece)
@@ -381,7 +383,7 @@ def _side_by_side(
 def _extent(reference: ObjectReference, answer: Mapping[str, Any], begin: int) -> tuple[int, int]:
     """Return the end of the range in a response that starts at `begin`, and the length of the whole object."""
     length, told = int(answer["ContentLength"]), answer.get("ContentRange")
-    if told is None and not begin:  # the whole object
+    if told is None and not begin:  # The response contains the whole object.
         return length, length
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", told or "")
     first, last, size = map(int, found.groups()) if found else (0, 0, 0)

@@ -156,7 +156,7 @@ class NvmlGpus:
         self._names: dict[int, str] = {}
         for index in range(pynvml.nvmlDeviceGetCount()):
             self._names[index] = ""
-            with suppress(pynvml.NVMLError):  # the GPU is already lost
+            with suppress(pynvml.NVMLError):  # The GPU may already be lost.
                 self._handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
                 self._names[index] = pynvml.nvmlDeviceGetName(self._handles[index])
         self._events = self._register()
@@ -234,7 +234,7 @@ class NvmlGpus:
                 found.setdefault(int(self._nvml.nvmlDeviceGetIndex(event.device)), []).append(int(event.eventData))
             except self._nvml.NVMLError_Timeout:
                 break
-            except self._nvml.NVMLError as error:  # a lost GPU: all other calls report it too
+            except self._nvml.NVMLError as error:  # The GPU is lost, which all other calls also report.
                 log.debug("Xids cannot be read: %s", error)
                 break
         return found

@@ -45,7 +45,7 @@ def main() -> None:
         handler.setFormatter(TextFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     os.setpriority(
         os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0))
-    )  # drop a raised priority of the agent: ranks must not inherit it
+    )  # Ranks must not inherit a raised priority of the agent.
     if arguments.template_fd is not None:
         from worker.ranks.shim.template import run_template
 

@@ -101,7 +101,8 @@ def pids(path: str) -> set[int]:
     try:
         return {int(line) for line in Path(path, "cgroup.procs").read_text().split()}
     except (FileNotFoundError, OSError) as error:
-        if isinstance(error, FileNotFoundError) or error.errno == errno.ENODEV:  # removed during the read
+        # The cgroup was removed during the read.
+        if isinstance(error, FileNotFoundError) or error.errno == errno.ENODEV:
             return set()
         raise
 

@@ -80,7 +80,8 @@ def preload(modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     _check_threads()
-    if "torch" in sys.modules and DRIVER.exists() and _spoils_forks():  # without a driver, no import can have used it
+    # Without an installed driver, no import can have used the driver.
+    if "torch" in sys.modules and DRIVER.exists() and _spoils_forks():
         raise PreloadFailed("an import has asked the CUDA driver; a fork could not use it any more")
 
 

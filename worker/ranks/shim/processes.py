@@ -180,7 +180,7 @@ def close_inherited(keep: Iterable[int]) -> None:
         if int(name) > 2 and int(name) not in kept:
             try:
                 os.close(int(name))
-            except OSError:  # the descriptor of the listing itself
+            except OSError:  # This was the descriptor of the listing itself.
                 continue
 
 

@@ -89,7 +89,7 @@ class RankRecords:
             try:
                 found.append(_decoder.decode(path.read_bytes()))
             except (FileNotFoundError, msgspec.ValidationError, msgspec.DecodeError):
-                continue  # removed meanwhile, or not written by a shim
+                continue  # The file was removed meanwhile, or was not written by a shim.
         return sorted(found, key=lambda record: (record.run, record.generation, record.rank))
 
     def forget(self, run: RunId) -> None:

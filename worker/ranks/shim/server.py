@@ -365,7 +365,7 @@ class Shim:
         template = self._template
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
-            if pending.is_stopped:  # stopped while the template that has since died was forking it
+            if pending.is_stopped:  # The rank was stopped while the template, which has since ended, was forking it.
                 self._refuse(pending.client, pending.start, "it was stopped before it started")
                 continue
             if template is None or template.state is not Preload.READY:
@@ -422,7 +422,7 @@ class Shim:
         try:
             os.write(gate, launch.GO)
         except BrokenPipeError:
-            _log.info("rank %s ended at its gate", start.rank)  # the exit is reported as usual
+            _log.info("rank %s ended at its gate", start.rank)  # The rank's exit is reported as for any other rank.
         os.close(gate)
         self._say(client, RankStarted(record=record))
 
@@ -473,7 +473,7 @@ class Shim:
     def _hear_template(self, template: _Template) -> None:
         frames = template.line.receive()
         if frames is None:
-            self._hang_up(template)  # the process's exit follows
+            self._hang_up(template)  # The template's process exits soon, and its exit is handled then.
         for frame in frames or ():
             match codec.decode(frame, FromTemplate):  # type: ignore[arg-type]
                 case TemplateReady(seconds=seconds, resident_bytes=resident, modules=modules):
@@ -570,7 +570,8 @@ class Shim:
             key = self._living.pop(ended.si_pid, None)
             if key is not None:
                 self._record_end(key, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
-                # Not reaped yet: the zombie keeps its pid, so this kill cannot reach another process's session.
+                # The rank is not reaped yet. The zombie keeps its pid, so this kill cannot reach another process's
+                # session.
                 self._remains |= processes.kill_tree(ended.si_pid)
             os.waitpid(ended.si_pid, 0)
             if self._template is not None and ended.si_pid == self._template.pid:

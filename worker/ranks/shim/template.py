@@ -87,7 +87,7 @@ def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
     begun = time.monotonic()
     try:
         preload(modules)
-    except Exception as error:  # an import may raise anything, and the shim needs the reason
+    except Exception as error:  # An import may raise any exception, and the shim needs the reason.
         line.sendall(codec.frame(TemplateFailed(reason=f"{type(error).__name__}: {error}")))
         raise SystemExit(1) from error
     loaded = tuple(sorted({name.partition(".")[0] for name in sys.modules}))
@@ -134,7 +134,7 @@ def _load_operator() -> None:
     try:
         load_operator()
     except PreloadFailed:
-        raise  # this process must not fork any more: it ends, and the shim starts another template
+        raise  # This process must not fork any more. It ends, and the shim starts another template.
     except Exception as error:
         sys.stderr.write(f"DeepSpeed's operator is not loaded ahead: {type(error).__name__}: {error}\n")
 
