@@ -62,9 +62,9 @@ from everstep.protocol.codec import MAX_MESSAGE_BYTES
 log = logging.getLogger(__name__)
 
 LOOP_THREADS = 32
-"""Threads for calls to the database and to AWS. Most of them wait, so the number does not depend on the cores.
+"""Number of threads for calls to the database and to AWS.
 
-Requests that read or upload data use a separate pool.
+Most threads wait, so the number does not depend on the cores. Requests that read or upload data use a separate pool.
 """
 STOP_SECONDS = 10.0
 """Seconds that the loops may take to finish their current pass when the server stops."""
@@ -222,7 +222,7 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
 class Server(uvicorn.Server):
     """uvicorn's server.
 
-    At shutdown it ends endless event streams instead of waiting for them.
+    At shutdown, the server ends open event streams instead of waiting for them.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -4,11 +4,11 @@ uvicorn has no deadline for request headers, and no limit on connections per add
 
 - Until its headers are complete, a connection is limited to `HEADER_SECONDS` and about `HEADER_BYTES`.
 - Until a request has a valid token, the connection counts toward `max_strangers`. At the limit, a new connection closes
-the oldest one of the address with the most connections.
+  the oldest one of the address with the most connections.
 - Afterwards the connection is not limited.
 
-Slow and idle clients without a token therefore lose their connection as soon as its place is needed. A client that
-sends its request at once is served, even while thousands of slow connections share its address behind a proxy.
+Slow and idle clients without a token therefore lose their connections once the limit is reached. The server answers a
+client that sends its request immediately, even while thousands of slow connections share its address behind a proxy.
 
 Invariant: connections without a valid token hold at most `max_strangers` descriptors.
 """
@@ -48,7 +48,7 @@ def raise_open_files() -> int:
 
     The limit rises to at most `OPEN_FILES`.
 
-    Return the limit in force.
+    Return the resulting limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
@@ -188,7 +188,7 @@ class GuardedHttp(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Stop counting the connection.
 
-        The websocket route checks the token at once. Called by uvicorn.
+        The websocket route checks the token immediately. Called by uvicorn.
         """
         self._forget_deadline()
         self._gate.leave(self)

@@ -1,6 +1,6 @@
 """Identity of a control-plane process.
 
-It lets a restarted server take over the leases of its dead predecessor at once.
+The identity lets a restarted server take over the leases of its dead predecessor immediately.
 
     <state directory>/replicas/0   locked while a process lives
                                1   for a second process with the same state directory
@@ -9,7 +9,7 @@ It lets a restarted server take over the leases of its dead predecessor at once.
 
 The kernel releases the lock when the process ends, for whatever reason. The process that holds the lock therefore
 proves that all earlier owners of the same lineage are dead. A copied state directory, another machine or another boot
-yields another lineage. Its successor must wait until the lease expires.
+yields another lineage. A process with another lineage must wait until the lease expires.
 
 Invariant: two living processes never have the same lineage.
 """
@@ -33,7 +33,7 @@ Further processes get an owner without a lineage.
 
 
 class Replica:
-    """Identity of this process. It holds a file lock until the context ends.
+    """Identity of this process, and its file lock. The lock is held until the context ends.
 
     Args:
         state_directory: state directory of the server; must be writable.
@@ -60,7 +60,7 @@ class Replica:
 
 
 def is_predecessor(owner: str, other: str) -> bool:
-    """Return whether `other` is a dead process whose place `owner` has now.
+    """Return whether `other` is a dead process that `owner` has replaced.
 
     Args:
         owner: owner of the living process that asks.
@@ -87,7 +87,7 @@ def _lock_free_place(directory: Path) -> int | None:
 
 
 def _lineage(lock: int | None) -> str:
-    """Return an id that no other locked file has. Empty without a lock or boot id."""
+    """Return an id that is unique to the locked file. Empty without a lock or boot id."""
     if lock is None or not BOOT_ID.exists():
         return ""
     file = os.fstat(lock)

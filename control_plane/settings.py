@@ -56,7 +56,7 @@ class Settings:
     max_source_bytes: int = 256 * 1024 * 1024
     max_body_bytes: int = 1024 * 1024
     retention: Retention = DEFAULT
-    """How long the database keeps rows of tables that grow without limit."""
+    """Limits for the age of rows in growing tables of the database."""
 
     def __post_init__(self) -> None:
         if not self.bucket:

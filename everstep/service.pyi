@@ -163,9 +163,9 @@ class DescribeProtectionResponse(TypedDict):
     ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
-    """The probability that every shard keeps a copy when one, two or three nodes are lost at once. Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss has too many cases to compute."""
+    """The probability that every shard keeps a copy after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss has too many cases to compute."""
     DomainOdds: list[DomainOdds]
-    """The same for whole failure domains. Empty if AWS has reported none."""
+    """The same probability for losses of whole failure domains. Empty if AWS has reported no domains."""
     FatalDomains: list[str]
     """Failure domains whose loss alone would destroy every copy of some shard."""
     Shards: list[ShardProtection]
@@ -385,7 +385,7 @@ class Incident(TypedDict):
     """The first of InstanceIds. Absent if the job lost no instance."""
     ReplacementInstanceId: NotRequired[str]
     InstanceIds: list[str]
-    """Instances that the job lost or left, for any reason."""
+    """Instances that the job lost or gave up, for any reason."""
     FaultedInstanceIds: list[str]
     """Instances on which the failure occurred, whether or not the job lost them. Their ranks, agent, links or hardware failed, or AWS announced an end or a maintenance. Empty if Everstep cannot determine them."""
     ReplacementInstanceIds: list[str]
@@ -891,7 +891,7 @@ class TrainingJobPlan(TypedDict):
     LargestShardBytes: NotRequired[int]
     """The largest state per rank that fits into NodeMemoryBytes."""
     RecoveryOdds: list[RecoveryOdds]
-    """For one, two and three nodes lost at once, with all copies in place."""
+    """For a simultaneous loss of one, two or three nodes, if every shard has all its copies."""
     CanStartNow: bool
     """Whether no other job is ahead and enough nodes are free and connected."""
     QueuePosition: NotRequired[int]
@@ -899,7 +899,7 @@ class TrainingJobPlan(TypedDict):
     QueuedBehind: list[str]
     """Names of the jobs that would be ahead in the queue."""
     WaitsFor: NotRequired[str]
-    """What the job would wait for, in words."""
+    """A sentence that says what the job would wait for."""
     FreeNodeCount: int
     NodesToLaunch: int
     """Number of instances that the fleet would have to launch for the job."""
@@ -1227,7 +1227,7 @@ class EverstepClient(Protocol):
     def resume_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Resume a paused training job: it waits in the queue, then continues bit-identically from its checkpoint. The call does not change a job that is not paused."""
     def revoke_token(self, *, TokenId: str) -> Token:
-        """Revoke a token. New requests and browser sessions of the token fail at once; open streams end within a second. Agents that have joined stay connected."""
+        """Revoke a token. New requests and browser sessions of the token fail immediately. Open streams end within a second. Agents that have joined stay connected."""
     def start_drill(self, *, TrainingJobName: str, DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"], NodeId: str = ..., Rank: int = ...) -> Drill:
         """Inject one fault into a training job. The job's fleet must set AllowDrills, and the job must be training."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:

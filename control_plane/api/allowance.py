@@ -1,7 +1,7 @@
 """Limits for a project's submitters: AWS resources that they may use, and the highest priority. Pure.
 
 Nodes read secrets and inputs with their own permissions, or with those of a role that they may assume. These
-permissions may cover other projects' resources. Therefore an administrator sets an allow-list per project
+permissions may cover other projects' resources. Therefore an administrator sets allow-lists per project
 (PutProjectQuota). Without a quota, all lists are empty. If a job has an allowed RoleArn, the role's own permissions
 decide which secrets and objects the job can read.
 

@@ -6,9 +6,10 @@
       otherwise                                                                     processes the request
 
 Dashboards, waiters and scripts that poll a job every second cost one response per change instead of one per request. A
-cached response depends only on the database and the time. Therefore its age limits how late an expired token, or a job
-whose turn has come, takes effect. A revocation is a commit, so it takes effect at once. If this server cannot see the
-commits of other replicas (`Versions`), these take effect after the cache's shorter maximum age.
+cached response depends only on the database and the time. Therefore the maximum age limits the delay with which changes
+by time take effect, such as the expiry of a token. A revocation is a commit, so it takes effect immediately. If this
+server cannot see the commits of other control-plane servers (`Versions`), their commits take effect after the cache's
+shorter maximum age.
 
 Invariant: a response is returned only for the token it was created for. The size of the cache is bounded.
 """
@@ -30,7 +31,7 @@ from control_plane.db.versions import Versions
 
 MAX_AGE_SECONDS: Final = 1.0
 MAX_AGE_UNSEEN_SECONDS: Final = 0.2
-"""Maximum age if this server does not see the commits of other replicas."""
+"""Maximum age if this server does not see the commits of other control-plane servers."""
 MAX_BYTES: Final = 32 * 1024 * 1024
 MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
 _SHARED: Final = re.compile(r"/v1/training-jobs(/[^/]+)?")

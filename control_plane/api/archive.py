@@ -4,8 +4,8 @@
     inspect_apart(file)   the archive ──▶ stdin      inspect: one pass over the stream, limits enforced while reading
                           JSON        ◀── stdout     within CPU_SECONDS and MEMORY_BYTES, enforced by the kernel
 
-The check unpacks no file. `tarfile` reads a whole header into memory, however long the header claims to be. Therefore
-headers have their own limits.
+The check unpacks no file. `tarfile` reads a whole header into memory, whatever length the header states. Therefore the
+check limits the length of headers.
 
 Invariant: an accepted archive contains only directories and regular files with clean relative paths, within the limits.
 The check needs memory for the paths and one header, and time linear in the archive's length and paths. This module
@@ -247,7 +247,7 @@ class _Bounded:
         return data
 
     def drain(self) -> None:
-        """Read to the end, to detect a truncated or forged tail."""
+        """Read to the end, to detect a truncated or forged end of the archive."""
         while self._taken(SMALL_BYTES):
             pass
 

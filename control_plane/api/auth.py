@@ -137,9 +137,8 @@ def is_token_good(scope: Scope, token_id: str) -> bool:
 async def reader(request: Request, services: ServicesDep) -> Caller:
     """Accept any caller with a user's token.
 
-    `user` and `admin` build on it. FastAPI calls it once per request.
-
-    It is a coroutine, so that a cached token (`held_tokens`) needs no thread.
+    `user` and `admin` build on this dependency. FastAPI calls it once per request. The function is a coroutine, so that
+    a cached token (`held_tokens`) needs no thread.
 
     Args:
         request: carries an Authorization header or, without one, a browser's session cookie.

@@ -1,6 +1,7 @@
 """Thread pool for the downloads and uploads of callers.
 
-These calls wait for S3. The separate pool keeps them from blocking the loops, the agents' connections and sign-ins.
+These calls wait for S3. Because of the separate pool, they do not block the loops, the agents' connections and
+sign-ins.
 
 Invariant: the number of running calls never exceeds the number of threads, even if callers disconnect. A queued call
 whose caller disconnects never starts.

@@ -5,7 +5,7 @@
     /<name>.<ext>                 files beside index.html, for example the runbook
     any other path                index.html: paths are pages of the dashboard, so links and reloads work
 
-The router calls it for paths without a route. Paths under /v1 are never pages.
+The router calls this application for paths without a route. Paths under /v1 are never pages.
 
 Invariant: pages run only scripts and styles from this server. Only files of the built directory are read.
 """

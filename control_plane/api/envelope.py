@@ -26,7 +26,7 @@ STREAMED_PREFIX = "/v1/sources/"
 SILENT_SECONDS: Final = 20.0
 BODY_SECONDS: Final = 60.0
 UPLOAD_SECONDS: Final = 900.0
-"""Enough for an archive of 256 MiB at 2.4 Mbit/s."""
+"""Time limit for an upload: enough for an archive of 256 MiB at 2.4 Mbit/s."""
 _ALWAYS: Final = {"x-content-type-options": "nosniff"}
 _OF_THE_API: Final = {"cache-control": "no-store"}
 _OVER_TLS: Final = {"strict-transport-security": "max-age=31536000"}

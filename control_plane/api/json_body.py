@@ -1,8 +1,8 @@
 """Parser for the JSON bodies of requests.
 
-Python's parser accepts values that the contract does not allow: non-finite numbers, integers of any size, and half of a
-surrogate pair. The models accept null for optional fields. This parser reports each of these with the path of its
-field. The models validate the rest.
+Python's parser accepts values that the contract does not allow: non-finite numbers, integers of any size, and single
+halves of surrogate pairs. The models accept null for optional fields. This parser reports each of these with the path
+of its field. The models validate the rest.
 
 Invariant: a value that `read` returns without complaints contains no null, no non-finite number and no text that a
 database or UTF-8 cannot store. It has at most `MAX_DEPTH` levels.

@@ -1,4 +1,4 @@
-"""Streaming responses without a known end.
+"""Streaming responses of unknown length.
 
 A response ends when its source ends, or when the client disconnects or stops reading. `control_plane.api.envelope`
 detects clients that stop reading.

@@ -1,7 +1,7 @@
 """Forecast for a training job that is not created yet, for dry runs. Pure.
 
-Invariant: all values follow the rules that apply to real jobs. Slots are counted as agents count them. Probabilities
-and queue position come from the functions that the loops use.
+Invariant: all values follow the rules that apply to real jobs. The number of slots follows the agents' rule.
+Probabilities and queue position are computed by the functions that the loops use.
 """
 
 from __future__ import annotations

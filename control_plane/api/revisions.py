@@ -2,7 +2,7 @@
 
 Pure; all errors are reported together.
 
-    applies at once                   Priority, Preemptible, RetryStrategy, StoppingCondition, Tags: read on every pass
+    applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, Tags: read on every pass
     applies with the next generation  Protection, CheckpointConfig: part of a generation's plan, which never changes
 
 Invariant: admission would accept the resulting job.

@@ -152,7 +152,7 @@ def _remaining_seconds(job: JobRecord) -> float | None:
 
 
 def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView]) -> int:
-    """Return how many nodes are healthy: their agent is connected here and reports no fault of the node.
+    """Return how many nodes are healthy: their agent is connected to this server and reports no fault of the node.
 
     Args:
         node_ids: nodes of a job.
@@ -396,7 +396,7 @@ def protection(
     Returns:
         The description.
     """
-    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # its agents have released all slots
+    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # the agents of an ended job have released all slots
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
     planned = _placement(job, current)
@@ -471,7 +471,7 @@ def _placement(job: JobRecord, shards: Sequence[ShardRecord]) -> placement.Place
 
 
 def _odds(planned: placement.Placement, domains: Mapping[NodeId, str]) -> list[tuple[int, float]]:
-    """Return the probability that every shard keeps a copy when 1, 2, 3 domains are lost at once.
+    """Return the probabilities that every shard keeps a copy after a simultaneous loss of 1, 2, 3 domains.
 
     A node without a known domain counts as its own domain.
     """

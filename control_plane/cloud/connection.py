@@ -155,7 +155,7 @@ class Connection:
             retries={"mode": "standard", "total_max_attempts": self._max_attempts},
             max_pool_connections=32,
             user_agent_extra="everstep",
-            user_agent_appid=_replica(),  # CloudTrail then shows which replica made a call
+            user_agent_appid=_replica(),  # CloudTrail then shows which control-plane server made a call
             # Presigned URLs need version 4, which binds length and checksum. They need the region's own host, because
             # S3 redirects some requests to the global host, and a redirect invalidates the signature.
             signature_version="s3v4" if service == "s3" else None,

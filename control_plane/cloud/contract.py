@@ -66,7 +66,7 @@ class Change:
     """The present value as text. None if there is none."""
     after: str
     why: str
-    """The sentence that `drift` returns for it."""
+    """The reason for the change: the sentence that `drift` returns."""
     make: Callable[[CloudOperator], None] = field(compare=False, repr=False)
     """Calls AWS to make the change. Idempotent."""
 

@@ -30,7 +30,7 @@ SPOT_NOTICE: Final = timedelta(minutes=2)
 BLOCK_END_LEAD: Final = timedelta(minutes=30)
 """Time before the end of a capacity block at which AWS begins to terminate its instances."""
 MAX_BODY_CHARACTERS: Final = 256 * 1024
-"""SQS's limit for a message."""
+"""SQS's limit for the length of a message."""
 RECEIVE_SECONDS: Final = 5
 """Duration of a long poll: short enough for a stopping server, long enough to save calls."""
 MESSAGES_PER_CALL: Final = 10
@@ -90,7 +90,7 @@ class QueuedMessage:
 
 
 class EventQueue(Protocol):
-    """A queue of events that any number of replicas read.
+    """A queue of events that any number of control-plane servers may read.
 
     Synchronous. Raises only `CloudError`.
     """

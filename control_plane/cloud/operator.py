@@ -43,9 +43,9 @@ class Ec2State(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether AWS reports that the instance's memory is lost or about to be.
+        """Whether AWS reports that the instance's memory is lost or will be lost.
 
-        No other evidence is needed to exclude its node.
+        The control plane needs no other evidence to exclude the node.
         """
         return self not in (Ec2State.PENDING, Ec2State.RUNNING)
 
@@ -90,7 +90,7 @@ class MemberState:
 
     @property
     def awaits_termination(self) -> bool:
-        """A terminating hook holds the instance. `complete_termination` releases it at once."""
+        """A terminating hook holds the instance. `complete_termination` lets AWS end the instance immediately."""
         return self.lifecycle_state == "Terminating:Wait"
 
 
@@ -262,7 +262,7 @@ class CloudOperator(Protocol):
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return failed launches since the last successful one, newest first.
 
-        Of very many failures, only the newest are returned.
+        After very many failures, the result contains only the newest ones.
         """
 
     def protect_new_instances(self, name: str) -> None:

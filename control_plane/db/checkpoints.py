@@ -24,11 +24,14 @@ from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 COMPLETE = "complete"
 """State: the manifest is in S3 and names all shards."""
 DELETING = "deleting"
-"""State: its objects are being deleted, by a user's request or by the job's limits. No restore may use it."""
-DELETED = "deleted"
-"""State: its objects are deleted.
+"""State: the checkpoint's objects are being deleted. No restore may use it.
 
-The row remains until the job is deleted. Otherwise agents that still report its shards would recreate it.
+A user requested the deletion, or the checkpoint exceeds the job's limits.
+"""
+DELETED = "deleted"
+"""State: the checkpoint's objects are deleted.
+
+The row remains until the job is deleted. Otherwise agents that still report the shards would recreate the row.
 """
 
 
@@ -67,12 +70,12 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
         Whether the row was written. False if the checkpoint was completed before.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     row = session.get(Checkpoint, (lease.key, checkpoint.generation, checkpoint.step))
     if row is not None and row.completed_at is not None:
-        return False  # complete or deleted: a repeated report of its shards must not recreate it
+        return False  # complete or deleted: a repeated report of the shards must not recreate the row
     if row is None:
         row = Checkpoint(
             run_id=lease.key, generation=checkpoint.generation, step=checkpoint.step, created_at=checkpoint.created_at
@@ -169,8 +172,8 @@ def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state
 def runs_to_look_after(session: Session) -> tuple[str, ...]:
     """Return the runs whose checkpoints the keeper must check.
 
-    Some of their checkpoints are being deleted, or may exceed the job's limits. The latter needs a limit and at least
-    two complete checkpoints.
+    The result contains a run if one of its checkpoints is in state deleting. It also contains a run with a limit and at
+    least two complete checkpoints, which may exceed the limit.
     """
     has_limit = or_(
         *(Job.spec[limit].as_string().is_not(None) for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds"))

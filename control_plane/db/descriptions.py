@@ -1,4 +1,4 @@
-"""Reads everything that DescribeTrainingJob returns, in two queries.
+"""Reads all data that DescribeTrainingJob returns, in two queries.
 
     job ─ newest generation ─ totals of its incidents ─ unfinished drill       one joined row
     node                                                                       one row per node
@@ -6,7 +6,7 @@
 Waiters and scripts call DescribeTrainingJob most often. The queries use Core tables, because creating ORM objects takes
 longer than the database's answer.
 
-Invariant: a description shows the job at one moment.
+Invariant: all data of a description is from the same moment.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ASKED: Final = (
     )
     .select_from(Job.__table__)
     .outerjoin(Generation.__table__, and_(_GENERATION.run_id == _JOB.run_id, _GENERATION.number == _JOB.generation))
-    .join(_TOTALS, _JOB.run_id.is_not(None))  # the totals are always one row
+    .join(_TOTALS, _JOB.run_id.is_not(None))  # the query for totals always returns exactly one row
     .where(_JOB.name == bindparam("of_name"))
 )
 

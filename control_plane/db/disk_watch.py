@@ -28,12 +28,12 @@ _POSTGRESQL_DISK_FULL = "53100"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullDisk:
-    """A place without free space."""
+    """A full disk of the service."""
 
     place: str
-    """The directory. For a remote database: its name."""
+    """The directory on the disk. For a remote database: its name."""
     free_bytes: int | None
-    """Free space in bytes. None: the disk is not on this machine."""
+    """Free space in bytes. Free space in bytes. None: the disk is not on this machine."""
     words: str
     """Error message of the newest failed write."""
     seconds: float
@@ -41,7 +41,7 @@ class FullDisk:
 
 
 class DiskWatch:
-    """The places to which one server writes.
+    """The disks to which one server writes.
 
     Args:
         place: directory of SQLite's file, or a description of a remote database for users.
@@ -75,7 +75,7 @@ class DiskWatch:
 
     def stored(self) -> None:
         """Record a committed transaction."""
-        if not self._records:  # the common case needs no lock
+        if not self._records:  # without a recorded failure, no lock is needed
             return
         with self._lock:
             for place, record in self._records.items():
@@ -83,9 +83,9 @@ class DiskWatch:
                     self._records[place] = newer
 
     def full(self) -> tuple[FullDisk, ...]:
-        """Return the places that are full now, sorted.
+        """Return the disks that are full now, sorted.
 
-        Places with new free space are forgotten.
+        The method also removes records of disks that have free space again.
         """
         if not self._records:
             return ()

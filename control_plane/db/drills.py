@@ -92,7 +92,7 @@ def create(session: Session, drill: NewDrill) -> DrillRecord:
 
 
 _OPEN_OF_RUN: Final = select(Drill).where(Drill.run_id == bindparam("of_run"), Drill.ended_at.is_(None)).limit(1)
-"""Built once, because each description of a job runs it."""
+"""The statement is built once, because each description of a job executes it."""
 
 
 def open_of_run(session: Session, run_id: str) -> DrillRecord | None:
@@ -111,7 +111,7 @@ def change(session: Session, lease: Lease, drill_id: str, **changes: Unpack[Dril
         **changes: columns to update, by name, with their new values.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     session.execute(update(Drill).where(Drill.id == drill_id, Drill.run_id == lease.key).values(**changes))

@@ -1,8 +1,8 @@
-"""Events: an append-only log of what happened to jobs, fleets and nodes.
+"""Events: an append-only history of jobs, fleets and nodes.
 
 A reader continues from the last id that it has seen, so a smaller id must never appear later. Databases assign ids at
-the insert, but show rows at the commit. Ids appear in order because only one write transaction runs at a time
-(`control_plane.db.session`).
+the insert, but rows become visible at the commit. Ids become visible in order because only one write transaction runs
+at a time (`control_plane.db.session`).
 
 Invariant: an event never changes, and ids become visible in order.
 """

@@ -67,7 +67,7 @@ def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> N
         **columns: columns to update, by name, with their new values.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     session.execute(update(Export).where(Export.name == lease.key).values(**columns))
@@ -100,7 +100,7 @@ def store_log_cursor(session: Session, lease: Lease, run_id: str, *, cursor: str
         is_over: whether the log is complete and all of it was copied.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     session.merge(LogExport(run_id=run_id, cursor=cursor, is_over=is_over))

@@ -1,9 +1,9 @@
 """Fleets: the registered Auto Scaling groups.
 
-A row contains the users' settings and the loop's findings.
+A row contains the users' settings and the fleet loop's observations.
 
-Invariant: users change the settings (for example the number of spares). Only the fleet loop writes its findings, under
-the fleet's lease.
+Invariant: users change the settings (for example the number of spares). Only the fleet loop writes its observations,
+under the fleet's lease.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def find(session: Session, name: str) -> FleetRecord | None:
 def takes_jobs(session: Session, name: str) -> bool:
     """Return whether the fleet exists and is not being deleted.
 
-    In a write transaction the answer stays true until the commit.
+    In a write transaction, the result remains valid until the commit.
     """
     fleet = find(session, name)
     return fleet is not None and fleet.delete_requested_at is None
@@ -209,7 +209,8 @@ def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> Fl
 def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
     """Record a user's statement that a fleet's silent nodes are lost. Idempotent.
 
-    While most of a fleet is silent, Everstep does not consider silent nodes lost. The statement lifts this restriction.
+    While most of a fleet is silent, Everstep does not consider silent nodes lost. The statement removes this
+    restriction.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the fleet does not exist.
     """
@@ -221,7 +222,7 @@ def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> None:
-    """Update the fleet loop's findings.
+    """Update the fleet loop's observations.
 
     Args:
         session: from `Database.write`.
@@ -229,7 +230,7 @@ def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> No
         **changes: columns to update, by name, with their new values.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     if changes:
@@ -239,7 +240,7 @@ def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> No
 def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
     """Record a user's request to delete a fleet.
 
-    The loop ends its nodes, then removes it. Idempotent.
+    The fleet loop terminates the fleet's nodes, then deletes the fleet. Idempotent.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the fleet does not exist, and
     Conflict if it has unfinished jobs.
@@ -261,7 +262,7 @@ def remove(session: Session, lease: Lease, now: datetime) -> None:
         now: time of the revocation, in UTC.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
         Conflict: the fleet has unfinished jobs.
     """
     leases.guard(session, lease)

@@ -1,9 +1,9 @@
-"""Implications: one line per node and incident in which the node was at fault.
+"""Implications: the fault histories of nodes, with one entry per node and incident.
 
-Remedies are chosen by this history.
+The core chooses remedies by these histories.
 
-Invariant: a line is written once, under the lease of the job or fleet, and never changed. Each node keeps at most
-`KEPT` lines.
+Invariant: an entry is written once, under the lease of the job or fleet, and never changed. Each node keeps at most
+`KEPT` entries.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from control_plane.db.models import Implication, Incident
 from control_plane.db.session import record_of, values_of
 
 KEPT = 20
-"""Limit of lines per node; the newest are kept."""
+"""Limit of entries per node. The newest entries are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImplicationRecord:
-    """A stored line."""
+    """A stored entry of a node's history."""
 
     node_id: str
     incident_id: str
@@ -39,7 +39,7 @@ class ImplicationRecord:
 
 
 def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -> None:
-    """Store lines. Existing lines are not changed.
+    """Store entries. Existing entries are not changed.
 
     Args:
         session: from `Database.write`.
@@ -47,7 +47,7 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
         lines: entries of the nodes' fault histories.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     for line in lines:
@@ -65,7 +65,7 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
 
 
 def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[ImplicationRecord, ...]]:
-    """Return the fault history of each node of a fleet, oldest line first.
+    """Return the fault history of each node of a fleet, oldest entry first.
 
     Nodes without a history are missing.
     """
@@ -80,7 +80,7 @@ def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[Implicatio
 
 
 def of_node(session: Session, node_id: str, only_project: str | None = None) -> tuple[ImplicationRecord, ...]:
-    """Return a node's fault history, oldest line first.
+    """Return a node's fault history, oldest entry first.
 
     With `only_project`: only incidents of that project's jobs.
     """

@@ -84,7 +84,7 @@ class IncidentUpdate(TypedDict, total=False):
     lost_node_count: int
     replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
-    """Moves to an earlier time if a fault found later happened first."""
+    """Time of the earliest fault. A fault that is found later can move this time back."""
     replaced_at: datetime | None
     restored_at: datetime | None
     closed_at: datetime | None
@@ -99,7 +99,7 @@ class IncidentUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewIncident:
-    """Facts at the detection of a failure."""
+    """The facts of an incident at the detection of its failure."""
 
     job_name: str
     project: str
@@ -132,7 +132,7 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
         The stored incident.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     row = session.get(Incident, incident_id)
@@ -153,7 +153,7 @@ def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[I
         **changes: columns to update, by name, with their new values.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
         NotFound: the job has no incident with this id.
     """
     leases.guard(session, lease)
@@ -194,13 +194,13 @@ class IncidentTotals:
     """Nodes that failed or that AWS ended. Drained nodes and nodes that a drill ended do not count."""
     lost_steps: int
     cost_usd: float | None
-    """None if no incident has a cost."""
+    """Sum of the incidents' costs. None if no incident has a cost."""
 
     @property
     def mean_recovery_seconds(self) -> float | None:
         """Mean time from a failure until training has passed the step it had reached.
 
-        None without a recovery.
+        None if no failure has recovered.
         """
         return self.recovery_seconds / self.recovered_count if self.recovered_count else None
 
@@ -210,7 +210,7 @@ def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
     phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
     is_failure = or_(
         *(incident.cause == cause.value for cause in Cause if cause.is_failure)
-    )  # an IN clause would be expanded again for each execution
+    )  # SQLAlchemy would expand an IN clause again for each execution
     is_recovered = and_(is_failure, incident.closed_at.is_not(None))
     return select(
         func.count(),
@@ -297,9 +297,8 @@ def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, 
 def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now: datetime) -> bool:
     """Record that a user has seen an incident.
 
-    Return False if it is acknowledged already; the first entry stays.
-
-    Needs no lease, because the loop never writes these columns.
+    Return False if the incident is already acknowledged. The first acknowledgement remains. The function needs no
+    lease, because the loop never writes these columns.
     """
     query = update(Incident).where(Incident.id == incident_id, Incident.acknowledged_at.is_(None))
     return bool(

@@ -2,10 +2,10 @@
 
 Each call is recorded before it is attempted.
 
-A pass that dies between the call and its record leaves an open intent. A later pass with the same key attempts the call
-again and finishes the intent.
+A crash between the call and the record of its outcome leaves an open intent. A later pass with the same key repeats the
+call and finishes the intent.
 
-Invariant: an intent is written under a lease. A finished intent is never reopened, so its key is used up.
+Invariant: an intent is written under a lease. A finished intent is never reopened, so its key cannot be used again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from control_plane.db.session import columns_of
 class IntentState(StrEnum):
     """Progress of an intent.
 
-    OPEN: recorded, and perhaps attempted. DONE: the call succeeded. FAILED: the call was rejected; a new attempt needs
-    another key.
+    - OPEN: the call is recorded, and perhaps attempted.
+    - DONE: the call succeeded.
+    - FAILED: the call was rejected. A new attempt needs another key.
     """
 
     OPEN = "open"
@@ -69,7 +70,7 @@ def begin(
         The intent. If its state is not OPEN, do not attempt the call.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     row = session.get(Intent, key)
@@ -104,16 +105,16 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
         now: the time in UTC.
 
     Raises:
-        StaleLease: another replica has taken the lease over. It determines the outcome itself.
+        StaleLease: another control-plane server has taken the lease over. That server determines the outcome itself.
     """
     leases.guard(session, lease)
     session.execute(update(Intent).where(Intent.key == key).values(state=state, outcome=outcome, finished_at=now))
 
 
 def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
-    """Return by key when each successful call was recorded as DONE.
+    """Return the times at which calls were recorded as DONE, by key.
 
-    Other keys are missing.
+    The result omits the keys of all other calls.
     """
     query = select(Intent.key, Intent.finished_at).where(Intent.key.in_(keys), Intent.state == IntentState.DONE)
     return {key: at for key, at in session.execute(query) if at is not None}

@@ -1,7 +1,8 @@
 """Lists of jobs: filtered, sorted and paged.
 
 A page starts after a position: the last job's value of the sorted column, and its run. An index finds the position
-directly, however many jobs precede it. A job that is deleted between two pages does not shift the next page.
+directly, so the cost of a page does not depend on the number of preceding jobs. A job that is deleted between two pages
+does not shift the next page.
 
 Invariant: each sortable column has an index that ends with the run, so that no page needs a sort.
 """
@@ -124,8 +125,8 @@ def _conditions(which: JobFilter, sort_by: SortBy) -> list[ColumnElement[bool]]:
 def _column(column: InstrumentedAttribute[str], *, is_indexed: bool) -> ColumnElement[str]:
     """Return a column, or an equal expression that no index covers.
 
-    Without the second form the query planner might use an index that filters but does not sort, and then sort all
-    matches for each page.
+    The second form keeps the query planner from an index that filters but does not sort. With such an index, each page
+    would sort all matches.
     """
     return column.expression if is_indexed else column + literal_column("''")
 
@@ -133,7 +134,7 @@ def _column(column: InstrumentedAttribute[str], *, is_indexed: bool) -> ColumnEl
 def _of_status(status: TrainingJobStatus, state: ColumnElement[str]) -> list[ColumnElement[bool]]:
     """Return the conditions of a status.
 
-    A requested stop shows as Stopping at once, whatever the state. See `states.training_job_status`.
+    A job with a requested stop has the status Stopping in every state before its end. See `states.training_job_status`.
     """
     is_stopping = or_(Job.stop_requested_at.is_not(None), Job.state == JobState.STOPPING)
     if status is TrainingJobStatus.STOPPING:

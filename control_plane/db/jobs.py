@@ -26,7 +26,7 @@ from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan
 
 LAUNCHES_LIMIT = 400
-"""Limit of launches that `launches` returns; the newest count."""
+"""Limit of launches that `launches` returns. Older launches are omitted."""
 TRANSITIONS_LIMIT = 400
 """Limit of transitions kept per job: the first one and the newest ones."""
 
@@ -93,7 +93,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobTransition:
-    """An entry into a state."""
+    """The entry of a job into a state."""
 
     state: str
     reason: str
@@ -139,7 +139,7 @@ class JobRecord:
     target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
-    """Recent failures, which the breaker compares. The core defines the format; JSON values only."""
+    """Recent failures, which the breakers compare. The core defines the format; JSON values only."""
     accounting: Mapping[str, int]
     """Microseconds by bucket, up to `accounted_until`."""
     accounted_until: datetime | None
@@ -270,7 +270,7 @@ def made_by(session: Session, request_token: str, request_digest: str) -> JobRec
 
 
 _BY_NAME: Final = select(Job).where(Job.name == bindparam("name"))
-"""Built once, because most requests about a job run it."""
+"""The statement is built once, because most requests about a job execute it."""
 
 
 def get(session: Session, name: str) -> JobRecord:
@@ -420,7 +420,7 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRows:
-    """Row counts of what is deleted together with a job."""
+    """Counts of the rows that are deleted together with a job."""
 
     generations: int
     checkpoints: int
@@ -473,9 +473,9 @@ def remove(session: Session, run_id: str) -> None:
 
 
 def take_over(session: Session, name: str, who: str, now: datetime) -> bool:
-    """Record that a user operates a job instead of Everstep.
+    """Record that a user manages a job instead of Everstep.
 
-    Return False if a user operates it already, or if it has ended. An earlier entry is not changed.
+    Return False if a user already manages the job, or if it has ended. An earlier entry is not changed.
     """
     query = update(Job).where(Job.name == name, Job.ended_at.is_(None), Job.taken_over_at.is_(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=now, taken_over_by=who))))
@@ -496,7 +496,7 @@ def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None
         **changes: columns to update, by name, with their new values.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     if changes:
@@ -517,7 +517,8 @@ def transition(
         **changes: other changed columns; `reason` is mandatory.
 
     Raises:
-        StaleLease: another replica has taken the lease over, or the state is not `before`. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over, or the state is not `before`. Nothing was
+            written.
     """
     leases.guard(session, lease)
     found = session.execute(
@@ -545,7 +546,7 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
         stepped_at: time by the ranks' clock.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     story = [
@@ -571,7 +572,7 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
         revision: revision of the specification from which the plan was made.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
         AlreadyExists: the generation has a plan already.
     """
     leases.guard(session, lease)
@@ -620,7 +621,7 @@ def mark_generation_started(session: Session, lease: Lease, number: int, now: da
         now: the time in UTC.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     session.execute(

@@ -1,8 +1,8 @@
-"""Leases: which replica of the control plane works on a job, a fleet or an export.
+"""Leases: which control-plane server works on a job, a fleet or an export.
 
     owner       claims before every pass; each claim increments the counter
-    contender   takes over when owner and counter have not changed for `ttl_seconds` of its own monotonic clock
-    successor   takes over at once from a dead process with the same lineage (`control_plane.replica`)
+    contender   takes over when owner and counter have not changed for `ttl_seconds` of the contender's monotonic clock
+    successor   takes over immediately from a dead process with the same lineage (`control_plane.replica`)
 
 Clocks of two machines are never compared, and no lease expires by itself. Results computed under a lease are written
 only if `guard` finds owner and counter unchanged in the same transaction.
@@ -30,7 +30,7 @@ _Table = type[Job] | type[Fleet] | type[Export]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write one row, valid until another replica claims it."""
+    """The right to write one row, valid until another control-plane server claims the row."""
 
     kind: LeaseKind
     key: str
@@ -42,7 +42,7 @@ class Lease:
 
 
 class Leaser:
-    """Claims leases for one replica. Only one thread at a time may use it.
+    """Claims leases for one control-plane server. Only one thread at a time may use an instance.
 
     Args:
         owner: `Replica.owner`, new at each start of the server.
@@ -60,7 +60,7 @@ class Leaser:
     def claim(self, session: Session, kind: LeaseKind, key: str, *, at_once: bool = False) -> Lease | None:
         """Claim the lease of a row.
 
-        A free lease is taken, an own one is renewed, and an expired one is taken over.
+        The method takes a free lease, renews a lease of this server, and takes over an expired lease of another server.
 
         Args:
             session: from `Database.write`.
@@ -69,7 +69,7 @@ class Leaser:
             at_once: take over without waiting, because the caller knows that the present owner has lost its right.
 
         Returns:
-            The lease, or None while another replica holds it.
+            The lease, or None while another control-plane server holds it.
 
         Raises:
             NotFound: the row does not exist.
@@ -87,9 +87,9 @@ class Leaser:
         return self._take(session, kind, key, owner, counter)
 
     def sees_another(self, kind: LeaseKind, key: str) -> bool:
-        """Return whether another replica was active under this lease recently.
+        """Return whether another control-plane server was active under this lease recently.
 
-        The evidence is a changed counter, seen by a claim within the last `ttl_seconds`.
+        True if a claim has found a changed counter within the last `ttl_seconds`.
         """
         moved_at = self._moved_at.get((kind, key))
         return moved_at is not None and self._monotonic() - moved_at < self._ttl_seconds
@@ -105,7 +105,7 @@ class Leaser:
             The lease with its new counter; use it from now on.
 
         Raises:
-            StaleLease: another replica has taken the lease over.
+            StaleLease: another control-plane server has taken the lease over.
         """
         renewed = self._take(session, lease.kind, lease.key, lease.owner, lease.counter)
         if renewed is None:
@@ -115,14 +115,14 @@ class Leaser:
     def is_due(self, lease: Lease) -> bool:
         """Return whether a lease should be renewed.
 
-        This is the case when a third of its time has passed.
+        True if a third of `ttl_seconds` has passed since its last renewal.
         """
         return self._monotonic() - lease.taken_at >= self._ttl_seconds / 3
 
     def release(self, session: Session, lease: Lease) -> None:
-        """Release a lease so that another replica can claim it at once.
+        """Release a lease so that another control-plane server can claim it immediately.
 
-        A lost lease is ignored.
+        The call has no effect if the lease is already lost.
         """
         table, row = _row(lease.kind, lease.key)
         session.execute(update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_owner=None))
@@ -152,8 +152,7 @@ def guard(session: Session, lease: Lease) -> None:
 
     The transaction can commit only while the lease is held.
 
-    The function writes the row instead of only reading it. On every database a concurrent claim then waits for this
-    transaction.
+    The function writes the row, so that on every database a concurrent claim waits for this transaction.
 
     Args:
         session: the write transaction to guard.

@@ -1,6 +1,6 @@
 """Metrics that scripts log and that Everstep measures on nodes.
 
-They are stored by run, name and step (`control_plane.core.metrics`).
+Metrics are stored by run, name and step (`control_plane.core.metrics`).
 
     metric_log      per run: number of the next expected value, and the count of dropped values
     metric          per run and name: the newest value
@@ -215,11 +215,10 @@ def _fold(session: Session, metric: Metric) -> None:
 
 
 def _report_difference(session: Session, run_id: str, base: int, repeated: Sequence[MetricPoint]) -> None:
-    """Append an event if a repeated step has another loss than before.
+    """Append an event if a repeated step has another loss than before, because the run is then not deterministic.
 
-    This means that the run is not deterministic.
-
-    Compares the first values that a generation logs. Afterwards the old values of these steps are deleted.
+    The function compares the first values that a generation logs. Its caller then deletes the old values of these
+    steps.
 
     Args:
         session: from `Database.write`.
@@ -255,7 +254,7 @@ def _report_difference(session: Session, run_id: str, base: int, repeated: Seque
 
 
 def _forget_after(session: Session, run_id: str, step: int) -> None:
-    """Delete the values of all steps after `step`: the run repeats these steps."""
+    """Delete the values of all steps after `step`, because the run repeats these steps."""
     start, end = (
         MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK,
         (MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK,

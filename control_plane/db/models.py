@@ -176,7 +176,10 @@ class Fleet(Base):
     min_node_count: Mapped[int]
     spare_count: Mapped[int]
     spare_probability: Mapped[float | None]
-    """If set, the number of spares is computed from it instead of `spare_count`."""
+    """Wanted probability of a free spare.
+
+    If set, it determines the number of spares, and `spare_count` does not apply.
+    """
     hold_failed_instances: Mapped[bool] = mapped_column(default=False)
     max_replacements_per_hour: Mapped[int]
     node_role_name: Mapped[str] = mapped_column(default="")
@@ -195,7 +198,7 @@ class Fleet(Base):
     price_usd_per_hour: Mapped[float | None]
     desired_node_count: Mapped[int] = mapped_column(default=0)
     vacancies: Mapped[tuple[tuple[float, int], ...]] = mapped_column(default=())
-    """Empty places of the group as pairs: start of the vacancy in Unix seconds, number of places."""
+    """Vacancies of the group as pairs: start in Unix seconds, number of vacancies."""
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
     reason: Mapped[str] = mapped_column(default="")
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
@@ -225,7 +228,7 @@ class Node(Base):
     """Innermost network node of the instance. None until AWS has reported it."""
     reason: Mapped[str] = mapped_column(default="")
     hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
-    """Reason why the node is held."""
+    """Reason why the fleet holds the node."""
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     """A user's request for a held node. Empty: none."""
     request: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
@@ -236,7 +239,7 @@ class Node(Base):
     replaced_at: Mapped[datetime | None]
     """When a replacement of the node was last requested."""
     returned_at: Mapped[datetime | None]
-    """When a user last returned the node to service. Older lines of its fault history do not count."""
+    """When a user last returned the node to service. Older entries of its fault history do not count."""
     evidence_at: Mapped[datetime | None]
     """When all evidence of a held node was in S3."""
     created_at: Mapped[datetime]
@@ -250,7 +253,7 @@ class Node(Base):
 
 
 class Notice(Base):
-    """An announcement of AWS for an instance. A repeated event remains one row."""
+    """An announcement of AWS for an instance. Repeated deliveries of an event have one row."""
 
     __tablename__ = "notice"
 
@@ -264,9 +267,9 @@ class Notice(Base):
 
 
 class Implication(Base):
-    """A node's fault in an incident: one line of the node's history.
+    """A node's fault in an incident: one entry of the node's history.
 
-    It outlives the job and the node.
+    The row remains after the job and the node have ended.
     """
 
     __tablename__ = "implication"
@@ -311,7 +314,7 @@ class Job(Base):
     """A user requested a checkpoint of this step or a later one. -1: none."""
     checkpoint_wanted_at: Mapped[datetime | None]
     taken_over_at: Mapped[datetime | None]
-    """When a user began to operate the job instead of Everstep."""
+    """When a user began to manage the job instead of Everstep."""
     taken_over_by: Mapped[str] = mapped_column(default="")
     created_at: Mapped[datetime]
     modified_at: Mapped[datetime]
@@ -333,7 +336,7 @@ class Job(Base):
     """Last step of the script, as its ranks last reported. -1: not reported."""
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """Recent failures, which the breaker compares. The core defines the format."""
+    """Recent failures, which the breakers compare. The core defines the format."""
     accounting: Mapped[dict[str, int]] = mapped_column(default=dict)
     """Microseconds by bucket, up to `accounted_until`."""
     accounted_until: Mapped[datetime | None]
@@ -544,7 +547,7 @@ class Drill(Base):
 class MetricLog(Base):
     """Progress of a run's metrics.
 
-    It names the sender, its next value number, and the count of dropped values.
+    The row contains the sending agent, the number of its next value, and the count of dropped values.
     """
 
     __tablename__ = "metric_log"

@@ -161,7 +161,7 @@ _BY_RUN: Final = (
 _IDS_OF_RUN: Final = (
     select(Node.__table__.c.id).where(Node.__table__.c.run_id == bindparam("of_run")).order_by(Node.__table__.c.id)
 )
-"""Built once, because each description of a job runs it."""
+"""The statement is built once, because each description of a job executes it."""
 
 
 def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
@@ -271,8 +271,8 @@ def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple
 def failed_join_count(session: Session, fleet_name: str) -> int:
     """Count the consecutive failed joins of a fleet.
 
-    These are the ended instances that were replaced, never connected, and are newer than the newest instance that
-    connected.
+    The result counts ended instances that never connected, were replaced, and are newer than the newest connected
+    instance.
     """
     joined = (
         select(func.max(Node.created_at))
@@ -290,14 +290,14 @@ def failed_join_count(session: Session, fleet_name: str) -> int:
 
 
 def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> NodeRecord:
-    """Record a user's request for a held node. The fleet loop carries the request out.
+    """Record a user's request for a held node. The fleet loop executes the request.
 
     Args:
         session: from `Database.write`.
         node_id: id of the node.
         state: state in which the node must be.
         release: the user's request, stored for the fleet loop.
-        now: the time in UTC. Older lines of the node's fault history no longer count.
+        now: the time in UTC. Older entries of the node's fault history no longer count.
 
     Returns:
         The changed node.
@@ -319,16 +319,15 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
 def ask(session: Session, node_id: str, request: str, words: str) -> bool:
     """Record a user's request for a node.
 
-    Return False if the node has a request already.
-
-    The fleet loop carries the request out. Only `call_off` withdraws it.
+    Return False if the node already has a request. The fleet loop executes the request. Only `call_off` withdraws a
+    request.
     """
     query = update(Node).where(Node.id == node_id, Node.request == "")
     return bool(changed_rows(session.execute(query.values(request=request, request_words=words))))
 
 
 def call_off(session: Session, node_id: str) -> bool:
-    """Withdraw a user's request for a node. Return False if there was none."""
+    """Withdraw a user's request for a node. Return False if the node has no request."""
     query = update(Node).where(Node.id == node_id, Node.request != "")
     return bool(changed_rows(session.execute(query.values(request="", request_words=""))))
 
@@ -347,7 +346,7 @@ def change(
         **changes: columns to update, by name, with their new values.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     if session.get(Node, node_id) is None:

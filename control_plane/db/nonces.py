@@ -33,7 +33,7 @@ def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
     try:
         with session.begin_nested():
             session.add(SpentNonce(digest=digest, ends_at=ends_at))
-    except IntegrityError:  # a concurrent transaction has stored it
+    except IntegrityError:  # a concurrent transaction has stored the nonce
         return False
     return True
 

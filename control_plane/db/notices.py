@@ -1,7 +1,7 @@
 """Notices: announcements of AWS for instances.
 
-Any replica may store a notice; the replica that owns the node's job reads it. Level-triggered: a row remains while the
-announced change may still happen, and each pass reads it.
+Any control-plane server may store a notice. The server that holds the job's lease reads it. Level-triggered: a row
+remains while the announced change may still happen, and each pass reads the row.
 
 Invariant: an event yields one row per node and kind, however often it is delivered.
 """
@@ -23,9 +23,11 @@ from control_plane.db.session import changed_rows, record_of, values_of
 class NoticeSource(StrEnum):
     """Origin of a notice.
 
-    EVENT: EventBridge, delivered once. STATUS: DescribeInstanceStatus. GROUP: the Auto Scaling group.
+    - EVENT: EventBridge delivered the notice.
+    - STATUS: a poll of DescribeInstanceStatus.
+    - GROUP: a poll of the Auto Scaling group.
 
-    STATUS and GROUP are polled: their notices are removed when AWS no longer reports them.
+    Notices from polls are removed when AWS no longer reports them.
     """
 
     EVENT = "event"
@@ -60,7 +62,7 @@ def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
         now: the time in UTC.
 
     Returns:
-        Whether a row was added. False also for an instance that is not a living node.
+        Whether a row was added. False also for an instance that is no node or has ended.
     """
     is_node = session.scalar(select(Node.id).where(Node.id == notice.node_id, Node.ended_at.is_(None))) is not None
     if not is_node or session.get(Notice, (notice.node_id, notice.kind, notice.event_id)) is not None:

@@ -1,9 +1,9 @@
-"""Protection: the shards of all ranks and their holders.
+"""Protection: the shards of all ranks and their holders, as the owners' agents report them.
 
-The owners' agents report them.
+A holder is in view while commits wait for it.
 
-Invariant: a replica row is written when a holder joins, leaves or changes its view, but not for each step. Steps are in
-the rows of the shard and the job.
+Invariant: a replica row is written when a holder is added or removed, or when it enters or leaves the view. Steps are
+in the rows of the shard and the job.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _IN_VIEW = and_(
     Replica.is_in_view,
     ~exists().where(Node.id == Replica.holder_node_id, Node.ended_at.is_not(None)).correlate(Replica),
 )
-"""Whether a holder counts: the owner last reported it in view, and its instance has not ended since.
+"""SQL condition for a holder that counts as in view.
 
-The second condition is needed because an owner that has ended reports nothing more.
+The owner's last report shows the holder in view, and the holder's instance has not ended since. The second condition is
+needed because an owner that has ended sends no more reports.
 """
 
 
@@ -84,10 +85,10 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
         now: the time in UTC.
 
     Returns:
-        Number of holders that joined, left or changed their view; zero on most passes.
+        Number of holders that were added, removed, or entered or left the view. Zero on most passes.
 
     Raises:
-        StaleLease: another replica has taken the lease over. Nothing was written.
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
     return sum(_record_shard(session, lease.key, shard, now) for shard in shards)

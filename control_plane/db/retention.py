@@ -12,7 +12,7 @@
 Jobs, incidents, checkpoints, sources and fleets are not deleted.
 
 Invariant: a pass deletes at most `batch_rows` rows of a kind, in one short transaction, and no row that a loop still
-reads. Several replicas may run passes at any time.
+reads. Several control-plane servers may run passes at any time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ DEFAULT = Retention()
 def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str, int]:
     """Delete rows beyond their limits.
 
-    Called once a minute, and again at once after a pass that reached `batch_rows`.
+    Called once a minute, and again immediately after a pass that reached `batch_rows`.
 
     Args:
         session: from `Database.write`.

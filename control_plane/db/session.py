@@ -1,11 +1,11 @@
 """The database engine and its transactions.
 
-    SQLite        for replicas on one machine
-    PostgreSQL    for replicas on several machines (`everstep[postgres]`)
+    SQLite        for control-plane servers on one machine
+    PostgreSQL    for control-plane servers on several machines (`everstep[postgres]`)
 
-Only one write transaction runs at a time, so everything that it has read stays true until its commit. SQLite has a
-single writer by design. On PostgreSQL each write transaction holds an advisory lock from its begin to its end.
-Check-then-write code therefore needs no further locks, and ids become visible in order.
+Only one write transaction runs at a time, so its reads remain valid until its commit. SQLite has a single writer by
+design. On PostgreSQL each write transaction holds an advisory lock from its begin to its end. Check-then-write code
+therefore needs no further locks, and ids become visible in order.
 
 Invariant: a transaction is short and stays in its thread. No code calls anything outside the database while it is open.
 Code on the event loop uses transactions in threads.
@@ -38,9 +38,10 @@ BUSY_TIMEOUT_MILLISECONDS = 5_000
 """Longest wait of a writer for another writer. Normal transactions take milliseconds."""
 
 SILENCE_MILLISECONDS = 10_000
-"""Time limit for a silent replica: PostgreSQL ends its connection.
+"""Time limit for a silent control-plane server, after which PostgreSQL ends its connection.
 
-The limit applies to idle transactions and to unacknowledged network traffic. It also frees the writers' lock.
+The limit applies to idle transactions and to unacknowledged network traffic. The end of the connection also releases
+the writers' lock.
 """
 WRITER_LOCK = 0x45560001
 """Number of the advisory lock of writers, within this database."""
@@ -90,7 +91,7 @@ class Database:
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             self._writing = self._writing.execution_options(
                 isolation_level="READ COMMITTED"
-            )  # a writer sees all commits before it got the lock
+            )  # a writer sees all commits before its acquisition of the lock
 
     @property
     def is_sqlite(self) -> bool:
@@ -110,7 +111,7 @@ class Database:
     def write(self) -> Iterator[Session]:
         """Yield a session that commits at the end of the block.
 
-        It rolls back on an exception. No other writer runs meanwhile, in any replica.
+        The session rolls back on an exception. No other writer runs at the same time, in any control-plane server.
         """
         try:
             with Session(self._writing, expire_on_commit=False) as session, session.begin():
@@ -125,7 +126,7 @@ class Database:
     def migrating(self) -> Iterator[Connection]:
         """Yield a connection that commits at the end of the block.
 
-        It excludes all other writers and migrations.
+        No other writer or migration runs at the same time.
         """
         with self._writing.begin() as connection:
             yield connection
@@ -264,7 +265,7 @@ def _make_sqlite_strict(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that reads before it writes cannot wait for another writer in SQLite. So write transactions take
-        # the lock at their begin.
+        # A transaction that reads before it writes cannot wait for another writer in SQLite. Write transactions
+        # therefore acquire the lock at their start.
         writes = connection.get_execution_options().get("everstep_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

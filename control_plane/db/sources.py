@@ -107,5 +107,5 @@ def put_upload(
 
 
 def remove_upload(session: Session, sha256: str, project: str) -> None:
-    """Delete an upload's reservation, if there is one."""
+    """Delete an upload's reservation, if it exists."""
     session.execute(delete(SourceUpload).where(SourceUpload.sha256 == sha256, SourceUpload.project == project))

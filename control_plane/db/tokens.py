@@ -27,7 +27,7 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 TOKEN_BYTES = 32
 _PREFIX = "est_"
-"""Lets secret scanners find a token in a log or repository."""
+"""Prefix of every token, by which secret scanners recognize tokens in logs or repositories."""
 
 
 class TokenKind(StrEnum):
@@ -41,8 +41,10 @@ class TokenKind(StrEnum):
 class Role(StrEnum):
     """Permissions of a caller.
 
-    ADMIN: everything in every project. SUBMITTER: all actions on jobs of its project, and reading the project's other
-    data. VIEWER: reading data of its project. AGENT: only the agents' connection.
+    - ADMIN: all actions in every project.
+    - SUBMITTER: all actions on jobs of its project, and reading the project's other data.
+    - VIEWER: reading data of its project.
+    - AGENT: only the agents' connection.
     """
 
     ADMIN = "admin"
@@ -97,7 +99,7 @@ def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None =
         secret: from `new_secret`, if the caller had to write it to a file before this transaction. None: create one.
 
     Returns:
-        The token, which is not stored and must be shown now, and its record.
+        The token and its record. The token itself is not stored, so the caller must show it now.
     """
     token = secret or new_secret()
     row = Token(**values_of(new), id="tok-" + secrets.token_hex(8), digest=_digest(token), created_at=now)
@@ -180,7 +182,7 @@ def get(session: Session, token_id: str) -> TokenRecord:
 
 
 _BY_DIGEST: Final = select(Token).where(Token.digest == bindparam("digest"))
-"""Built once, because each request runs it."""
+"""The statement is built once, because each request executes it."""
 
 
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
@@ -198,7 +200,7 @@ def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
 def find_by_id(session: Session, token_id: str, now: datetime) -> TokenRecord | None:
     """Return the record of a valid token, or None.
 
-    For callers that have verified by other means that the client owns the token.
+    The caller must have verified by other means that the client owns the token.
     """
     row = session.get(Token, token_id)
     return None if row is None else _good(row, now)

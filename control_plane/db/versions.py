@@ -1,6 +1,6 @@
 """Checks within microseconds whether the database may have changed.
 
-    SQLite        the pragma `data_version`: it changes with each commit of another connection; this one never writes
+    SQLite        the pragma `data_version`: changes with each commit of another connection; this one is read-only
     PostgreSQL    counts commits of this process only; callers must limit the age of their caches
 
 Invariant: two equal versions mean that no visible commit happened in between. All commits are visible only if

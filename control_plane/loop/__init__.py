@@ -4,6 +4,6 @@
     cloud_watch ───┼─▶ observer ──▶ core.job | core.fleets ──▶ executor   a pass of `runner`, under the entity's lease
     database ──────┘
 
-Invariant: this package decides nothing. A pass reads the state, calls the core, and executes and stores the decision. A
-pass may die at any point; the next pass completes its work.
+Invariant: this package decides nothing. A pass reads the state, calls the core, and stores and executes the decision.
+If a server crashes during a pass, the next pass completes the work.
 """

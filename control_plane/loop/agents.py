@@ -7,9 +7,10 @@
       connection.close()
 
 All state is level-triggered: a report replaces the previous one, and a message that is already queued is not queued
-again. A broken connection therefore loses nothing: the loop repeats a message until a report shows its effect.
+again. A broken connection therefore causes no loss: the loop repeats a message until a report shows its effect.
 
-Invariant: at most one connection per node is open, the newest. All methods run on the server's event loop; none blocks.
+Invariant: at most one connection per node is open, the newest. All methods run on the server's event loop without
+blocking.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 QUEUE_LIMIT = 64
 """Limit of queued messages per agent.
 
-Above the limit the oldest one is dropped. The loop repeats it if it still matters.
+Above the limit, the oldest message is dropped. The loop repeats the message if it is still needed.
 """
 MAX_DEPARTED = 1000
 """Limit of ended nodes whose last report and count of rejected messages are kept."""
@@ -69,7 +70,7 @@ class AgentConnection:
     def report(self, report: AgentReport) -> None:
         """Accept an agent's report.
 
-        A report is dropped if it is late (lower sequence number) or comes from a superseded connection.
+        A report is dropped if its sequence number is too low, or if a newer connection has superseded this one.
 
         The websocket route passes each decoded report.
         """
@@ -77,7 +78,7 @@ class AgentConnection:
             self._registry._reported(self, report)
 
     def lines(self, lines: LogLines) -> None:
-        """Pass the output of the node's ranks to log followers.
+        """Pass log lines of the node's ranks to log followers.
 
         The websocket route passes each decoded message.
         """
@@ -141,11 +142,11 @@ class AgentRegistry:
         self._connections: dict[NodeId, AgentConnection] = {}
         self._refused: Counter[NodeId] = Counter()
         self.lines = LogFeed()
-        """Output of ranks on its way to log followers."""
+        """Delivers log lines of ranks to log followers."""
         self.commands = CommandDesk(self.send, monotonic)
         """Commands that users run beside ranks."""
         self.logged = MetricInbox()
-        """Metrics on their way to the database."""
+        """Holds metrics until they are stored in the database."""
         self._changed = asyncio.Event()
         self._change_count = 1
         self._watched: frozenset[RunId] = frozenset()
@@ -186,7 +187,7 @@ class AgentRegistry:
         return connection
 
     def leave(self, fleets: frozenset[FleetName]) -> None:
-        """Close the connections of agents whose fleets another replica serves.
+        """Close the connections of agents whose fleets another control-plane server manages.
 
         Args:
             fleets: all such fleets; replaces the set of the previous call.
@@ -197,7 +198,7 @@ class AgentRegistry:
                 connection.close()
 
     def is_elsewhere(self, fleet: FleetName) -> bool:
-        """Return whether another replica serves this fleet."""
+        """Return whether another control-plane server manages this fleet."""
         return fleet in self._elsewhere
 
     def views(self) -> Mapping[NodeId, AgentView]:
@@ -205,7 +206,7 @@ class AgentRegistry:
         return dict(self._views)
 
     def view(self, node_id: NodeId) -> AgentView | None:
-        """Return one agent's state, or None if the agent has not connected."""
+        """Return one agent's state, or None if the agent has not connected since the server's start."""
         return self._views.get(node_id)
 
     def connected(self) -> Mapping[NodeId, AgentView]:
@@ -245,7 +246,7 @@ class AgentRegistry:
     def forget(self, node_id: NodeId) -> None:
         """Remove a node that has ended.
 
-        An open connection ends. The last report remains available, because an incident may refer to it.
+        An open connection is closed. The last report remains available, because an incident may refer to it.
         """
         connection = self._connections.pop(node_id, None)
         if connection is not None:
@@ -300,14 +301,14 @@ class AgentRegistry:
     def watch_closely(self, runs: frozenset[RunId]) -> None:
         """Wake the loops at every report of these runs, including mere progress.
 
-        These runs are recovering. Reports of other runs wake the loops only with news (see `_news`).
+        The caller names the recovering runs. Reports of other runs wake the loops only if `_news` changes.
         """
         self._watched = runs
 
     def take_lost(self) -> Iterator[NodeId]:
         """Yield the nodes whose connection broke since the last call.
 
-        The caller then polls AWS at once.
+        The caller then polls AWS immediately.
         """
         while self._lost:
             yield self._lost.popleft()
@@ -345,7 +346,7 @@ class AgentRegistry:
 def _news(report: AgentReport) -> object:
     """Return the part of a report whose changes wake the loops.
 
-    This is everything except training progress.
+    The result contains all fields except training progress.
     """
     member = report.member
     if member is None:
@@ -361,7 +362,8 @@ def _news(report: AgentReport) -> object:
 def _identity(message: ControlToAgent) -> object:
     """Return the identity of a queued message.
 
-    A Load is identified by its generation, a Release by its run, any other message by its whole content.
+    Two Loads of one generation are the same message, and so are two Releases of one run. Other messages are the same if
+    their contents are equal.
     """
     if isinstance(message, Load):
         return Load, message.plan.run, message.plan.generation

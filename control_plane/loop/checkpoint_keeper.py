@@ -1,11 +1,11 @@
 """Deletes checkpoints from S3.
 
-Users request deletions, and the job's limits (`CheckpointConfig`) cause them.
+A deletion starts when a user requests it, or when a checkpoint exceeds the job's limits (`CheckpointConfig`).
 
     complete ──▶ deleting: no restore may start from it ──▶ delete the manifest ──▶ delete the other objects ──▶ deleted
 
-A server that dies in between leaves the checkpoint in state deleting. A later pass of any replica continues; deletion
-is idempotent.
+If a server crashes during a deletion, the checkpoint remains in state deleting. A later pass of any control-plane
+server continues. Deletion is idempotent.
 
 Invariant: the retention limits never delete a pinned checkpoint, the newest one, or the one that the job would restore
 next.
@@ -43,7 +43,7 @@ LOOK_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
 """Limit of checkpoints per job whose deletion one pass starts."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
-"""States in which a job may be reading any of its checkpoints."""
+"""Job states in which agents may read any of the job's checkpoints."""
 
 
 class CheckpointKeeper:
@@ -85,7 +85,7 @@ class CheckpointKeeper:
     def _begin(self, run_id: str) -> None:
         """Mark checkpoints beyond the job's limits as deleting.
 
-        The same transaction reads which ones the job needs.
+        The same transaction determines which checkpoints the job needs.
         """
         with self._database.write() as session:
             job = jobs.get_run(session, run_id)
@@ -127,7 +127,7 @@ def restorable(session: Session, job: JobRecord) -> RestorableCheckpoint | None:
 
 
 def is_same(checkpoint: CheckpointRecord, other: RestorableCheckpoint | None) -> bool:
-    """Return whether a stored checkpoint and a core record are the same checkpoint."""
+    """Return whether a stored checkpoint and a core record denote the same checkpoint."""
     return other is not None and (checkpoint.generation, checkpoint.step) == (other.generation, other.step)
 
 

@@ -2,14 +2,14 @@
 
 The loops read the newest answer and never wait for AWS.
 
-- Groups and instances: every `POLL_SECONDS`, and at once after a lost connection, an AWS event or a change of the
-group.
-- Scheduled events and network topology: every `CLOSE_SECONDS`, and at once for new instances.
+- Groups and instances: every `POLL_SECONDS`, and immediately after a lost connection, an AWS event or a change of the
+  group.
+- Scheduled events and network topology: every `CLOSE_SECONDS`, and immediately for new instances.
 - Status checks: every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent.
 
 Invariant: each answer carries the time of its question. An answer that is older than a change of the group is not used
-for decisions about the group. Notices from AWS are stored in the database, where the replica that owns the job reads
-them.
+for decisions about the group. Notices from AWS are stored in the database, where the server that holds the job's lease
+reads them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ FLEETS_AT_ONCE = 4
 """Limit of fleets that are polled in parallel. Each poll uses one thread."""
 CLOSE_SECONDS = 60.0
 SUSPECT_SECONDS = 5.0
-"""Seconds between two polls of the status checks of suspects. EC2 itself runs the checks once a minute."""
+"""Seconds between two polls of the status checks of suspects: nodes with a silent agent.
+
+EC2 itself runs the checks once a minute.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ class _Known:
     """By node: when EC2 was asked, in monotonic seconds, and the status checks that it reported as impaired."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
-    """AWS's newest answer while instances are missing; empty otherwise."""
+    """AWS's newest answer about failed launches while instances are missing. Empty otherwise."""
     has_held: bool = True
     """Whether a terminating hook held an instance at the last poll. True before the first poll."""
 
@@ -92,7 +95,7 @@ class _Known:
 class CloudWatch:
     """AWS's newest answer about each fleet.
 
-    There is one per server, used on the server's event loop only.
+    Each server has one instance of this class, and uses it on its event loop only.
 
     Args:
         database: holds the fleets and nodes to ask about, and receives notices.
@@ -144,14 +147,14 @@ class CloudWatch:
             wake.clear()
             try:
                 await ask()
-            except Exception:  # for example a lost database connection: this is the only poller, so it must go on
+            except Exception:  # for example a lost database connection: the only poller of this server must continue
                 log.exception("looking at AWS failed; it is looked at again")
             await pause(POLL_SECONDS, until=wake)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
         """Ask about each fleet that has no question in flight.
 
-        Fleets are polled in parallel, so that a call that hangs does not delay other fleets.
+        Fleets are polled in parallel, so that a hanging call does not delay other fleets.
 
         Args:
             patience_seconds: time limit of this call; slower questions continue in the background. None: wait for all
@@ -187,9 +190,9 @@ class CloudWatch:
             self._when_changed()
 
     async def survey(self) -> None:
-        """Ask for scheduled events, status checks and network topology, where that is due.
+        """Request scheduled events, status checks and network topology, for the fleets whose interval has passed.
 
-        This runs beside `poll`, so that slow and rare questions do not delay the frequent ones.
+        `survey` and `poll` run concurrently, so that slow and rare requests do not delay the frequent ones.
         """
         for name, view in list(self._views.items()):
             about = self._known.setdefault(name, _Known())
@@ -202,12 +205,12 @@ class CloudWatch:
                 self._when_changed()
 
     def look_now(self) -> None:
-        """Poll at once. Call this when AWS's state may have changed."""
+        """Poll immediately. Callers use it when AWS's state may have changed."""
         self._look.set()
         self._look_closer.set()
 
     def look_closely(self) -> None:
-        """Poll at once, including the scheduled events."""
+        """Poll immediately, including the scheduled events."""
         for known in self._known.values():
             known.looked_closely_at = float("-inf")
         self.look_now()
@@ -215,13 +218,13 @@ class CloudWatch:
     def changed(self, fleet: FleetName) -> None:
         """Invalidate all answers to older questions.
 
-        Called when a change of the fleet's group was just requested.
+        The executor calls it when it has requested a change of the fleet's group.
         """
         self._not_before[fleet] = self._monotonic()
         self._look.set()
 
     def group(self, fleet: FleetName) -> CloudView | None:
-        """Return the newest answer that includes all requested changes, or None."""
+        """Return the newest answer about the group that includes all requested changes, or None."""
         view = self._views.get(fleet)
         return view if view is not None and view.asked_at > self._not_before.get(fleet, float("-inf")) else None
 
@@ -241,7 +244,7 @@ class CloudWatch:
     def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
         """Mark a node with a silent agent, to poll its status checks more often.
 
-        The mark expires: callers repeat it in each pass while the agent is silent.
+        The mark expires, so callers repeat the call in each pass while the agent is silent.
         """
         self._known.setdefault(fleet, _Known()).suspects[node_id] = self._monotonic()
 
@@ -342,9 +345,9 @@ class CloudWatch:
         about.has_held = bool(held)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
-        """Ask for status and topology where due.
+        """Request status and topology for the instances whose interval has passed.
 
-        Return whether an answer changed; an AWS error changes nothing.
+        Return whether an answer changed. After an AWS error, the previous answer remains.
         """
         asked_at = self._monotonic()
         is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
@@ -381,7 +384,7 @@ class CloudWatch:
         return is_news or bool(networks)
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
-        """Ask EC2 for scheduled events and status checks of instances.
+        """Request scheduled events and status checks of instances from EC2.
 
         Return whether an answer changed.
         """
@@ -437,7 +440,7 @@ def _group(group: GroupState, failures: tuple[LaunchFailure, ...], before: Group
 
 
 def _first_line(error: CloudError) -> str:
-    """Return the first line of an error. An answer that cannot be parsed has many."""
+    """Return the first line of an error message. Errors about answers that cannot be parsed have many lines."""
     return str(error).partition("\n")[0]
 
 
@@ -463,10 +466,10 @@ def _scheduled(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
 
 
 def _held(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:
-    """Return the members that a terminating hook holds, or will hold.
+    """Return the members that a terminating hook holds or will hold.
 
-    A member is in the state Terminating before its hook takes effect. With a load balancer this lasts minutes. Source:
-    Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
+    A member is in the state Terminating before its hook takes effect. With a load balancer, this state lasts minutes.
+    Source: Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
     """
     has_hook = any(hook.transition == TERMINATING_TRANSITION for hook in group.hooks)
     return [
@@ -482,9 +485,9 @@ def _conditions(
 ) -> dict[NodeId, tuple[InstanceCondition, str]]:
     """Return each node's condition and AWS's words for it.
 
-    A group reports that it ends a member before EC2 does, so the group's word counts. A member that a hook still holds
-    is not ended: it has a notice instead. EC2 may not return a newly launched instance yet. Such an instance is
-    UNKNOWN, not ENDED.
+    A group reports the termination of a member before EC2 does, so the group's answer takes precedence. A member that a
+    hook still holds is not ENDED, and has a notice. EC2 may not yet return a newly launched instance. Such an instance
+    is UNKNOWN, not ENDED.
     """
     conditions = {}
     launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}

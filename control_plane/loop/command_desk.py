@@ -1,12 +1,12 @@
 """Runs commands of users beside ranks.
 
-The agent receives each command once. All callers with the same command id receive the same answer.
+All callers with the same command id receive the same answer.
 
     run(node, command) ──▶ RunCommand ──▶ agent
                        ◀── CommandEnded ──      ended(node, answer)
 
-A caller that lost the answer repeats the call with the same id. It receives the same answer, or waits for it. The agent
-receives each command once, because a command need not be idempotent.
+A caller that lost the answer repeats the call with the same id. The repeated call returns the same answer, or waits for
+it. The agent receives each command once, because a command need not be idempotent.
 
 Invariant: only the node that received the command may answer it. The number of kept commands is bounded. All methods
 run on the server's event loop.
@@ -32,7 +32,7 @@ ANSWER_SECONDS: Final = 5.0
 
 
 class CommandFailed(Exception):
-    """Base class: the command has no answer."""
+    """Base class of the errors for a command without an answer."""
 
 
 class TooManyCommands(CommandFailed):

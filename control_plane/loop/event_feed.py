@@ -1,16 +1,16 @@
-"""Delivers new events to followers.
+"""Delivers new events to followers, the open event streams of API clients.
 
-One task reads the table for all followers of this server.
+One task reads the event table for all followers of this server.
 
                     every `poll_seconds`, while there are followers
     table event ──▶ newest events, in memory  ──▶ followers that are up to date
               └───▶ one page per read         ──▶ followers that are behind
 
-Events of other replicas arrive through the same table. Followers pull: a follower that does not read occupies a
-position, not a buffer.
+Events of other control-plane servers arrive through the same table. Each follower reads at its own pace: a slow
+follower needs a position in memory, but no buffer.
 
-Invariant: a follower receives each event after its position that it may see, once and in order. It receives none after
-its token has expired or was revoked.
+Invariant: a follower receives each event after its position once and in order, if its token permits the event. It
+receives no event after its token has expired or was revoked.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 MAX_FOLLOWERS: Final = 256
 """Limit of open streams in total."""
 MAX_FOLLOWERS_PER_TOKEN: Final = 32
-"""Limit of open streams per token, so that one caller cannot use up all places."""
+"""Limit of open streams per token, so that one caller cannot use up the limit of all streams."""
 POLL_SECONDS: Final = 0.2
 HEARTBEAT_SECONDS: Final = 10.0
-"""A follower without new events receives an empty batch this often."""
+"""Seconds after which a follower without new events receives an empty batch."""
 RECENT_LIMIT: Final = 1_000
 """Limit of events kept in memory."""
 PAGE_LIMIT: Final = 500
@@ -53,8 +53,10 @@ class TooManyFollowers(Exception):
 class End(StrEnum):
     """Reason why a stream ends.
 
-    TOKEN: the token was revoked or has expired. SESSION: the browser's session has ended. SERVER: the server stops; the
-    follower can continue from its position on another replica, or here after the restart.
+    - TOKEN: the token was revoked or has expired.
+    - SESSION: the browser's session has ended.
+    - SERVER: the server stops. The follower can continue from its position on another control-plane server, or on this
+      one after its restart.
     """
 
     TOKEN = "token"
@@ -92,7 +94,7 @@ class Batch:
 
     events: tuple[EventRecord, ...]
     position: int
-    """Position to resume from. The follower has received all its events up to this position."""
+    """Position from which to resume. The follower has received all its events up to this position."""
 
 
 @dataclass(eq=False, slots=True)
@@ -129,7 +131,7 @@ class EventFeed:
         self._followers: set[_Follower] = set()
         self._recent: deque[EventRecord] = deque()
         self._complete_after = 0
-        """`_recent` contains all read events with a higher id."""
+        """`_recent` contains all events with a higher id that were read from the table."""
         self._newest: int | None = None
         """Highest id that was read. None: no poll has finished since the first follower started."""
         self._polling: asyncio.Task[None] | None = None
@@ -213,9 +215,10 @@ class EventFeed:
             self._recent.clear()
 
     def _take(self, ended: frozenset[str], found: tuple[EventRecord, ...], newest: int) -> None:
-        """Apply one poll's result.
+        """Apply the result of one poll of the event table.
 
-        Expired tokens come first, because the poll read tokens before events.
+        The method ends the streams of invalid tokens before it delivers events, because the poll read tokens before
+        events.
         """
         now = self._now()
         for follower in self._followers:

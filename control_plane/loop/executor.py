@@ -1,8 +1,8 @@
 """Executes decisions: messages to agents, calls to AWS, manifests in S3.
 
-Messages are idempotent and repeat stored state, so they need no record. A call that changes AWS or S3 is recorded in
-the database before the attempt, as an intent under the lease. Its outcome is recorded afterwards. An intent that is
-done is not attempted again.
+Messages to agents are idempotent and repeat stored state, so they need no record. A call that changes AWS or S3 is
+recorded in the database before the attempt, as an intent under the lease. Its outcome is recorded afterwards. The
+executor does not repeat a call whose intent is done.
 
 Invariant: no database session is open during a call. Intents and log lines contain no secrets.
 """
@@ -149,7 +149,7 @@ class Executor:
     def tell(self, action: JobAction | FleetAction) -> None:
         """Queue the message of an action for its agent.
 
-        If the agent is not connected, the message is dropped. The next pass repeats it.
+        If the agent is not connected, the message is dropped. The next pass repeats the message.
         """
         match action:
             case SendLoad(node_id=node_id, plan=plan):
@@ -168,7 +168,7 @@ class Executor:
                 pass
 
     def put_manifest(self, lease: Lease, action: PutManifest) -> None:
-        """Start to write a manifest and record its checkpoint, unless that is in progress.
+        """Start to write a manifest and record its checkpoint, unless this work is already in progress.
 
         The work runs in the background, so S3 does not delay the job's passes.
         """
@@ -176,7 +176,7 @@ class Executor:
         self._begin_work(key, lambda: self._put(lease, key, action))
 
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
-        """Store the evidence about a held node in S3, unless that is in progress.
+        """Store the evidence about a held node in S3, unless this work is already in progress.
 
             evidence/<node>/node.json       the node, its history, its incidents, its agent's last report
             evidence/<node>/agent.log       uploaded by the agent, if it is connected
@@ -197,8 +197,8 @@ class Executor:
     def change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
         """Start to apply changes to a fleet's Auto Scaling group, one after the other.
 
-        If earlier changes are still in progress, these changes are dropped and decided again in a later pass. A call
-        that hangs delays only this group.
+        If earlier changes are still in progress, the new changes are dropped. A later pass decides them again. A
+        hanging call delays only this group.
 
         Args:
             lease: lease of the fleet that the group belongs to.
@@ -211,8 +211,8 @@ class Executor:
     def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
         """Start a drill's fault injection.
 
-        The caller has already stored the state STRUCK, so the injection happens at most once. A message or call that
-        fails is not retried.
+        The caller has already stored the state STRUCK, so the injection happens at most once. The executor does not
+        retry a failed message or call.
 
         Args:
             run: run id of the job.
@@ -245,8 +245,8 @@ class Executor:
     def _call(self, action: GroupAction) -> Call:
         """Return the API call of an action.
 
-        Most keys change every minute: a call without a visible effect is repeated after that. A reboot is requested
-        once.
+        The call is an intent with an idempotency key. Most keys change every minute, so a call without a visible effect
+        is repeated after a minute. A reboot is requested once.
         """
         minute = int(self._now().timestamp() // 60)
         match action:
@@ -294,7 +294,7 @@ class Executor:
                     make=lambda: self._operator.resume_processes(group, ["Launch"]),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # Three heartbeats per timeout: one that fails or is late does not let the instance terminate.
+                # Three heartbeats per timeout: a single failed or late heartbeat does not let the instance terminate.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",
@@ -324,8 +324,8 @@ class Executor:
                     await self._change(lease, action)
                     changed()
                 else:
-                    # Each pass decides this again until AWS shows the effect, and the intent prevents a second call. So
-                    # older answers remain valid.
+                    # Each pass decides this action again until AWS shows the effect, and the intent prevents a second
+                    # call. Older answers therefore remain valid.
                     await self._change(lease, action)
             except StaleLease as stale:
                 log.info("fleet %s: %s", lease.key, stale)
@@ -401,7 +401,7 @@ class Executor:
     def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
         """Run `write` in one transaction under the newest renewal of a lease.
 
-        The loop may renew the lease during a call, which makes the older lease stale. Blocks: call it in a thread.
+        The loop may renew the lease during an AWS call, which makes the older lease stale. Blocks: call it in a thread.
         """
         while True:
             held = self._renewed(lease)
@@ -410,7 +410,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # otherwise the loop has just renewed it: try again
+                    raise  # the loop has just renewed the lease: try again
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(

@@ -4,9 +4,9 @@ Each event is sent at least once, and in order per job.
 
     claim the lease ──▶ read events after the position ──▶ send one event per job ──▶ store the position ──▶ …
 
-A server that dies between sending and storing causes a second delivery. Receivers detect it by the event's id. Another
-replica continues from the stored position once the lease has expired. After a refused call the exporter backs off and
-retries; later events wait.
+If a server crashes between sending and storing, events are delivered twice. Receivers detect duplicates by the event's
+id. Another control-plane server continues from the stored position once the lease has expired. After a refused call,
+the exporter backs off and retries. Later events wait.
 
 Invariant: a position is stored only after the receiver has accepted all events up to it.
 """
@@ -42,7 +42,7 @@ MOST_RETRY_SECONDS: Final = 300.0
 class Exporter(ABC):
     """Base class of export loops.
 
-    It holds the lease, repeats the passes, backs off and records failures.
+    The class holds the lease, repeats the passes, backs off and records failures.
 
     Args:
         database: stores the position, lease and failures of the export.
@@ -71,11 +71,11 @@ class Exporter(ABC):
             Whether more is ready to be sent at once.
 
         Raises:
-            StaleLease: another replica took the export over and will send the last entries again.
+            StaleLease: another control-plane server took the export over and will send the last entries again.
         """
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Export until `stop` is set, then release the lease for another replica."""
+        """Export until `stop` is set, then release the lease for another control-plane server."""
         while not stop.is_set():
             is_more = False
             try:
@@ -96,14 +96,14 @@ class Exporter(ABC):
     def _claim(self, session: Session) -> tuple[Lease, exports.ExportRecord] | None:
         """Claim the lease and read the export's state.
 
-        Return None while another replica holds the lease.
+        Return None while another control-plane server holds the lease.
         """
         exports.ensure(session, self._name)
         self._lease = self._leaser.claim(session, "export", self._name)
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
     def _kept(self) -> Lease:
-        """Return the lease during a pass. Renew it if a renewal is due."""
+        """Return the lease during a pass, renewed if a renewal is due."""
         assert self._lease is not None
         if self._leaser.is_due(self._lease):
             with self._database.write() as session:
@@ -192,9 +192,9 @@ class _Taken:
 
 
 def _first(page: Sequence[EventRecord]) -> _Taken:
-    """Return the first events of a page, each of another job.
+    """Return the longest start of a page that contains at most one event per job.
 
-    One call may send them: the order per job holds.
+    One call can send these events without changing the order of any job's events.
     """
     taken, jobs = _Taken(), set[str]()
     for event in page:

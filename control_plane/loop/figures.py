@@ -1,6 +1,6 @@
 """Prometheus metrics of this process's loops.
 
-They are not stored and start at zero with the process.
+The metrics are not stored, and start at zero with the process.
 
 Names, units and labels follow https://prometheus.io/docs/practices/naming. Invariant: the number of series is constant.
 It depends on the loops, lease kinds and recovery phases, not on jobs, fleets or time.
@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 
 from control_plane.core.incidents import PHASES
 
-# Otherwise each series has a `_created` twin with the start time of the process, which is already a metric.
+# Otherwise each series has an additional `_created` series with the start time of the process, which is already a
+# metric.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Loop = Literal["job", "fleet"]
@@ -53,7 +54,7 @@ class LoopFigures:
             buckets=PHASE_SECONDS,
             registry=None,
         )
-        for loop in LOOPS:  # create all series at the start, so that rate() sees their first increase
+        for loop in LOOPS:  # create all series at the start, so that Prometheus's rate() includes their first increase
             self._reconcile_seconds.labels(loop)
             self._stale_applies.labels(loop)
             self._leases_lost.labels(loop)

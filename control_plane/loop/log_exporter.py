@@ -5,10 +5,10 @@ Each line is sent at least once, and in order per node.
     stream   `<job>/<run>/<node>`        message   {"generation", "rank", "stream", "message"} as JSON
 
 A pass visits each run whose log is not completely copied. It reads lines after the stored cursor, sends them, and
-stores the new cursor. One replica exports at a time, under the lease of the export.
+stores the new cursor. One control-plane server exports at a time, under the lease of the export.
 
-After a refused call the exporter backs off and retries. All runs wait meanwhile: a missing group, a missing permission
-or throttling affects all of them.
+After a refused call, the exporter backs off and retries. All runs wait meanwhile, because the usual causes affect all
+of them: a missing group, a missing permission or throttling.
 
 Invariant: a cursor is stored only after CloudWatch has accepted every line before it, or rejected the line for its
 timestamp.
@@ -75,7 +75,9 @@ class LogExporter(Exporter):
         self._sink = sink
         self._calls_left = 0
         self._copied_last = ""
-        """Run that was copied last. The next pass starts behind it, so that busy runs do not starve the others."""
+        """Run that was copied last. The next pass starts with the run after it, so that busy runs do not starve the
+        others.
+        """
 
     def export_some(self) -> bool:
         """Send the next lines of all runs. See `Exporter.export_some`."""

@@ -2,8 +2,8 @@
 
 Used on the server's event loop only.
 
-Invariant: each follower's queue is bounded. Dropped lines are in the object store, and gaps in the line numbers show
-the follower that lines are missing.
+Invariant: each follower's queue is bounded. Dropped lines are in the object store. Missing line numbers show the
+follower that lines were dropped.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from everstep.protocol.ids import NodeId, RunId
 MAX_FOLLOWERS: Final = 64
 """Limit of open followers in total."""
 MAX_FOLLOWERS_PER_TOKEN: Final = 16
-"""Limit of open followers per token, so that one caller cannot use up all places."""
+"""Limit of open followers per token, so that one caller cannot use up the limit of all followers."""
 WAITING_LIMIT: Final = 256
-"""Limit of queued messages per follower. Above the limit the oldest ones are dropped."""
+"""Limit of queued messages per follower. Above the limit, the oldest messages are dropped."""
 
 
 class TooManyLogFollowers(Exception):

@@ -2,15 +2,15 @@
 
 Lines of all nodes of a generation are merged by time. Generations follow one another.
 
-    cursor = (generation, {node: number of its next line}, nodes whose gap was reported)
+    cursor = (generation, {node: number of its next line}, nodes whose missing lines were reported)
 
 Each node numbers its lines (`everstep.protocol.log_chunks`), so a cursor stays valid while further chunks arrive. Lines
-that a node uploads late appear late, out of the order of time, but are not skipped.
+that a node uploads late appear late, out of the order of time. The reader does not skip them.
 
-The reader leaves a generation once each node has marked the end of its lines. For a node that can no longer do so, the
-reader emits a `gap` event that says where its lines end.
+The reader continues with the next generation once each node has marked the end of its lines. For a node that can no
+longer mark the end, the reader returns a gap: an event that says where the stored lines end.
 
-Invariant: reading on from a cursor in either direction returns each line once. Synchronous: only one thread at a time
+Invariant: continuing from a cursor in either direction returns each line once. Synchronous: only one thread at a time
 may use a reader.
 """
 
@@ -55,7 +55,7 @@ SCAN_GENERATIONS: Final = 100
 CACHED_BYTES: Final = 8 * 1024 * 1024
 """Limit of the cache of decoded chunks, counted in stored bytes. The newest chunk of most nodes is small."""
 PATIENCE: Final = timedelta(seconds=30)
-"""How long after a generation's end the reader waits for a live node that has not marked the end of its lines."""
+"""Time after a generation's end for which the reader waits for a live node that has not marked the end of its lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class LogEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Selects lines. Gaps ignore `text`; the other conditions apply to them."""
+    """Selects lines of a log. For gaps, `text` is ignored, and the other conditions apply."""
 
     rank: Rank | None = None
     generation: int | None = None
@@ -149,14 +149,14 @@ class _OfNode:
     chunks: list[_Stored] = field(default_factory=list)
     """Chunks that the node uploaded, in order."""
     tails: list[_Stored] = field(default_factory=list)
-    """Chunks that peers uploaded for the node, in order."""
+    """Chunks that other nodes uploaded for this node, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
     """Cached facts about a chunk.
 
-    A reader at the chunk's end need not download it again while its ETag is the same.
+    A reader at the chunk's end need not download the chunk again while its ETag is the same.
     """
 
     etag: str
@@ -218,7 +218,7 @@ class LogReader:
         return Cursor(wanted.generation or min(self._facts, default=0))
 
     def tail(self, wanted: LogFilter) -> Cursor:
-        """Return the cursor at the log's present end, behind all certain gaps."""
+        """Return the cursor at the log's present end, after all gaps that are already certain."""
         number = wanted.generation or max(self._facts, default=0)
         return self._end_of(number) if number in self._facts else Cursor(number)
 
@@ -342,7 +342,7 @@ class LogReader:
     def _is_awaited(self, facts: GenerationFacts | None, node: NodeId) -> bool:
         """Return whether a node may still upload lines itself.
 
-        Until then its peers' chunks are ignored.
+        While this is possible, the reader ignores chunks that other nodes uploaded for the node.
         """
         over_since = None if facts is None else facts.over_since
         return over_since is None or (node in self._alive and self._now() - over_since < PATIENCE)
@@ -375,9 +375,9 @@ class LogReader:
         return known
 
     def _beyond(self, of_node: _OfNode) -> list[tuple[_Stored, LogLine, int]]:
-        """Return the numbered lines that peers stored after the node's own chunks.
+        """Return the numbered lines that other nodes stored, after the node's own chunks.
 
-        Lines that no peer stored are represented by a gap.
+        A gap represents lines that no node stored.
         """
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else None
         if own is not None and own.is_last:
@@ -399,7 +399,7 @@ class LogReader:
         return found
 
     def _end(self, of_node: _OfNode) -> _Extent:
-        """Return how far a node's lines are stored, by the node or by its peers."""
+        """Return the number after the last stored line of a node, whichever node stored it."""
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else _Extent("", 0, None, is_last=False)
         beyond = self._beyond(of_node)
         return replace(own, end=beyond[-1][2] + 1, last_at_ms=beyond[-1][1].at_ms) if beyond else own
@@ -437,9 +437,8 @@ class LogReader:
     def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, _OfNode]) -> tuple[bool, list[LogEvent]]:
         """Return whether a generation's log is final, and its gaps.
 
-        A node that did not mark its end has a gap.
-
-        The log is final if the generation is over and no node is awaited.
+        The log is final if the generation is over and the reader waits for no node. Each node that did not mark the end
+        of its lines has a gap.
         """
         if facts.over_since is None:
             return False, []

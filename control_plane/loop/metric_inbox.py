@@ -1,4 +1,4 @@
-"""Batches of metrics that agents have sent and the database does not contain yet.
+"""The batches of metrics that agents have sent and that are not in the database yet.
 
 Invariant: at most one batch per node. An agent sends its next batch after the server confirmed the previous one.
 """

@@ -6,8 +6,8 @@
 Rank 0's batch also contains the values that Everstep measures. The newest point of a batch is stored together with the
 latest measurements of all nodes of the job.
 
-An agent keeps unconfirmed values and sends them again to whichever replica it is connected to. So a server that dies
-loses no values. A slow or missing database delays agents' metrics, but not their heartbeats.
+An agent keeps unconfirmed values and sends them again to the control-plane server to which it is connected. A crash of
+a server therefore loses no values. A slow or missing database delays agents' metrics, but not their heartbeats.
 
 Invariant: a batch is confirmed after its transaction. Values from a node that was not part of the generation are
 dropped.
@@ -51,7 +51,7 @@ class MetricWriter:
         self._registry = registry
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Store batches until `stop` is set, then store the rest."""
+        """Store batches until `stop` is set, then store the remaining batches."""
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():

@@ -2,13 +2,13 @@
 
 Notices are stored. Each event triggers a poll of AWS.
 
-A message is deleted after its notice is stored, or after the refusal of the message is recorded. A replica that dies in
-between causes a second delivery, which changes nothing.
+The reader deletes a message after it has stored the notice or recorded the refusal of the message. If the server
+crashes before the deletion, the queue delivers the message again. A second delivery has no effect.
 
-A server that stops abandons its long poll, because its leases and port must be free at once. The queue delivers the
+A server that stops abandons its long poll, because its leases and port must be free immediately. The queue delivers the
 abandoned messages again.
 
-After an error of the queue the reader backs off; AWS is polled in any case.
+After an error of the queue, the reader backs off. Polls of AWS continue independently.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EXCERPT_CHARACTERS = 300
 class NoticeReader:
     """The loop that reads one queue of events.
 
-    There is one per server; servers may share a queue.
+    Each server has one reader. Several servers may share a queue.
 
     Args:
         queue: the SQS queue; called in threads. A call in progress is abandoned when the server stops.
@@ -122,7 +122,7 @@ class NoticeReader:
     async def _received(self) -> tuple[QueuedMessage, ...]:
         """Wait for messages in a daemon thread.
 
-        Return none as soon as the server stops, and abandon the thread.
+        Once the server stops, return no messages immediately and abandon the thread.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()

@@ -2,7 +2,7 @@
 
 The input combines the database, the agents' reports and AWS's newest answer.
 
-Invariant: no database session is open while this module waits for anything else. The silence of an agent counts only
+Invariant: no database session is open while this module waits for agents or AWS. The silence of an agent counts only
 from the moment at which this server could have received a message.
 """
 
@@ -37,7 +37,7 @@ from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 HISTORY_SECONDS = 60.0
-"""Maximum age of a cached fleet history. Reading one sums over all jobs of the fleet."""
+"""Maximum age of a cached fleet history. The cache avoids frequent sums over all jobs of the fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Surroundings:
     jobs: tuple[jobs.JobRecord, ...]
     """The fleet's unfinished jobs."""
     nodes: Mapping[NodeId, nodes.NodeRecord]
-    """The fleet's nodes, including ended ones, which are evidence."""
+    """The fleet's nodes. Ended nodes are included, because their end is evidence."""
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
 
@@ -138,9 +138,9 @@ class Hearing:
         self._last_beat = monotonic()
 
     def begin_anew(self, fleets: Iterable[FleetName]) -> None:
-        """Restart the grace period for fleets that another replica serves now.
+        """Restart the grace period for fleets that another control-plane server manages now.
 
-        If this replica takes such a fleet over later, its agents first need time to connect here.
+        If this server takes such a fleet over later, the fleet's agents need time to connect to this server.
         """
         for fleet in fleets:
             self._serves_since[fleet] = self._monotonic() + grace_seconds(self._timeouts)
@@ -150,8 +150,8 @@ class Hearing:
 
         After a standstill of the process, all silences start at zero.
 
-        Called on the server's event loop several times per lease, even while the loops are busy: a busy server still
-        receives messages.
+        The server's event loop calls this method several times per lease, even while the loops are busy. A busy server
+        still receives messages, so silence counts.
         """
         now = self._monotonic()
         if now - self._last_beat > self._timeouts.lease_seconds / 2:

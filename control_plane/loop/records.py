@@ -41,7 +41,7 @@ from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, So
 class Memo(msgspec.Struct, frozen=True, kw_only=True):
     """State that the job loop needs in its next pass, stored as one JSON column.
 
-    Callers of the API see only the `suspicion`, through `suspicion_of`.
+    The API shows only `suspicion`, through `suspicion_of`.
     """
 
     state_since: float | None = None
@@ -125,7 +125,7 @@ def prefix_of(uri: str) -> ObjectReference:
 
 
 def suspicion_of(job: jobs.JobRecord) -> Suspicion | None:
-    """Return the suspected hang of a job, or None. Each view of a job calls this."""
+    """Return the suspected hang of a job, or None. Each API description of a job calls this function."""
     stored = job.memo.get("suspicion")
     return None if stored is None else msgspec.convert(stored, Suspicion)
 

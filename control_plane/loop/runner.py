@@ -1,4 +1,4 @@
-"""Runs all loops of a replica (docs/design.md#control-loops).
+"""Runs all loops of a control-plane server (docs/design.md#control-loops).
 
 A pass handles one job or one fleet: claim its lease, observe, decide, act, and apply the decision.
 
@@ -12,8 +12,8 @@ A pass handles one job or one fleet: claim its lease, observe, decide, act, and 
     notices      reads AWS events from the queue, if one is configured
 
 Invariant: a pass stores all its results under its lease in one transaction, or none. Its messages follow from state
-that was stored before. So the next pass completes the work of a pass that died. An entity that fails does not delay
-others.
+that was stored before. After a crash, the next pass therefore completes the work. A job or fleet whose pass fails does
+not delay others.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ PRUNE_SECONDS = 60.0
 PAUSE_SECONDS = 0.005
 """Shortest pause after a sweep. The pause is as long as the sweep, so a loop is busy for at most half of the time."""
 BEATS_PER_LEASE = 6
-"""Calls of `Hearing.beat` per lease. A gap of more than half a lease counts as a standstill of the process."""
+"""Calls of `Hearing.beat` per lease. More than half a lease between two calls counts as a standstill of the process."""
 AGAIN_LIMIT = 8
-"""Limit of consecutive passes over one job, while each requests another one at once."""
+"""Limit of consecutive passes over one job, if each pass requests another one immediately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class LoopContext:
 
 
 class Runner:
-    """All loops of one control-plane replica.
+    """All loops of one control-plane server.
 
     `context` holds the loops' dependencies.
     """
@@ -171,7 +171,7 @@ class Runner:
         await asyncio.to_thread(self._fleet_leases.release_all)
 
     async def sweep_jobs(self) -> None:
-        """Make a pass over each unfinished job whose fleet's lease this replica holds."""
+        """Make a pass over each unfinished job whose fleet's lease this server holds."""
         if any(True for _ in self._context.registry.take_lost()):
             self.cloud.look_now()
         self._around.clear()
@@ -196,13 +196,11 @@ class Runner:
         self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
 
     async def sweep_fleets(self) -> None:
-        """Make a pass over each fleet. Disconnect the agents of fleets that another replica serves.
+        """Make a pass over each fleet. Disconnect the agents of fleets that another server manages.
 
-        An agent of such a fleet must not stay connected here: the replica that serves the fleet would consider it
-        silent. A disconnected agent connects to the next address.
-
-        If this replica alone has lost the database, it cannot see the other one. So an expired lease after a failed
-        pass has the same effect.
+        An agent of such a fleet must not stay connected to this server, because the other server would consider the
+        agent silent. A disconnected agent connects to the next address. If only this server has lost the database, it
+        cannot see the other server. After a failed pass, an expired lease therefore has the same effect.
         """
         failed = set(self._fleets)
         try:
@@ -226,9 +224,10 @@ class Runner:
             self._leave(failed)
 
     def _leave(self, failed: Collection[FleetName]) -> None:
-        """Disconnect the agents of fleets that another replica serves.
+        """Disconnect the agents of fleets that another control-plane server manages.
 
-        For fleets in `failed` an expired lease is enough: another replica may have taken the fleet over unseen.
+        For fleets in `failed`, an expired lease suffices, because another server may have taken the fleet over without
+        this server's knowledge.
         """
         leases = self._fleet_leases
         elsewhere = frozenset(
@@ -240,7 +239,7 @@ class Runner:
     async def pass_over_job(self, run: RunId, around: dict[FleetName, Surroundings] | None = None) -> Decision | None:
         """Claim, observe, decide, act and apply.
 
-        Repeat this while the decision requests another pass at once.
+        Repeat the pass while the decision requests another one immediately.
 
         Args:
             run: run id of the job.
@@ -248,17 +247,17 @@ class Runner:
                 mapping when it changes such rows. None: no shared rows.
 
         Returns:
-            The last decision, or None while another replica holds the job's lease.
+            The last decision, or None while another server holds the job's lease.
 
         Raises:
-            StaleLease: another replica took the job over during the pass. The last pass stored nothing.
+            StaleLease: another server took the job over during the pass. The last pass stored nothing.
             NotFound: the job was removed.
         """
         decision, around = None, around if around is not None else {}
         for _ in range(AGAIN_LIMIT):
             lease = await asyncio.to_thread(
                 partial(self._job_leases.hold, run, at_once=True)
-            )  # the fleet's lease entitles this replica to the job
+            )  # the fleet's lease entitles this server to the job
             if lease is None:
                 return None
             with self._reconciling("job"):
@@ -296,7 +295,7 @@ class Runner:
                         self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
                 await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
-                break  # the replica that serves the new fleet makes the next pass
+                break  # the server that manages the new fleet makes the next pass
         if decision is not None and decision.record.state in ENDED_JOBS:
             self._forget(run)
         return decision
@@ -304,7 +303,7 @@ class Runner:
     async def pass_over_fleet(self, name: FleetName) -> FleetDecision | None:
         """Make one pass over a fleet, and return its decision.
 
-        Return None while another replica holds the fleet's lease, or before AWS has answered. Raises StaleLease if
+        Return None while another server holds the fleet's lease, or before AWS has answered. Raises StaleLease if
         another replica took the fleet over during the pass; nothing was stored. Raises NotFound if the fleet was
         removed.
         """
@@ -313,7 +312,7 @@ class Runner:
         if lease is None:
             return None
         if not served_before:
-            # wake the job loop: it passes over jobs only once their fleet's lease is held
+            # wake the job loop: it makes passes over jobs only while this server holds their fleet's lease
             self._context.registry.hint()
         view = self.cloud.group(name)
         if view is None:
@@ -347,7 +346,7 @@ class Runner:
 
     @contextmanager
     def _reconciling(self, loop: Loop) -> Iterator[None]:
-        """Record the duration of the block as a pass, and whether it lost its lease."""
+        """Record the duration of the block as a pass, and whether the pass lost its lease."""
         begun = self._context.monotonic()
         try:
             yield
@@ -396,7 +395,7 @@ class Runner:
     ) -> None:
         """Advance a drill. The state STRUCK is stored before the fault is injected.
 
-        If the server dies in between, the fault is never injected.
+        If the server crashes between both actions, the fault is never injected.
         """
         if observed.drill is None:
             return
@@ -502,7 +501,8 @@ class Runner:
             reason=decision.reason,
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
-            changes["blindness_lifted_at"] = None  # otherwise unchanged: a user may have lifted it after the read
+            # otherwise unchanged: a user may have lifted the freeze after the read
+            changes["blindness_lifted_at"] = None
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
         told = self.cloud.domains(FleetName(fleet.name))
         domains = {
@@ -610,11 +610,11 @@ class Runner:
 class _Held:
     lease: Lease
     first_counter: int
-    """Counter of the lease at the start of this replica's uninterrupted ownership."""
+    """Counter of the lease at the start of this server's uninterrupted ownership."""
 
 
 class _Leases:
-    """The leases of one kind that this replica holds.
+    """The leases of one kind (jobs or fleets) that this server holds.
 
     A lease is renewed after a third of its duration, not in every pass. Each loop uses its own instance from one thread
     at a time. Only `renewed` may be called from other threads.
@@ -630,11 +630,9 @@ class _Leases:
         self._held: dict[str, _Held] = {}
 
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
-        """Return the lease, claimed or renewed if due.
+        """Return the lease, after claiming or renewing it if necessary.
 
-        Return None while another replica holds it.
-
-        See `Leaser.claim` for `at_once`.
+        Return None while another server holds the lease. See `Leaser.claim` for `at_once`.
         """
         held = self._held.get(key)
         if held is not None and not self._leaser.is_due(held.lease):
@@ -651,29 +649,29 @@ class _Leases:
     def renewed(self, lease: Lease) -> Lease:
         """Return the newest renewal of a lease.
 
-        Return the argument itself if this replica lost the lease in the meantime. `guard` then rejects it.
+        If this server has lost the lease, return the argument itself, which `guard` then rejects.
         """
         held = self._held.get(lease.key)
         return held.lease if held is not None and held.first_counter <= lease.counter else lease
 
     def holds(self, key: str) -> bool:
-        """Return whether this replica certainly still holds the lease."""
+        """Return whether this server certainly still holds the lease."""
         held = self._held.get(key)
         return held is not None and self._monotonic() - held.lease.taken_at < self._ttl_seconds
 
     def has_lapsed(self, key: str) -> bool:
-        """Return whether a lease of this replica has expired.
+        """Return whether a lease of this server has expired.
 
-        Another replica may have taken it over since.
+        Another server may have taken over an expired lease.
         """
         return key in self._held and not self.holds(key)
 
     def sees_another(self, key: str) -> bool:
-        """Return whether another replica is active under this lease."""
+        """Return whether another server is active under this lease."""
         return key not in self._held and self._leaser.sees_another(self._kind, key)
 
     def lose(self, key: str) -> None:
-        """Forget a lease that another replica has taken over, and count the loss."""
+        """Forget a lease that another server has taken over, and count the loss."""
         if self._held.pop(key, None) is not None:
             self._figures.lost_lease(self._kind)
 
@@ -682,7 +680,7 @@ class _Leases:
         self._held.pop(key, None)
 
     def release_all(self) -> None:
-        """Release all leases, so that other replicas can claim them at once."""
+        """Release all leases, so that other servers can claim them immediately."""
         with self._database.write() as session:
             for held in self._held.values():
                 self._leaser.release(session, held.lease)
@@ -716,7 +714,7 @@ def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.S
 def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
     """Return a shard without silent nodes among its holders in view.
 
-    Used while no step commits: a silent node may be lost, and its copy with it.
+    The runner calls this function while no step commits, because the copy of a silent node may be lost with the node.
     """
     quiet = next(
         (

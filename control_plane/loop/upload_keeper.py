@@ -4,8 +4,8 @@
                       ├─ CompleteSource: verified, stored under sources/, the upload deleted
                       └─ never completed: deleted here, `KEPT` after the upload
 
-A presigned upload URL expires after minutes, so no client completes an upload that is a day old. It can request a new
-URL.
+A presigned upload URL expires after minutes, so no client completes an upload that is a day old. A client can request a
+new URL.
 
 Invariant: this module deletes only objects under `PREFIX`. Completed sources have another prefix.
 """
@@ -33,7 +33,7 @@ LOOK_SECONDS: Final = 3_600.0
 class UploadKeeper:
     """The loop that deletes old uploads.
 
-    Several replicas may run it: deletion is idempotent.
+    Several servers may run this loop, because deletion is idempotent.
 
     Args:
         objects: S3.

@@ -1,12 +1,12 @@
 """Verifies checkpoints in S3 at a user's request, and stores the verdict.
 
-A shard is intact if its object exists, Everstep wrote the object's header, and the payload hashes to the manifest's
+A shard is intact if its object exists, the object has a header of Everstep, and the payload hashes to the manifest's
 digest. The payload is what a restore would read from the object.
 
 The loop reads one checkpoint at a time, as a stream in a thread. Requests are rows of the database: a restarted server
-starts the verification again. If two replicas verify the same checkpoint, both find the same verdict.
+starts the verification again. If two servers verify the same checkpoint, both store the same verdict.
 
-Invariant: this module writes only verdicts. An unreachable cloud yields no verdict.
+Invariant: this module writes only verdicts. It stores no verdict while S3 is unreachable.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Verifier:
     async def run(self, stop: asyncio.Event) -> None:
         """Verify requested checkpoints until `stop` is set.
 
-        The next server repeats an unfinished verification.
+        After a restart, the server repeats an unfinished verification from its start.
         """
         await repeat(
             partial(self.verify_next, stop.is_set),
@@ -65,7 +65,7 @@ class Verifier:
     def verify_next(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
         """Verify the checkpoint with the oldest request.
 
-        Blocks, for hours if it is large: call it in a thread.
+        The method blocks, for hours if the checkpoint is large. Call it in a thread.
 
         Args:
             is_stopped: called before each chunk. True aborts the verification and keeps the request.

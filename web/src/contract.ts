@@ -323,9 +323,9 @@ export interface DescribeProtectionResponse {
   Copies: number
   ProtectionState: 'Protected' | 'Degraded' | 'Unprotected'
   Reason: string
-  /** The probability that every shard keeps a copy when one, two or three nodes are lost at once. Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss has too many cases to compute. */
+  /** The probability that every shard keeps a copy after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss has too many cases to compute. */
   RecoveryOdds: RecoveryOdds[]
-  /** The same for whole failure domains. Empty if AWS has reported none. */
+  /** The same probability for losses of whole failure domains. Empty if AWS has reported no domains. */
   DomainOdds: DomainOdds[]
   /** Failure domains whose loss alone would destroy every copy of some shard. */
   FatalDomains: string[]
@@ -656,7 +656,7 @@ export interface Incident {
   /** The first of InstanceIds. Absent if the job lost no instance. */
   InstanceId?: string
   ReplacementInstanceId?: string
-  /** Instances that the job lost or left, for any reason. */
+  /** Instances that the job lost or gave up, for any reason. */
   InstanceIds: string[]
   /** Instances on which the failure occurred, whether or not the job lost them. Their ranks, agent, links or hardware failed, or AWS announced an end or a maintenance. Empty if Everstep cannot determine them. */
   FaultedInstanceIds: string[]
@@ -1421,7 +1421,7 @@ export interface TrainingJobPlan {
   NodeMemoryBytes?: number
   /** The largest state per rank that fits into NodeMemoryBytes. */
   LargestShardBytes?: number
-  /** For one, two and three nodes lost at once, with all copies in place. */
+  /** For a simultaneous loss of one, two or three nodes, if every shard has all its copies. */
   RecoveryOdds: RecoveryOdds[]
   /** Whether no other job is ahead and enough nodes are free and connected. */
   CanStartNow: boolean
@@ -1429,7 +1429,7 @@ export interface TrainingJobPlan {
   QueuePosition?: number
   /** Names of the jobs that would be ahead in the queue. */
   QueuedBehind: string[]
-  /** What the job would wait for, in words. */
+  /** A sentence that says what the job would wait for. */
   WaitsFor?: string
   FreeNodeCount: number
   /** Number of instances that the fleet would have to launch for the job. */

@@ -17,7 +17,7 @@ connection within `SESSION_LOOK_SECONDS` of the revocation.
 
     close code   reason                                      reaction of the agent, which always reconnects
     1013         the cloud or the fleet is not ready, or     retries later, at the next address
-                 another replica serves the fleet
+                     another server manages the fleet
     1009         a message is too long                       retries later; a bug, or another version
     4400         a message is malformed                      likewise; the server counts 1009 and 4400 per node
     4401         the session is revoked or another node's    tries its join token
@@ -357,7 +357,8 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
 def _complete_join(services: Services, node_id: NodeId, session_id: str) -> None:
     """Record that the agent received its session token, and revoke all other sessions of the node.
 
-    Blocks on the database. If two agents join as the same node at once, the first to report wins.
+    Blocks on the database. If two agents join as the same node at the same time, the first agent that reports keeps the
+    session.
     """
     now = services.now()
     with services.database.write() as session:

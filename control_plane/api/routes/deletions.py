@@ -32,7 +32,7 @@ from everstep.protocol.plan import ObjectReference
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJobs"])
 
 OBJECTS_AT_ONCE = 10_000
-"""Objects that one call deletes at most, so that it returns before clients time out."""
+"""Limit of objects that one call deletes, so that the call returns before clients time out."""
 
 
 @dataclass(frozen=True, slots=True)

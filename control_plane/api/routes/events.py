@@ -9,7 +9,7 @@
     data: {"EventId": 18, …}   an Event of the contract, as ListEvents returns it
     : alive                    a comment, sent when there was nothing else for a while
     event: end
-    data: {"Code": …, "Message": …}   last: why the service ends the stream
+    data: {"Code": …, "Message": …}   the last line: why the service ends the stream
 
 Invariant: a follower that reconnects with the last id it read receives each later event exactly once.
 """

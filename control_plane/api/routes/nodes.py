@@ -170,7 +170,7 @@ def reset_node_session(
 def _ask(
     asked: NodeRequest, node_id: str, request: nodes_schemas.NodeOperation, caller: Caller, services: Services
 ) -> nodes_schemas.Node:
-    """Validate and store a person's request for a node. The fleet's loop carries it out."""
+    """Validate and store a person's request for a node. The fleet loop executes the request."""
     now = services.now()
     with services.database.write() as session:
         record = nodes.get(session, node_id)

@@ -4,7 +4,7 @@
     CompleteSource   reads the upload back, hashes and checks it, stores it, and deletes the upload
     PutSource        uploads the archive through the service, if S3 is unreachable or cannot presign
 
-CompleteSource deletes an invalid upload. `loop.upload_keeper` deletes uploads that nobody completes.
+CompleteSource deletes an invalid upload. `loop.upload_keeper` deletes uploads that no client completes.
 
 Invariant: the database, and therefore a job, contains only sources whose archive this service has read and checked
 completely.

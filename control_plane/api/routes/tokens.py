@@ -74,7 +74,7 @@ def list_tokens(
 def revoke_token(token_id: TokenIdPath, caller: Admin, services: ServicesDep) -> tokens_schemas.Token:
     """Revoke a token.
 
-    New requests and browser sessions of the token fail at once; open streams end within a second.
+    New requests and browser sessions of the token fail immediately. Open streams end within a second.
 
     Agents that have joined stay connected.
     """

@@ -65,13 +65,13 @@ class DescribeProtectionResponse(Shape):
     protection_state: ProtectionState
     reason: str
     recovery_odds: list[RecoveryOdds]
-    """The probability that every shard keeps a copy when one, two or three nodes are lost at once.
+    """The probability that every shard keeps a copy after a simultaneous loss of one, two or three nodes.
 
     Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss
     has too many cases to compute.
     """
     domain_odds: list[DomainOdds]
-    """The same for whole failure domains. Empty if AWS has reported none."""
+    """The same probability for losses of whole failure domains. Empty if AWS has reported no domains."""
     fatal_domains: list[str]
     """Failure domains whose loss alone would destroy every copy of some shard."""
     shards: list[ShardProtection]

@@ -44,7 +44,7 @@ class Incident(Shape):
     """The first of InstanceIds. Absent if the job lost no instance."""
     replacement_instance_id: str | None
     instance_ids: list[str]
-    """Instances that the job lost or left, for any reason."""
+    """Instances that the job lost or gave up, for any reason."""
     faulted_instance_ids: list[str]
     """Instances on which the failure occurred, whether or not the job lost them.
 

@@ -42,7 +42,7 @@ class TrainingJobPlan(Shape):
     largest_shard_bytes: int | None
     """The largest state per rank that fits into NodeMemoryBytes."""
     recovery_odds: list[RecoveryOdds]
-    """For one, two and three nodes lost at once, with all copies in place."""
+    """For a simultaneous loss of one, two or three nodes, if every shard has all its copies."""
     can_start_now: bool
     """Whether no other job is ahead and enough nodes are free and connected."""
     queue_position: int | None
@@ -50,7 +50,7 @@ class TrainingJobPlan(Shape):
     queued_behind: list[str]
     """Names of the jobs that would be ahead in the queue."""
     waits_for: str | None
-    """What the job would wait for, in words."""
+    """A sentence that says what the job would wait for."""
     free_node_count: int
     nodes_to_launch: int
     """Number of instances that the fleet would have to launch for the job."""
