@@ -486,7 +486,7 @@ class Agent:
                     self._full_disks.note(error)
                     log.info("the source %s is not to be had ahead: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    if source in self._wanted_sources:  # The set is cleared when this node receives a job.
+                    if source in self._wanted_sources:  # This node no longer wants sources once it receives a job.
                         log.warning("a source that this node is to have ready: %s", error)
                         self._unsound_sources.add(source.sha256)
                 self._changed()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 TRIMMED_RATIO = 0.1
 """Share of the values that the trimmed mean cuts off at each end.
 
-The number of values is rounded up. Of three or more values, at least one is cut off at each end.
+The number of values that are cut off is rounded up. Of three or more values, at least one is cut off at each end.
 """
 _MEDIAN_ERROR = 1.2533 * 1.4826
 """Standard error of a median of normally distributed values, in units of median absolute deviation / √n."""

@@ -92,7 +92,7 @@ class DiskWait:
     """Minimum number of waiting requests over all readings at which the volume was idle or had made progress.
 
     Some drivers lose count and show finished requests as waiting for ever. So requests count as waiting only if their
-    number is higher than this. None: no finished request has been observed yet.
+    number is higher than this. The value is None until a finished request has been observed.
     """
     since: float | None
     """Start of the wait, monotonic seconds; None while no request waits."""

@@ -41,7 +41,7 @@ class PhaseClock:
         """Return the clock after another reading of the rank's page.
 
         Args:
-            half: the rank's half of the page.
+            half: the part of the shared page that the rank writes.
             now: monotonic seconds, not before the last reading.
 
         Returns:

@@ -42,7 +42,7 @@ class Shard:
     view: frozenset[NodeId]
     """Peers whose acknowledgement a vote requires."""
     returning: frozenset[NodeId] = frozenset()
-    """Peers outside the view that answer again, or that have lost C.
+    """Peers outside the view that answer again, or that have lost the committed step.
 
     A vote also waits for these peers. Otherwise the next step would overwrite the step that is being sent to them.
     """
@@ -84,8 +84,8 @@ class Shard:
     ) -> Shard:
         """Return the shard after its agent has restarted.
 
-        C, w and the vote come from the rank's page, the sealed steps from the slots. All holders are in view again
-        until they miss the deadline. Each holder reports its steps when it connects.
+        The committed step, the proposed step and the vote come from the rank's page, the sealed steps from the slots.
+        All holders are in view again until they miss the deadline. Each holder reports its steps when it connects.
         """
         return cls(
             base=base,
@@ -100,7 +100,10 @@ class Shard:
     # -- events
 
     def hear(self, committed: Step, proposed: Step) -> Shard:
-        """Apply the coordinator's newest (C, w). An announcement with a lower C is late and is ignored."""
+        """Apply the coordinator's newest committed and proposed step.
+
+        An announcement with a lower committed step is late and is ignored.
+        """
         if committed < self.committed:
             return self
         held = frozenset((peer, step) for peer, step in self.held if step >= committed)
@@ -167,7 +170,7 @@ class Shard:
     def answer(self, peer: NodeId) -> Shard:
         """Record that a dropped `peer` accepts data again.
 
-        Votes wait for the peer until it has C or is dropped again.
+        Votes wait for the peer until it has the committed step or is dropped again.
         """
         is_back = peer in self.awaited or peer not in self.peers
         return self if is_back else replace(self, returning=self.returning | {peer}, unheard=self.unheard - {peer})
@@ -185,8 +188,8 @@ class Shard:
     def wanted(self, peer: NodeId) -> Step:
         """Return the step to send to `peer` next, or `NONE`.
 
-        A holder first receives the foundation (C, or the base before the first commit), then the proposed step. Only
-        steps that the owner has sealed or is capturing can be sent.
+        A holder first receives the foundation (the committed step, or the base before the first commit), then the
+        proposed step. Only steps that the owner has sealed or is capturing can be sent.
         """
         for step in (self.foundation, self.proposed):
             if step != NONE and (step in self.sealed or step == self.capturing) and (peer, step) not in self.held:
@@ -215,7 +218,7 @@ class Shard:
 
     @property
     def foundation(self) -> Step:
-        """The step that the generation builds on: C, or the base before the first commit."""
+        """The step on which the generation builds: the committed step, or the base before the first commit."""
         return self.committed if self.committed != NONE else (self.base or NONE)
 
     def _settled(self) -> Shard:
@@ -239,8 +242,8 @@ def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
     and announces a new one, which delays the stop by one round.
 
     Args:
-        half: the rank's half of its page.
-        stop: the announced stop on the agent's half, or -1.
+        half: the part of the shared page that the rank writes.
+        stop: the stop that the agent has announced on the page, or -1.
         state: state of that stop on the agent's half.
 
     Returns:
@@ -307,7 +310,9 @@ class Coordinator:
         stored: Step = FIRST_STEP,
         strayed: frozenset[Rank] = frozenset(),
     ) -> Coordinator:
-        """Return the coordinator of a new generation: w = base and C = `NONE` (docs/design.md#rounds)."""
+        """Return the coordinator of a new generation: the base is proposed, and no step is committed
+        (docs/design.md#rounds).
+        """
         core = cls(
             world_size=world_size,
             base=base,
@@ -430,7 +435,7 @@ class Coordinator:
         return replace(known, committed=committed, newest=newest, persist=committed if self.every_steps else NONE)
 
     def _decided(self) -> Coordinator:
-        """Commit or drop w once the ranks' votes decide it."""
+        """Commit or abandon the proposed step once the ranks' votes decide about it."""
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
@@ -516,8 +521,8 @@ class Coordinator:
     def _left_behind(self) -> Coordinator:
         """Mark the foundation for upload when a stopped job has finished, even if its final step was not committed.
 
-        The foundation is also marked if the final step was marked but not committed. The upload of an older step was
-        cancelled in favour of that final step.
+        The foundation is also marked if the final step was marked but not committed. In that case, the upload of an
+        older step was cancelled to free a slot for the final step.
         """
         foundation = self.committed if self.committed != NONE else (self.base or NONE)
         is_due = self._is_stopping or self.persist > foundation

@@ -45,7 +45,7 @@ class SlowLink:
     carries: float = 0.0
     """Rate in bytes per second at which the link was found slow; 0 while it is sound."""
     limit: float | None = None
-    """Limit in force, in bytes per second; None: no limit."""
+    """Limit in force, in bytes per second; None if the link is not limited."""
     begun: tuple[int, float] = (0, 0.0)
     """(bytes sent, seconds of sending) of the running transfer when the limit was last set or lifted."""
     retry_seconds: float = FIRST_RETRY_SECONDS

@@ -93,7 +93,7 @@ class StreamCount:
     limit: int
     count: int = 1
     rate: float = 0.0
-    """Highest rate with `count` streams so far, in bytes per second."""
+    """Highest measured rate with `count` streams, in bytes per second."""
     tries: int = 0
     """Transfers made with `count` streams."""
     best_count: int = 1

@@ -138,7 +138,7 @@ class Traffic:
         Args:
             rank: the rank that sent the message.
             message: the rank's message about the boundary that it passed.
-            half: the rank's half of its page.
+            half: the part of the shared page that the rank writes.
             is_sending: True if data is or may be due to a holder of some shard of the job.
 
         Returns:

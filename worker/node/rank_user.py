@@ -122,8 +122,8 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
     """Choose the user of a node's ranks.
 
     Args:
-        setting: a name, `uid` or `uid:gid` of one user for all jobs. None: each job gets its own uid, with the groups
-            of the user `everstep-ranks` if that exists.
+        setting: a name, `uid` or `uid:gid` of one user for all jobs. With None, each job gets its own uid, with the
+            groups of the user `everstep-ranks` if that exists.
         own_uid: uid of the agent; only root can choose another user for ranks.
 
     Returns:

@@ -102,7 +102,7 @@ class RoleCredentials:
         }
 
     async def withdraw(self) -> None:
-        """Stop serving the generation, once its ranks are gone."""
+        """Stop serving the generation, once its ranks have ended."""
         self._token, self._keys, self._asked_at = b"", None, float("-inf")
         renewing, self._renewing = self._renewing, None
         await end(renewing)

@@ -98,7 +98,7 @@ class Supplies:
             await self._credentials.adopt(plan, key)
 
     async def withdraw(self) -> None:
-        """Stop serving credentials, once the generation's ranks are gone."""
+        """Stop serving credentials, once the generation's ranks have ended."""
         await self._credentials.withdraw()
 
     async def close(self) -> None:

@@ -620,7 +620,7 @@ class Supervisor:
             os.close(read)
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
-        """Read the shim's messages; when the shim dies, continue with a new one."""
+        """Read the shim's messages; when the shim ends, continue with a new shim."""
         while True:
             try:
                 while True:

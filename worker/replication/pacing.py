@@ -298,11 +298,11 @@ class NodePacer:
         """Bytes sent by finished transfers."""
         self._under_way: set[Transfer] = set()
         self._measured: set[Transfer] = set()
-        """Running transfers whose measurements are complete."""
+        """Running transfers that were sent unpaced and that the holder has completely verified."""
         self._begun = (0, 0.0)
         """(bytes sent, busy seconds of the link) at the start of the present busy period."""
         self._is_telling = True
-        """True if the measurements of all transfers that ended in this busy period are complete."""
+        """True if all transfers that ended in this busy period were sent unpaced and completely verified."""
 
     @property
     def sent_bytes(self) -> int:

@@ -50,7 +50,7 @@ REFUSED_SECONDS = 0.2
 FLOW_BYTES_PER_SECOND = 625e6
 """Minimum rate of a sound link: the limit of AWS for one flow outside a placement group, 5 Gbit/s."""
 SLOW_RATIO = 0.1
-"""Share of the expected rate below which a link is slow. The expected rate is the best measured one."""
+"""Share of the expected rate below which a link is slow. The expected rate is the best measured rate."""
 SUSPECT_RATIO = 1 / 6
 """Share of the holder deadline after which a slow transfer makes the link suspected.
 
@@ -93,7 +93,7 @@ class ReplicaSender:
             pacer: the node's pacer.
             holder_deadline_seconds: maximum time without progress of a holder to which data is due.
             printed: returns lines that this node's ranks have printed; the holder receives them before the end of a
-                shard. None: no lines are sent.
+                shard. None means that no lines are sent.
         """
         self._printed = printed
         self._held_lines = 0

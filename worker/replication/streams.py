@@ -120,8 +120,8 @@ class Streams:
         A cancellation cuts the connection. On return, the thread has finished `work`.
 
         Args:
-            line: as in `begin`.
-            work: as in `begin`.
+            line: socket of the stream, as in `begin`.
+            work: function that uses the socket, as in `begin`.
 
         Raises:
             PeerLost: the connection broke, or this node cannot start another thread.
@@ -140,11 +140,11 @@ class Streams:
         The thread is kept for later work: starting a thread costs more than a small transfer.
 
         Args:
-            line: one of `lines` that runs no work.
-            work: may block; returns or raises soon after the connection is cut.
+            line: socket from `lines` whose stream runs no work.
+            work: function that may block. It returns or raises soon after the connection is cut.
 
         Returns:
-            A future that raises the same errors as `run`. A caller that stops waiting for it must call `cut`.
+            A future that raises the same errors as `run`. A caller that stops waiting for the future must call `cut`.
 
         Raises:
             PeerLost: this node cannot start another thread.

@@ -233,11 +233,12 @@ class OwnedShard:
     def note_first(self, half: RankHalf) -> None:
         """Record when the rank finished its first step.
 
-        Called at each reading of the page. The time is converted to Unix time once, so that it does not move with the
-        clock.
+        Called at each reading of the page. The time is converted to Unix time once, so that later clock adjustments do
+        not change it.
 
         Args:
-            half: the rank's half of the page. Messages are not used, because they can be lost while the agent restarts.
+            half: the part of the shared page that the rank writes. Messages are not used, because they can be lost
+                while the agent restarts.
         """
         if not self.first_passed_at and half.first_passed and half.boundary > self._base_step:
             self.first_passed_at = self._unix(min(half.first_passed / 1e6, monotonic()))

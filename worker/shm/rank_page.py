@@ -44,7 +44,7 @@ class RankPage:
             write_agent_half(self._view, self.agent)
 
     def write(self, half: AgentHalf) -> bool:
-        """Publish the agent's half. Return whether it changed."""
+        """Write the agent's half to the page. Return whether the half has changed."""
         if half == self.agent:
             return False
         write_agent_half(self._view, half)

@@ -111,7 +111,7 @@ class ObjectStore(Protocol):
         """Return the content of a small object.
 
         Raises ObjectMissing if the object does not exist, and another StorageError if the request fails. The subtype
-        says how to react.
+        shows whether to retry.
         """
 
     def open(self, reference: ObjectReference, *, etag: str = "") -> AbstractContextManager[ObjectReader]:
@@ -133,8 +133,8 @@ class ObjectStore(Protocol):
     def head(self, reference: ObjectReference) -> StoredObject | None:
         """Return the description of an object without reading it.
 
-        The result is None if the object does not exist. Raises StorageError if the request fails. The subtype says how
-        to react.
+        The result is None if the object does not exist. Raises StorageError if the request fails. The subtype shows
+        whether to retry.
         """
 
     def list(self, prefix: ObjectReference) -> Iterator[StoredObject]:

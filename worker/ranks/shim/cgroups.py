@@ -60,7 +60,7 @@ class RankCgroups:
         return str(path)
 
     def close(self) -> None:
-        """Remove all empty cgroups, and the node's folder if no rank is left."""
+        """Remove all empty cgroups, and the node's folder if no cgroup is left in it."""
         with contextlib.suppress(FileNotFoundError):
             for child in self.folder.iterdir():
                 if child.is_dir():
