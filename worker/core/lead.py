@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 MAX_PATIENCE = 32
-"""Maximum number of rounds without delay before a shorter lead is tried."""
+"""Maximum number of clean rounds before a shorter lead is tried."""
 SOON = 2
 """A late round within this many rounds after the lead was shortened means that the shorter lead failed."""
 
@@ -30,7 +30,7 @@ class Lead:
     """
 
     steps: int = 1
-    """Minimum distance from the highest known boundary to the next proposed step."""
+    """Minimum distance from the highest reported boundary to the next proposed step."""
     patience: int = 1
     """Number of clean rounds before a shorter lead is tried."""
     clean_rounds: int = 0

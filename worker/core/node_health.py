@@ -148,7 +148,7 @@ class NodeHealth:
     errors: Mapping[str, tuple[tuple[float, int], ...]] = field(
         default_factory=dict[str, tuple[tuple[float, int], ...]]
     )
-    """Error counts of each network card within the window, oldest first, as (time, count)."""
+    """Error counts of each network card within the last `WINDOW_SECONDS`, oldest first, as (time, count)."""
     kills: tuple[tuple[float, int], ...] = ()
     low_since: float | None = None
     waits: Mapping[str, DiskWait] = field(default_factory=dict[str, DiskWait])

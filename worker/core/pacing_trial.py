@@ -36,7 +36,7 @@ iterations may contain no late snapshot, so the verdict "paced" requires more it
 MOST_LOST = 4
 """Maximum number of lost steps attributed to one snapshot. A higher number of lost steps indicates a lost holder."""
 BEYOND_DOUBT = 2.0
-"""Standard errors of confidence required to end the trial before `ENOUGH` iterations."""
+"""Number of standard errors by which a result must be certain to end the trial before `ENOUGH` iterations."""
 WORTH_RATIO = 0.01
 """Share of the time per captured step that pacing must save.
 

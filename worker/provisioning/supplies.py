@@ -63,7 +63,7 @@ class Supplies:
         self._credentials = RoleCredentials(state, aws, now)
 
     async def gather(self, plan: GenerationPlan, key: bytes, here: PlanNode, entry: Path) -> Supplied:
-        """Prepare all inputs of a generation's ranks. A repeated call reuses the results on disk.
+        """Prepare all inputs of a generation's ranks. A repeated call reuses the files on disk.
 
         Called once per generation, and once more by a restarted agent.
 

@@ -74,8 +74,8 @@ class RoundMember:
         self.silent_since: float | None = None
         """When this node last had a connection to a node above it, on the loop's clock; None while connected.
 
-        A node above that loses its own upward connections reports the loss to the nodes below. So a node without an
-        upward connection cannot reach the coordinator.
+        A node above that has lost its own connection can only dial the coordinator, and reports this loss itself. So
+        only a node without any connection must be reported as cut off from the coordinator.
         """
         self._generation = generation
         self._node_id = node_id

@@ -419,8 +419,8 @@ async def send_chunks(
         queue: the chunks that the receiver wants; it may grow meanwhile.
         payload_bytes: size of the whole payload.
         pacer: asked before each piece. With None, every chunk is sent immediately and in one piece.
-        progress: called on the loop about every `PROGRESS_SECONDS` with the number of bytes that the kernel has
-            accepted since the last call.
+        progress: called on the event loop at most every `PROGRESS_SECONDS`, with the size of the newest piece that the
+            kernel accepted.
         paused: called on the loop with +1 when a stream begins to wait for the pacer, and with -1 when the wait ends.
 
     Raises:

@@ -131,8 +131,8 @@ async def send_shard(
         begin: announcement of the shard, the first message to the receiver.
         queue: a new queue; afterwards it contains the number of sent bytes and the sending time.
         pacer: see `send_chunks`.
-        progress: called with 0 after each answer of the receiver, and with the number of bytes that the kernel has
-            accepted.
+        progress: called with 0 after each answer of the receiver, and as in `send_chunks` when the kernel accepts
+            bytes.
         paused: called with +1 when the receiver must wait for the pacer or for final chunks, and with -1 when the wait
             ends.
         before_end: returns messages to send before the end of the shard, once the slot is sealed. With None, no

@@ -75,7 +75,9 @@ class HealthWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. A daemon thread that waits for a driver is abandoned."""
+        """End the thread. A thread that waits for a driver is abandoned; as a daemon thread it does not delay the
+        process's exit.
+        """
         self._ends.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
