@@ -301,7 +301,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         url = (
             f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
         )
-        # The socket already listens: a client that reads the ready file can connect at once.
+        # The socket already listens: a client that reads the ready file can connect immediately.
         app = create_app(settings, when_ready=lambda: _tell(url, settings, ready_file))
         gate = Gate(min(MAX_STRANGERS, raise_open_files() // 4))
         config = server_config(

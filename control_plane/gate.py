@@ -81,7 +81,7 @@ class Gate:
     def enter(self, connection: GuardedHttp) -> None:
         """Count a new connection.
 
-        Above the limit, close the oldest connection of the address that has the most.
+        Above the limit, close the oldest connection of the address with the most connections.
         """
         self._strangers[connection] = connection.client[0] if connection.client else ""
         if len(self._strangers) <= self._max_strangers:

@@ -7,9 +7,9 @@ The identity lets a restarted server take over the leases of its dead predecesso
     owner = lineage-incarnation    lineage: hash of the kernel's boot id and the locked file
                                    incarnation: random, new at each start
 
-The kernel releases the lock when the process ends, for whatever reason. The process that holds the lock therefore
-proves that all earlier owners of the same lineage are dead. A copied state directory, another machine or another boot
-yields another lineage. A process with another lineage must wait until the lease expires.
+The kernel releases the lock when the process ends, even after a crash. The process that holds the lock therefore proves
+that all earlier owners of the same lineage are dead. A copied state directory, another machine or another boot yields
+another lineage. A process with another lineage must wait until the lease expires.
 
 Invariant: two living processes never have the same lineage.
 """

@@ -41,7 +41,7 @@ class Checkpoint(TypedDict):
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     VerificationTime: NotRequired[datetime]
     VerificationMessage: NotRequired[str]
-    """What is damaged. Absent if nothing is."""
+    """The damaged parts. Absent if no damage was found."""
 
 class CheckpointConfig(TypedDict):
     """Checkpoints in S3: how often they are written and how long they are kept."""
@@ -60,11 +60,11 @@ class CheckpointConfigUpdate(TypedDict):
     """Checkpoint settings to change. The location of checkpoints cannot change after creation."""
     EverySteps: NotRequired[int]
     ThirdSlot: NotRequired[bool]
-    """Cannot be disabled once the job has run."""
+    """Whether to reserve a third memory slot per shard. Cannot be disabled once the job has run."""
     MaxCount: NotRequired[int]
-    """0 removes the limit."""
+    """New number of newest checkpoints to keep. 0 removes the limit."""
     MaxAgeInSeconds: NotRequired[int]
-    """At least 60. 0 removes the limit."""
+    """New age limit of checkpoints, at least 60. 0 removes the limit."""
 
 class Condition(TypedDict):
     """A current problem of a node or of the service. It is no longer listed once it is resolved."""
@@ -87,7 +87,7 @@ class CreateFleetResponse(TypedDict):
     """The new fleet, or the plan of a dry run."""
     FleetName: str
     Fleet: NotRequired[Fleet]
-    """Absent after a dry run."""
+    """The new fleet. Absent after a dry run."""
     Checks: list[GroupCheck]
     """The requirements that the group meets. If a group fails one, the error contains the same sentences."""
     Changes: list[GroupChange]
@@ -96,7 +96,7 @@ class CreateFleetResponse(TypedDict):
 class CreateJoinTokenResponse(TypedDict):
     """A join token for a fleet's launch template."""
     JoinToken: str
-    """Returned only once. The service stores only its digest."""
+    """The secret token. It is returned only once. The service stores only its digest."""
     TokenId: str
     FleetName: str
     ExpirationTime: NotRequired[datetime]
@@ -112,18 +112,18 @@ class CreateSourceResponse(TypedDict):
 class CreateTokenResponse(TypedDict):
     """A new token with its secret."""
     Secret: str
-    """Send it as `Authorization: Bearer …`. Returned only once. The service stores only its digest."""
+    """The secret token. Clients send it as `Authorization: Bearer …`. Returned only once. The service stores only its digest."""
     Token: Token
 
 class CreateTrainingJobResponse(TypedDict):
     """The accepted job, or the plan of a dry run."""
     TrainingJobName: str
     RunId: NotRequired[str]
-    """Absent after a dry run."""
+    """Id of the job's run. Absent after a dry run."""
     TrainingJobStatus: NotRequired[Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]]
-    """Absent after a dry run."""
+    """Status of the new job. Absent after a dry run."""
     Plan: NotRequired[TrainingJobPlan]
-    """Only after a dry run."""
+    """Forecast for the job. Only after a dry run."""
 
 class DataSource(TypedDict):
     """The location of a channel's data. Exactly one of the two fields must be set."""
@@ -215,7 +215,7 @@ class ExecuteCommandResponse(TypedDict):
     """The exit code as a shell reports it. Absent if the program did not end in time."""
     Stdout: str
     Stderr: str
-    """Stdout and Stderr contain at most the first 256 KiB of each stream."""
+    """Standard error of the program. Stdout and Stderr contain at most the first 256 KiB of each stream."""
     IsOutputCut: bool
     """Whether Stdout or Stderr was truncated."""
     IsTimedOut: bool
@@ -228,7 +228,7 @@ class FieldChange(TypedDict):
     After: NotRequired[str]
     """The new value as text. Absent if the field has no value."""
     Applies: Literal["Now", "NextGeneration"]
-    """Now, or with the next generation: a running generation keeps the plan it started with."""
+    """When the change takes effect: now, or with the next generation. A running generation keeps the plan that it started with."""
 
 class FieldError(TypedDict):
     """The error of one field of a request."""
@@ -256,7 +256,7 @@ class Fleet(TypedDict):
     HoldFailedInstances: bool
     MaxReplacementsPerHour: int
     NodeRoleName: NotRequired[str]
-    """Absent if agents can join with a join token only."""
+    """Name of the IAM role of the group's instances. Absent if agents can join with a join token only."""
     AllowDrills: bool
     AllowCommands: bool
     MaxNodeCount: int
@@ -268,11 +268,11 @@ class Fleet(TypedDict):
     AvailabilityZone: str
     PriceUsdPerHour: NotRequired[float]
     AccountingSeconds: dict[str, float]
-    """Sum over all jobs of the fleet, by accounting bucket."""
+    """Time of all jobs of the fleet, by accounting bucket."""
     Reliability: Reliability
-    """Computed over all jobs of the fleet."""
+    """Reliability over all jobs of the fleet."""
     IncidentCount: int
-    """Incidents of the fleet's jobs, without drills."""
+    """Number of incidents of the fleet's jobs, without drills."""
     LostNodeCount: int
     """Nodes that jobs lost because they failed or because AWS reclaimed them. Nodes that a person drained or a drill struck do not count."""
     NodeSeconds: float
@@ -296,7 +296,7 @@ class GetCallerIdentityResponse(TypedDict):
     TokenId: str
     Role: Literal["admin", "submitter", "viewer"]
     Project: NotRequired[str]
-    """Absent if the token can access every project."""
+    """The project of the token. Absent if the token can access every project."""
     Description: str
     CreationTime: datetime
     ExpirationTime: NotRequired[datetime]
@@ -308,9 +308,9 @@ class GetLogEventsResponse(TypedDict):
     """A page of lines that a job's ranks printed, oldest line first."""
     Events: list[LogEvent]
     NextForwardToken: str
-    """Continues after the last of these lines."""
+    """Token for the page after the last of these lines."""
     NextBackwardToken: str
-    """Continues before the first of these lines."""
+    """Token for the page before the first of these lines."""
 
 class GetLogResponse(TypedDict):
     Body: NotRequired[StreamingBody]
@@ -337,7 +337,7 @@ class GroupChange(TypedDict):
 class GroupCheck(TypedDict):
     """A requirement on an Auto Scaling group that Everstep checks and does not change."""
     Setting: str
-    """The name in Auto Scaling's API."""
+    """Name of the setting in Auto Scaling's API."""
     Message: str
     """The value found, in a sentence."""
 
@@ -347,13 +347,13 @@ class HealthResponse(TypedDict):
     """`degraded`: the server answers, but a person must act on one of Conditions."""
     Version: str
     Conditions: list[ServiceCondition]
-    """Empty in normal operation. A condition disappears once its cause is resolved."""
+    """Current problems of the service. Empty in normal operation. A condition disappears once its cause is resolved."""
 
 class Holder(TypedDict):
     """A node that keeps a copy of a shard."""
     NodeId: str
     InView: bool
-    """Whether the holder counts in the current rounds."""
+    """Whether commits currently wait for this holder."""
     VerifiedStep: NotRequired[int]
     """The newest step of which the node holds a complete, verified copy. Absent before the first."""
     VerifiedTime: NotRequired[datetime]
@@ -399,9 +399,9 @@ class Incident(TypedDict):
     RestoreSeconds: NotRequired[float]
     ReworkSeconds: NotRequired[float]
     CostUsd: NotRequired[float]
-    """The fleet's price × the time in which the job's nodes made no new step. While the incident is open, the cost so far. Absent if the fleet has no price."""
+    """The fleet's price × the time in which the job's nodes made no new step. While the incident is open, this is the cost until now. Absent if the fleet has no price."""
     RankSources: list[RankSource]
-    """By rank. Empty until the recovery plan exists, and if nothing was restored."""
+    """Restore source of each rank, by rank. Empty until the recovery plan exists, and if nothing was restored."""
     StacksEventId: NotRequired[int]
     """EventId of the event `RanksHang`, whose Detail contains the stacks of all ranks. Only in DescribeIncident, only if ranks hung, and only while the service keeps the event."""
     AcknowledgementTime: NotRequired[datetime]
@@ -432,7 +432,7 @@ class ListDrillsResponse(TypedDict):
 class ListEventsResponse(TypedDict):
     """A page of events."""
     Events: list[Event]
-    """Oldest first, or newest first with SortOrder Descending."""
+    """The events, oldest first, or newest first with SortOrder Descending."""
     NextToken: NotRequired[str]
 
 class ListFleetsResponse(TypedDict):
@@ -443,7 +443,7 @@ class ListFleetsResponse(TypedDict):
 class ListIncidentsResponse(TypedDict):
     """A page of incidents."""
     Incidents: list[Incident]
-    """In the order in which they were opened, or newest first with SortOrder Descending."""
+    """The incidents in the order in which they were opened, or newest first with SortOrder Descending."""
     NextToken: NotRequired[str]
 
 class ListLogsResponse(TypedDict):
@@ -497,7 +497,7 @@ class LogEntry(TypedDict):
     Generation: int
     Rank: int
     Stream: NotRequired[Literal["stdout", "stderr"]]
-    """Absent if both streams of the rank are missing."""
+    """`stdout` or `stderr`. Absent if both streams of the rank are missing."""
     Key: NotRequired[str]
     Bytes: NotRequired[int]
     MissingReason: NotRequired[str]
@@ -509,9 +509,9 @@ class LogEvent(TypedDict):
     Generation: int
     NodeId: str
     Rank: NotRequired[int]
-    """Absent if the event concerns a whole node."""
+    """Rank that printed the line. Absent if the event concerns a whole node."""
     Stream: Literal["stdout", "stderr", "gap"]
-    """`gap`: lines are missing here. Message says how many and why."""
+    """`stdout`, `stderr` or `gap`. A gap marks missing lines. Message says how many and why."""
     Message: str
     """The line without its line feed. Lines of more than 16 KiB are split."""
 
@@ -519,7 +519,7 @@ class LogEvents(TypedDict):
     """A batch of lines. A batch without lines shows that the stream is alive."""
     Events: list[LogEvent]
     NextForwardToken: str
-    """Continues after these lines, in FollowLogs and GetLogEvents."""
+    """Token to continue after these lines, for FollowLogs and GetLogEvents."""
 
 class Metric(TypedDict):
     """A metric of a job: a name that rank 0 logs, or that Everstep measures."""
@@ -527,7 +527,7 @@ class Metric(TypedDict):
     LastStep: int
     LastTime: datetime
     LastValue: float
-    """NaN, Infinity and -Infinity are sent as text."""
+    """The newest value. NaN, Infinity and -Infinity are sent as text."""
 
 class MetricDataResult(TypedDict):
     """One metric in columns: entry i of each list describes point i. Points are in the order of steps. A point covers one step or a span of steps."""
@@ -548,7 +548,7 @@ class MetricDataResult(TypedDict):
     MinimumNodeIds: list[str]
     """The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. A point with the value of rank 0's node alone has an empty id. The list is empty for metrics of the script."""
     MaximumNodeIds: list[str]
-    """The node that measured each maximum; otherwise like MinimumNodeIds."""
+    """The node that measured each maximum. The rules of MinimumNodeIds apply."""
 
 class Node(TypedDict):
     """An EC2 instance of a fleet, with its agent."""
@@ -570,7 +570,7 @@ class Node(TypedDict):
     MemoryBytes: int
     """Memory that snapshots may use."""
     Memory: NotRequired[NodeMemory]
-    """Absent while the agent is not connected, or before its first measurement."""
+    """Memory of the node and of its ranks. Absent while the agent is not connected, or before its first measurement."""
     InstanceType: str
     AvailabilityZone: str
     FailureDomain: NotRequired[str]
@@ -597,7 +597,7 @@ class NodeIncident(TypedDict):
     """The incident of a job, or `fleet-…` if no job had the node."""
     Time: datetime
     Cause: str
-    """`node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`."""
+    """Cause of the incident: `node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`."""
     Evidence: str
     Remedy: Literal["none", "restart", "release", "hold", "retire", "reboot", "replace", "let_go"]
 
@@ -609,9 +609,9 @@ class NodeMemory(TypedDict):
     TotalBytes: int
     """Memory of the machine, or the limit of the cgroup of agent and ranks if that is lower."""
     CgroupLimitBytes: NotRequired[int]
-    """Absent if no cgroup limit is below the machine's memory."""
+    """Memory limit of the cgroup of agent and ranks. Absent if no cgroup limit is below the machine's memory."""
     Ranks: list[RankMemory]
-    """Running ranks, by rank."""
+    """Memory of the running ranks, by rank."""
 
 class OutputDataConfig(TypedDict):
     """Place where the job's outputs are stored."""
@@ -654,7 +654,7 @@ class RankMemory(TypedDict):
     """Memory of a rank's process. Child processes of the rank do not count."""
     Rank: int
     ResidentBytes: int
-    """Includes the full size of pages that the process shares with others."""
+    """Resident memory of the process. It includes the full size of pages that the process shares with others."""
     PeakResidentBytes: int
     """The highest ResidentBytes since the process started."""
 
@@ -709,13 +709,13 @@ class ServiceCondition(TypedDict):
     """A problem of the service that needs a person."""
     Type: Literal["disk_full"]
     Message: str
-    """What is wrong and where, with the measured values."""
+    """A sentence about the problem and its location, with the measured values."""
     Hint: str
     """How to resolve the problem."""
     Directory: NotRequired[str]
-    """Absent if the disk belongs to a database on another machine."""
+    """Directory on the affected disk. Absent if the disk belongs to a database on another machine."""
     FreeBytes: NotRequired[int]
-    """Absent if this server cannot read the value."""
+    """Free space of the disk. Absent if this server cannot read the value."""
     DurationSeconds: float
 
 class ShardProtection(TypedDict):
@@ -725,7 +725,7 @@ class ShardProtection(TypedDict):
     CommittedStep: int
     Bytes: int
     Holders: list[Holder]
-    """The owner's node comes first."""
+    """Holders of the shard. The owner's node is the first."""
     Reason: str
     """Why a holder is out of view, slow or unreachable, or why snapshots are refused. Empty if there is no problem."""
 
@@ -761,18 +761,18 @@ class StoppingConditionUpdate(TypedDict):
     MaxRuntimeInSeconds: NotRequired[int]
     MaxPendingTimeInSeconds: NotRequired[int]
     MaxCostUsd: NotRequired[float]
-    """At least 0.01, or 0."""
+    """New cost limit: at least 0.01, or 0 for no limit."""
 
 class Token(TypedDict):
     """A token without its secret."""
     TokenId: str
     Kind: Literal["user", "join"]
-    """user: a token of a person or a program. join: a token with which instances join a fleet."""
+    """Kind of the token. user: a token of a person or a program. join: a token with which instances join a fleet."""
     Role: Literal["admin", "submitter", "viewer", "agent"]
     Project: NotRequired[str]
-    """Absent if the token can access every project."""
+    """The project of the token. Absent if the token can access every project."""
     FleetName: NotRequired[str]
-    """Only for join tokens."""
+    """The fleet of a join token. Absent for other tokens."""
     Description: str
     CreationTime: datetime
     ExpirationTime: NotRequired[datetime]
@@ -793,7 +793,7 @@ class TrainingJob(TypedDict):
     Reason: str
     """Why the job is in its state: what it waits for, or how it ended."""
     FailureReason: NotRequired[str]
-    """Only if the job has failed."""
+    """Why the job failed. Absent if the job has not failed."""
     Conditions: list[Condition]
     """Current problems of the job's nodes and of the service. They inform people; a condition alone does not change the job. Empty once the job has ended."""
     Source: SourceConfig
@@ -826,7 +826,7 @@ class TrainingJob(TypedDict):
     TrainingEndTime: NotRequired[datetime]
     StopRequestedTime: NotRequired[datetime]
     PauseRequestedTime: NotRequired[datetime]
-    """Absent after the job was resumed."""
+    """When a person paused the job. Absent after the job was resumed."""
     Revision: int
     """Revision of the job's configuration: 1 at creation, plus one with each update."""
     ObservedRevision: NotRequired[int]
@@ -847,13 +847,13 @@ class TrainingJob(TypedDict):
     TargetStep: NotRequired[int]
     """The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none."""
     EstimatedRemainingSeconds: NotRequired[float]
-    """Time until TargetStep at the mean pace so far, without failures and waiting. Absent if the pace or the target is unknown, and once the job has ended."""
+    """Time until TargetStep at the job's mean pace, without failures and waiting. Absent if the pace or the target is unknown, and once the job has ended."""
     HealthyNodeCount: int
     """Number of the job's nodes that are connected and report no fault of their own."""
     AssignedNodeCount: int
     """Number of nodes assigned to the job. After its end: nodes that have not released the job yet. The job can be deleted once the number is 0."""
     NodeIds: list[str]
-    """In the order of GROUP_RANK. Empty while the job has no nodes."""
+    """The job's nodes in the order of GROUP_RANK. Empty while the job has no nodes."""
     CoordinatorNodeId: NotRequired[str]
     IncidentCount: int
     OpenIncidentCount: int
@@ -875,7 +875,7 @@ class TrainingJobNode(TypedDict):
     NodeId: str
     StartTime: datetime
     EndTime: NotRequired[datetime]
-    """Absent while the node works for the job. A node may have several periods."""
+    """End of the period. Absent while the node works for the job. A node may have several periods."""
 
 class TrainingJobPlan(TypedDict):
     """Forecast for a job, based on its fleet's state and history."""
@@ -936,26 +936,26 @@ class TrainingJobSummary(TypedDict):
     CommittedStep: int
     Boundary: int
     TargetStep: NotRequired[int]
-    """See TrainingJob."""
+    """TargetStep of the job, as in TrainingJob."""
     EstimatedRemainingSeconds: NotRequired[float]
-    """See TrainingJob."""
+    """EstimatedRemainingSeconds of the job, as in TrainingJob."""
     CreationTime: datetime
     LastModifiedTime: datetime
     """When the job last changed its state, or a user last changed the job."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
     EttrRatio: NotRequired[float]
-    """See Reliability. Absent before the job has started."""
+    """Effective training time ratio, as in Reliability. Absent before the job has started."""
     CostUsd: NotRequired[float]
     """Cost of the job's nodes so far. Absent if the fleet has no price."""
     ProtectionState: NotRequired[Literal["Protected", "Degraded", "Unprotected"]]
-    """See DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while paused, and after the end."""
+    """Protection of the job's state, as in DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while paused, and after the end."""
     HealthyNodeCount: NotRequired[int]
-    """See TrainingJob. Only in lists."""
+    """Number of the job's nodes that are connected and report no fault of their own. Only in lists."""
     IncidentCount: NotRequired[int]
-    """Only in lists."""
+    """Number of the job's incidents. Only in lists."""
     OpenIncidentCount: NotRequired[int]
-    """Only in lists."""
+    """Number of incidents from which the job has not recovered yet. Only in lists."""
 
 class UpdateTrainingJobResponse(TypedDict):
     """The job's newest revision and its changes."""
@@ -963,7 +963,7 @@ class UpdateTrainingJobResponse(TypedDict):
     RunId: str
     Revision: int
     Changes: list[FieldChange]
-    """Changed fields. Empty if all fields already had these values. Then there is no new revision."""
+    """The changed fields. Empty if all fields already had these values. Then the update creates no revision."""
 
 class PaginatorConfig(TypedDict, total=False):
     MaxItems: int

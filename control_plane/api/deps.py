@@ -127,7 +127,7 @@ class Services:
     tokens: HeldTokens
     operator: CloudOperator
     events: EventQueue | None
-    """The queue of AWS's events. None: Everstep only polls AWS."""
+    """The SQS queue of AWS's events. None: the server only polls AWS."""
     objects: ObjectStore
     registry: AgentRegistry
     timeouts: Timeouts
@@ -147,7 +147,7 @@ class Services:
     """Verifies which instance an agent runs on. None: agents join with join tokens only."""
     feed: EventFeed
     figures: LoopFigures = field(default_factory=LoopFigures)
-    """Metrics that the loops collect."""
+    """Prometheus metrics that the loops collect."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
     """Thread pool for S3 access of coroutines on behalf of callers."""
     now: Callable[[], datetime]

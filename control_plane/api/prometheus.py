@@ -48,7 +48,7 @@ class Facts:
     """Nodes that have not ended."""
     connected: frozenset[NodeId]
     refused_count: int
-    """Rejected messages of agents."""
+    """Number of rejected messages of agents."""
     exports: tuple[ExportRecord, ...] = ()
     newest_event_id: int = 0
 

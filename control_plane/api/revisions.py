@@ -54,7 +54,7 @@ class Revised:
 class _Wish:
     field: str
     attribute: str
-    """Attribute of the job's specification."""
+    """Name of the attribute in the job's specification."""
     value: Any
     needs_generation: bool = False
 

@@ -516,7 +516,7 @@ def incident(
 ) -> incidents_schemas.Incident:
     """Convert the record of an incident into its response model.
 
-    `cost_usd` is the cost so far. `stacks_event_id` is the event with the stacks of the ranks, or None if there is
+    `cost_usd` is the cost until now. `stacks_event_id` is the event with the stacks of the ranks, or None if there is
     none.
     """
     return incidents_schemas.Incident(

@@ -178,7 +178,7 @@ def endpoint_rules() -> Json:
 
 
 class _Shapes:
-    """The shapes created so far. An unnamed shape gets the name of the field that first uses it."""
+    """The shapes of the model under construction. An unnamed shape gets the name of the field that first uses it."""
 
     def __init__(self, components: Json) -> None:
         self._components = components

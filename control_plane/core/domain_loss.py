@@ -1,6 +1,6 @@
 """The exact effect of losing whole failure domains on the shards of a placement.
 
-    every shard is an edge between the domains of its holders; it is lost when all of them are lost
+    every shard is an edge between the domains of its holders; the loss of all these domains loses the shard
     edges without a common domain, direct or through other edges, are independent: their counts multiply
 
 Invariant: a node with an unknown domain counts as its own domain. Domains of nodes that hold no shard do not count.

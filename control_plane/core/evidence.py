@@ -1,6 +1,6 @@
 """The verdict on a node, derived from AWS's answers and the agents' reports (docs/design.md#failures).
 
-    AWS reports the instance ended                           GONE at once
+    AWS reports the instance ended                           GONE immediately
     the node's own live agent reports a typed fault          GONE; while steps advance or no rank runs yet: IMPAIRED
     control link silent + data plane silent                  GONE: two classes of evidence
     control link silent + a failed status check              GONE: two classes; a failed check alone proves nothing

@@ -18,8 +18,8 @@ Stacks prove a hang in these cases:
 
 The longest limit of all present phases applies to all ranks, because ranks wait for each other. Start and restore occur
 once per launch and depend mostly on caches and downloads, so they have the minimum of an unknown phase. The first step
-of a later generation is compared with the longest start, first step and step of the earlier ones. A repeated hang is
-therefore detected as fast as the first.
+of a later generation is compared with the longest start, first step and step of the earlier ones. The rules therefore
+detect a repeated hang as fast as the first one.
 
 Invariant: pure. A rank that advances, computes or changes its stack never counts as hung. The rules report no fault
 while a node is silent.

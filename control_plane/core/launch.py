@@ -131,7 +131,7 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
-    """Return the sources that a restore can use, given the promises so far.
+    """Return the sources that a restore can use, given the present promises.
 
     For the ranks of a vacancy, the owner is an empty string.
     """

@@ -25,7 +25,7 @@ from everstep.protocol.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The holders of each node's shards. A rank's holders are those of its node."""
+    """The holders of each node's shards. The shards of all ranks of a node have the same holders."""
 
     groups: tuple[tuple[NodeId, ...], ...]
     """Nodes that hold each other's shards.

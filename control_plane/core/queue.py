@@ -216,7 +216,7 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
         soon += job.node_count
     if soon < head.node_count:
         return []
-    for job in reversed(chosen[:]):  # drop earlier choices that the later ones made unnecessary
+    for job in reversed(chosen[:]):  # drop jobs that were chosen early and are not needed after all
         if soon - job.node_count >= head.node_count:
             chosen.remove(job)
             soon -= job.node_count

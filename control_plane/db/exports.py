@@ -20,7 +20,7 @@ from control_plane.db.session import record_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecord:
-    """State of one export of events."""
+    """Position and last error of one export of events."""
 
     name: str
     position: int

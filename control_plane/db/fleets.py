@@ -79,7 +79,7 @@ class NewFleet:
 
 
 class FleetUpdate(TypedDict, total=False):
-    """Columns that the fleet loop may change. Missing keys are not changed."""
+    """Columns that the fleet loop may change. The update does not change missing keys."""
 
     state: str
     max_node_count: int
@@ -93,7 +93,7 @@ class FleetUpdate(TypedDict, total=False):
 
 
 class FleetWishes(TypedDict, total=False):
-    """Settings that a user may change. Missing keys are not changed."""
+    """Settings that a user may change. The update does not change missing keys."""
 
     min_node_count: int
     spare_count: int

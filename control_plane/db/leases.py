@@ -46,7 +46,7 @@ class Leaser:
 
     Args:
         owner: `Replica.owner`, new at each start of the server.
-        ttl_seconds: how long a lease must be unchanged before another replica may take it over.
+        ttl_seconds: how long a lease must be unchanged before another control-plane server may take it over.
         monotonic: seconds of a clock that never jumps.
     """
 

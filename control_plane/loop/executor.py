@@ -99,7 +99,7 @@ def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
     The key is derived and never stored, so that a restarted server can send the same Load again.
 
     Args:
-        secret: the server secret, which all replicas share.
+        secret: the server secret, which all control-plane servers share.
         run: run id of the job.
         generation: number of a generation of the run.
 

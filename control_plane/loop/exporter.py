@@ -68,7 +68,7 @@ class Exporter(ABC):
         """Make one pass. Blocks: call it in a thread.
 
         Returns:
-            Whether more is ready to be sent at once.
+            Whether more entries can be sent immediately.
 
         Raises:
             StaleLease: another control-plane server took the export over and will send the last entries again.

@@ -94,7 +94,7 @@ class StoredFleet:
     """Times at which Everstep replaced a node by its own verdict; covers at least the last hour."""
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
-    """By node that is being rebooted: when EC2 confirmed the reboot request."""
+    """When EC2 confirmed the reboot request, by node that is being rebooted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ async def repeat(
     An exception is logged, and the next call follows.
 
     Args:
-        work: may block. It returns True if more work is due at once.
+        work: may block. It returns True if more work is due immediately.
         stop: ends the repetition after the current call.
         seconds: pause after a call.
         trouble: log message for a failed call, which says what could not be done.
@@ -42,7 +42,7 @@ async def pause(seconds: float, *, until: asyncio.Event) -> None:
 
     Args:
         seconds: longest wait.
-        until: ends the wait. If the event is already set, return at once.
+        until: ends the wait. If the event is already set, the function returns immediately.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -304,7 +304,7 @@ class Runner:
         """Make one pass over a fleet, and return its decision.
 
         Return None while another server holds the fleet's lease, or before AWS has answered. Raises StaleLease if
-        another replica took the fleet over during the pass; nothing was stored. Raises NotFound if the fleet was
+        another server took the fleet over during the pass; nothing was stored. Raises NotFound if the fleet was
         removed.
         """
         served_before = self._fleet_leases.holds(name)
@@ -570,7 +570,7 @@ class Runner:
     def _shards(self, stored: StoredJob, observed: JobObserved, now: float) -> tuple[protection.ShardRecord, ...]:
         """Return the rows of shards to write.
 
-        A change of holders is written at once. Changes of steps alone are written at most once per `SWEEP_SECONDS`.
+        A change of holders is written immediately. Changes of steps alone are written at most once per `SWEEP_SECONDS`.
         """
         run = RunId(stored.job.run_id)
         if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):

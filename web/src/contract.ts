@@ -42,7 +42,7 @@ export interface Checkpoint {
   /** The result of the last VerifyCheckpoint, which reads the objects back. */
   Verification: 'NotVerified' | 'Verifying' | 'Intact' | 'Damaged'
   VerificationTime?: Timestamp
-  /** What is damaged. Absent if nothing is. */
+  /** The damaged parts. Absent if no damage was found. */
   VerificationMessage?: string
 }
 
@@ -63,11 +63,11 @@ export interface CheckpointConfig {
 /** Checkpoint settings to change. The location of checkpoints cannot change after creation. */
 export interface CheckpointConfigUpdate {
   EverySteps?: number
-  /** Cannot be disabled once the job has run. */
+  /** Whether to reserve a third memory slot per shard. Cannot be disabled once the job has run. */
   ThirdSlot?: boolean
-  /** 0 removes the limit. */
+  /** New number of newest checkpoints to keep. 0 removes the limit. */
   MaxCount?: number
-  /** At least 60. 0 removes the limit. */
+  /** New age limit of checkpoints, at least 60. 0 removes the limit. */
   MaxAgeInSeconds?: number
 }
 
@@ -109,7 +109,7 @@ export interface CreateFleetRequest {
   SparePolicy?: SparePolicy
   /** Nodes to keep even when no job runs, spares not included. 0 unless given. */
   MinNodeCount?: number
-  /** What one instance costs you. Everstep computes the cost of jobs and incidents from it. */
+  /** Your price of one instance per hour. Everstep computes the cost of jobs and incidents from this price. */
   PriceUsdPerHour?: number
   /** Keep failed instances running for inspection instead of terminating them. Applies while the group has room for a replacement. false unless given. */
   HoldFailedInstances?: boolean
@@ -132,7 +132,7 @@ export interface CreateFleetRequest {
 /** The new fleet, or the plan of a dry run. */
 export interface CreateFleetResponse {
   FleetName: string
-  /** Absent after a dry run. */
+  /** The new fleet. Absent after a dry run. */
   Fleet?: Fleet
   /** The requirements that the group meets. If a group fails one, the error contains the same sentences. */
   Checks: GroupCheck[]
@@ -142,14 +142,14 @@ export interface CreateFleetResponse {
 
 /** Creates a token that each new instance of a fleet's group may use once. */
 export interface CreateJoinTokenRequest {
-  /** The fleet does not have to exist yet. */
+  /** The fleet whose instances may join. The fleet does not have to exist yet. */
   FleetName: string
   ExpiresInSeconds?: number
 }
 
 /** A join token for a fleet's launch template. */
 export interface CreateJoinTokenResponse {
-  /** Returned only once. The service stores only its digest. */
+  /** The secret token. It is returned only once. The service stores only its digest. */
   JoinToken: string
   TokenId: string
   FleetName: string
@@ -175,19 +175,19 @@ export interface CreateSourceResponse {
 
 /** Creates a token for a person or a program. */
 export interface CreateTokenRequest {
-  /** viewer: read. submitter: also create and change training jobs. admin: everything, in every project. */
+  /** Permissions of the token. viewer: read. submitter: also create and change training jobs. admin: all actions, in every project. */
   Role: 'admin' | 'submitter' | 'viewer'
   /** The only project that the token can access. The default is every project. Not allowed for an admin. */
   Project?: string
   /** The token's owner or purpose. Shown in lists. "" unless given. */
   Description?: string
-  /** By default, the token does not expire. */
+  /** Lifetime of the token. By default, the token does not expire. */
   ExpiresInSeconds?: number
 }
 
 /** A new token with its secret. */
 export interface CreateTokenResponse {
-  /** Send it as `Authorization: Bearer …`. Returned only once. The service stores only its digest. */
+  /** The secret token. Clients send it as `Authorization: Bearer …`. Returned only once. The service stores only its digest. */
   Secret: string
   Token: Token
 }
@@ -224,7 +224,7 @@ export interface CreateTrainingJobRequest {
   OutputDataConfig?: OutputDataConfig
   StoppingCondition?: StoppingCondition
   RetryStrategy?: RetryStrategy
-  /** Jobs with a higher priority start first. Of jobs with equal priority, the oldest starts first. 0 unless given. */
+  /** Jobs with a higher priority start first. Among jobs with equal priority, the oldest starts first. 0 unless given. */
   Priority?: number
   /** Whether a job of higher priority that needs the nodes may pause this job. All ranks stop at one agreed step, which is stored in S3. The job resumes by itself. false unless given. */
   Preemptible?: boolean
@@ -238,11 +238,11 @@ export interface CreateTrainingJobRequest {
 /** The accepted job, or the plan of a dry run. */
 export interface CreateTrainingJobResponse {
   TrainingJobName: string
-  /** Absent after a dry run. */
+  /** Id of the job's run. Absent after a dry run. */
   RunId?: string
-  /** Absent after a dry run. */
+  /** Status of the new job. Absent after a dry run. */
   TrainingJobStatus?: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
-  /** Only after a dry run. */
+  /** Forecast for the job. Only after a dry run. */
   Plan?: TrainingJobPlan
 }
 
@@ -348,10 +348,10 @@ export interface DomainOdds {
   Probability: number
 }
 
-/** Moves a job off a node and keeps the node. */
+/** Moves a job to another node and holds the drained node out of use. */
 export interface DrainNodeRequest {
   NodeId: string
-  /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -408,7 +408,7 @@ export interface ExecuteCommandResponse {
   /** The exit code as a shell reports it. Absent if the program did not end in time. */
   ExitCode?: number
   Stdout: string
-  /** Stdout and Stderr contain at most the first 256 KiB of each stream. */
+  /** Standard error of the program. Stdout and Stderr contain at most the first 256 KiB of each stream. */
   Stderr: string
   /** Whether Stdout or Stderr was truncated. */
   IsOutputCut: boolean
@@ -422,7 +422,7 @@ export interface FieldChange {
   Before?: string
   /** The new value as text. Absent if the field has no value. */
   After?: string
-  /** Now, or with the next generation: a running generation keeps the plan it started with. */
+  /** When the change takes effect: now, or with the next generation. A running generation keeps the plan that it started with. */
   Applies: 'Now' | 'NextGeneration'
 }
 
@@ -453,7 +453,7 @@ export interface Fleet {
   MinNodeCount: number
   HoldFailedInstances: boolean
   MaxReplacementsPerHour: number
-  /** Absent if agents can join with a join token only. */
+  /** Name of the IAM role of the group's instances. Absent if agents can join with a join token only. */
   NodeRoleName?: string
   AllowDrills: boolean
   AllowCommands: boolean
@@ -465,11 +465,11 @@ export interface Fleet {
   InstanceType: string
   AvailabilityZone: string
   PriceUsdPerHour?: number
-  /** Sum over all jobs of the fleet, by accounting bucket. */
+  /** Time of all jobs of the fleet, by accounting bucket. */
   AccountingSeconds: Record<string, number>
-  /** Computed over all jobs of the fleet. */
+  /** Reliability over all jobs of the fleet. */
   Reliability: Reliability
-  /** Incidents of the fleet's jobs, without drills. */
+  /** Number of incidents of the fleet's jobs, without drills. */
   IncidentCount: number
   /** Nodes that jobs lost because they failed or because AWS reclaimed them. Nodes that a person drained or a drill struck do not count. */
   LostNodeCount: number
@@ -508,7 +508,7 @@ export interface FollowLogsStream {
 export interface GetCallerIdentityResponse {
   TokenId: string
   Role: 'admin' | 'submitter' | 'viewer'
-  /** Absent if the token can access every project. */
+  /** The project of the token. Absent if the token can access every project. */
   Project?: string
   Description: string
   CreationTime: Timestamp
@@ -536,9 +536,9 @@ export interface GetLogEventsRequest {
 /** A page of lines that a job's ranks printed, oldest line first. */
 export interface GetLogEventsResponse {
   Events: LogEvent[]
-  /** Continues after the last of these lines. */
+  /** Token for the page after the last of these lines. */
   NextForwardToken: string
-  /** Continues before the first of these lines. */
+  /** Token for the page before the first of these lines. */
   NextBackwardToken: string
 }
 
@@ -594,7 +594,7 @@ export interface GroupChange {
 
 /** A requirement on an Auto Scaling group that Everstep checks and does not change. */
 export interface GroupCheck {
-  /** The name in Auto Scaling's API. */
+  /** Name of the setting in Auto Scaling's API. */
   Setting: string
   /** The value found, in a sentence. */
   Message: string
@@ -609,21 +609,21 @@ export interface HealthResponse {
   /** `degraded`: the server answers, but a person must act on one of Conditions. */
   Status: 'ok' | 'degraded'
   Version: string
-  /** Empty in normal operation. A condition disappears once its cause is resolved. */
+  /** Current problems of the service. Empty in normal operation. A condition disappears once its cause is resolved. */
   Conditions: ServiceCondition[]
 }
 
 /** Request to keep an idle node out of use. */
 export interface HoldNodeRequest {
   NodeId: string
-  /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
 /** A node that keeps a copy of a shard. */
 export interface Holder {
   NodeId: string
-  /** Whether the holder counts in the current rounds. */
+  /** Whether commits currently wait for this holder. */
   InView: boolean
   /** The newest step of which the node holds a complete, verified copy. Absent before the first. */
   VerifiedStep?: number
@@ -670,9 +670,9 @@ export interface Incident {
   ReplaceSeconds?: number
   RestoreSeconds?: number
   ReworkSeconds?: number
-  /** The fleet's price × the time in which the job's nodes made no new step. While the incident is open, the cost so far. Absent if the fleet has no price. */
+  /** The fleet's price × the time in which the job's nodes made no new step. While the incident is open, this is the cost until now. Absent if the fleet has no price. */
   CostUsd?: number
-  /** By rank. Empty until the recovery plan exists, and if nothing was restored. */
+  /** Restore source of each rank, by rank. Empty until the recovery plan exists, and if nothing was restored. */
   RankSources: RankSource[]
   /** EventId of the event `RanksHang`, whose Detail contains the stacks of all ranks. Only in DescribeIncident, only if ranks hung, and only while the service keeps the event. */
   StacksEventId?: number
@@ -737,7 +737,7 @@ export interface ListEventsRequest {
 
 /** A page of events. */
 export interface ListEventsResponse {
-  /** Oldest first, or newest first with SortOrder Descending. */
+  /** The events, oldest first, or newest first with SortOrder Descending. */
   Events: Event[]
   NextToken?: string
 }
@@ -766,7 +766,7 @@ export interface ListIncidentsRequest {
 
 /** A page of incidents. */
 export interface ListIncidentsResponse {
-  /** In the order in which they were opened, or newest first with SortOrder Descending. */
+  /** The incidents in the order in which they were opened, or newest first with SortOrder Descending. */
   Incidents: Incident[]
   NextToken?: string
 }
@@ -906,7 +906,7 @@ export interface ListTrainingJobsResponse {
 export interface LogEntry {
   Generation: number
   Rank: number
-  /** Absent if both streams of the rank are missing. */
+  /** `stdout` or `stderr`. Absent if both streams of the rank are missing. */
   Stream?: 'stdout' | 'stderr'
   Key?: string
   Bytes?: number
@@ -919,9 +919,9 @@ export interface LogEvent {
   Timestamp: Timestamp
   Generation: number
   NodeId: string
-  /** Absent if the event concerns a whole node. */
+  /** Rank that printed the line. Absent if the event concerns a whole node. */
   Rank?: number
-  /** `gap`: lines are missing here. Message says how many and why. */
+  /** `stdout`, `stderr` or `gap`. A gap marks missing lines. Message says how many and why. */
   Stream: 'stdout' | 'stderr' | 'gap'
   /** The line without its line feed. Lines of more than 16 KiB are split. */
   Message: string
@@ -930,7 +930,7 @@ export interface LogEvent {
 /** A batch of lines. A batch without lines shows that the stream is alive. */
 export interface LogEvents {
   Events: LogEvent[]
-  /** Continues after these lines, in FollowLogs and GetLogEvents. */
+  /** Token to continue after these lines, for FollowLogs and GetLogEvents. */
   NextForwardToken: string
 }
 
@@ -939,7 +939,7 @@ export interface Metric {
   MetricName: string
   LastStep: number
   LastTime: Timestamp
-  /** NaN, Infinity and -Infinity are sent as text. */
+  /** The newest value. NaN, Infinity and -Infinity are sent as text. */
   LastValue: number | 'NaN' | 'Infinity' | '-Infinity'
 }
 
@@ -961,7 +961,7 @@ export interface MetricDataResult {
   LastValues: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   /** The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. A point with the value of rank 0's node alone has an empty id. The list is empty for metrics of the script. */
   MinimumNodeIds: string[]
-  /** The node that measured each maximum; otherwise like MinimumNodeIds. */
+  /** The node that measured each maximum. The rules of MinimumNodeIds apply. */
   MaximumNodeIds: string[]
 }
 
@@ -984,7 +984,7 @@ export interface Node {
   Address: string
   /** Memory that snapshots may use. */
   MemoryBytes: number
-  /** Absent while the agent is not connected, or before its first measurement. */
+  /** Memory of the node and of its ranks. Absent while the agent is not connected, or before its first measurement. */
   Memory?: NodeMemory
   InstanceType: string
   AvailabilityZone: string
@@ -1012,7 +1012,7 @@ export interface NodeIncident {
   /** The incident of a job, or `fleet-…` if no job had the node. */
   IncidentId: string
   Time: Timestamp
-  /** `node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`. */
+  /** Cause of the incident: `node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`. */
   Cause: string
   Evidence: string
   Remedy: 'none' | 'restart' | 'release' | 'hold' | 'retire' | 'reboot' | 'replace' | 'let_go'
@@ -1025,9 +1025,9 @@ export interface NodeMemory {
   AvailableBytes: number
   /** Memory of the machine, or the limit of the cgroup of agent and ranks if that is lower. */
   TotalBytes: number
-  /** Absent if no cgroup limit is below the machine's memory. */
+  /** Memory limit of the cgroup of agent and ranks. Absent if no cgroup limit is below the machine's memory. */
   CgroupLimitBytes?: number
-  /** Running ranks, by rank. */
+  /** Memory of the running ranks, by rank. */
   Ranks: RankMemory[]
 }
 
@@ -1110,7 +1110,7 @@ export interface PutSourceResponse {
 /** Memory of a rank's process. Child processes of the rank do not count. */
 export interface RankMemory {
   Rank: number
-  /** Includes the full size of pages that the process shares with others. */
+  /** Resident memory of the process. It includes the full size of pages that the process shares with others. */
   ResidentBytes: number
   /** The highest ResidentBytes since the process started. */
   PeakResidentBytes: number
@@ -1126,7 +1126,7 @@ export interface RankSource {
 /** Reboots a node. */
 export interface RebootNodeRequest {
   NodeId: string
-  /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -1140,7 +1140,7 @@ export interface RecoveryOdds {
 /** Ends the hold of a node. */
 export interface ReleaseNodeRequest {
   NodeId: string
-  /** True: terminate the instance. False: use the node again and ignore its history so far. false unless given. */
+  /** True: terminate the instance. False: use the node again and ignore its present history. false unless given. */
   Terminate?: boolean
 }
 
@@ -1163,14 +1163,14 @@ export interface Reliability {
 /** Terminates a node's instance, so that another instance replaces it. */
 export interface ReplaceNodeRequest {
   NodeId: string
-  /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
 /** Lets a node join again whose agent lost its session. */
 export interface ResetNodeSessionRequest {
   NodeId: string
-  /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -1208,13 +1208,13 @@ export interface SecondaryStatusTransition {
 /** A problem of the service that needs a person. */
 export interface ServiceCondition {
   Type: 'disk_full'
-  /** What is wrong and where, with the measured values. */
+  /** A sentence about the problem and its location, with the measured values. */
   Message: string
   /** How to resolve the problem. */
   Hint: string
-  /** Absent if the disk belongs to a database on another machine. */
+  /** Directory on the affected disk. Absent if the disk belongs to a database on another machine. */
   Directory?: string
-  /** Absent if this server cannot read the value. */
+  /** Free space of the disk. Absent if this server cannot read the value. */
   FreeBytes?: number
   DurationSeconds: number
 }
@@ -1225,7 +1225,7 @@ export interface ShardProtection {
   OwnerNodeId: string
   CommittedStep: number
   Bytes: number
-  /** The owner's node comes first. */
+  /** Holders of the shard. The owner's node is the first. */
   Holders: Holder[]
   /** Why a holder is out of view, slow or unreachable, or why snapshots are refused. Empty if there is no problem. */
   Reason: string
@@ -1280,7 +1280,7 @@ export interface StoppingCondition {
 export interface StoppingConditionUpdate {
   MaxRuntimeInSeconds?: number
   MaxPendingTimeInSeconds?: number
-  /** At least 0.01, or 0. */
+  /** New cost limit: at least 0.01, or 0 for no limit. */
   MaxCostUsd?: number
 }
 
@@ -1294,12 +1294,12 @@ export interface TakeOverTrainingJobRequest {
 /** A token without its secret. */
 export interface Token {
   TokenId: string
-  /** user: a token of a person or a program. join: a token with which instances join a fleet. */
+  /** Kind of the token. user: a token of a person or a program. join: a token with which instances join a fleet. */
   Kind: 'user' | 'join'
   Role: 'admin' | 'submitter' | 'viewer' | 'agent'
-  /** Absent if the token can access every project. */
+  /** The project of the token. Absent if the token can access every project. */
   Project?: string
-  /** Only for join tokens. */
+  /** The fleet of a join token. Absent for other tokens. */
   FleetName?: string
   Description: string
   CreationTime: Timestamp
@@ -1321,7 +1321,7 @@ export interface TrainingJob {
   SecondaryStatusTransitions: SecondaryStatusTransition[]
   /** Why the job is in its state: what it waits for, or how it ended. */
   Reason: string
-  /** Only if the job has failed. */
+  /** Why the job failed. Absent if the job has not failed. */
   FailureReason?: string
   /** Current problems of the job's nodes and of the service. They inform people; a condition alone does not change the job. Empty once the job has ended. */
   Conditions: Condition[]
@@ -1354,7 +1354,7 @@ export interface TrainingJob {
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
   StopRequestedTime?: Timestamp
-  /** Absent after the job was resumed. */
+  /** When a person paused the job. Absent after the job was resumed. */
   PauseRequestedTime?: Timestamp
   /** Revision of the job's configuration: 1 at creation, plus one with each update. */
   Revision: number
@@ -1375,13 +1375,13 @@ export interface TrainingJob {
   MaxBoundary: number
   /** The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none. */
   TargetStep?: number
-  /** Time until TargetStep at the mean pace so far, without failures and waiting. Absent if the pace or the target is unknown, and once the job has ended. */
+  /** Time until TargetStep at the job's mean pace, without failures and waiting. Absent if the pace or the target is unknown, and once the job has ended. */
   EstimatedRemainingSeconds?: number
   /** Number of the job's nodes that are connected and report no fault of their own. */
   HealthyNodeCount: number
   /** Number of nodes assigned to the job. After its end: nodes that have not released the job yet. The job can be deleted once the number is 0. */
   AssignedNodeCount: number
-  /** In the order of GROUP_RANK. Empty while the job has no nodes. */
+  /** The job's nodes in the order of GROUP_RANK. Empty while the job has no nodes. */
   NodeIds: string[]
   CoordinatorNodeId?: string
   IncidentCount: number
@@ -1404,7 +1404,7 @@ export interface TrainingJob {
 export interface TrainingJobNode {
   NodeId: string
   StartTime: Timestamp
-  /** Absent while the node works for the job. A node may have several periods. */
+  /** End of the period. Absent while the node works for the job. A node may have several periods. */
   EndTime?: Timestamp
 }
 
@@ -1468,26 +1468,26 @@ export interface TrainingJobSummary {
   Generation: number
   CommittedStep: number
   Boundary: number
-  /** See TrainingJob. */
+  /** TargetStep of the job, as in TrainingJob. */
   TargetStep?: number
-  /** See TrainingJob. */
+  /** EstimatedRemainingSeconds of the job, as in TrainingJob. */
   EstimatedRemainingSeconds?: number
   CreationTime: Timestamp
   /** When the job last changed its state, or a user last changed the job. */
   LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
-  /** See Reliability. Absent before the job has started. */
+  /** Effective training time ratio, as in Reliability. Absent before the job has started. */
   EttrRatio?: number
   /** Cost of the job's nodes so far. Absent if the fleet has no price. */
   CostUsd?: number
-  /** See DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while paused, and after the end. */
+  /** Protection of the job's state, as in DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while paused, and after the end. */
   ProtectionState?: 'Protected' | 'Degraded' | 'Unprotected'
-  /** See TrainingJob. Only in lists. */
+  /** Number of the job's nodes that are connected and report no fault of their own. Only in lists. */
   HealthyNodeCount?: number
-  /** Only in lists. */
+  /** Number of the job's incidents. Only in lists. */
   IncidentCount?: number
-  /** Only in lists. */
+  /** Number of incidents from which the job has not recovered yet. Only in lists. */
   OpenIncidentCount?: number
 }
 
@@ -1504,11 +1504,11 @@ export interface UnpinCheckpointRequest {
 /** Settings to change. Omitted fields keep their value. */
 export interface UpdateFleetRequest {
   FleetName: string
-  /** Removes the SparePolicy, unless the request also sets one. */
+  /** Fixed number of spares. It removes the SparePolicy, unless the request also sets one. */
   SpareCount?: number
   SparePolicy?: SparePolicy
   MinNodeCount?: number
-  /** Also applies to the past cost of jobs and incidents that have not ended. Ended ones keep their cost. */
+  /** Price of one instance per hour. The price also applies to the past cost of jobs and incidents that have not ended. Ended jobs and incidents keep their cost. */
   PriceUsdPerHour?: number
   HoldFailedInstances?: boolean
   MaxReplacementsPerHour?: number
@@ -1535,7 +1535,7 @@ export interface UpdateTrainingJobResponse {
   TrainingJobName: string
   RunId: string
   Revision: number
-  /** Changed fields. Empty if all fields already had these values. Then there is no new revision. */
+  /** The changed fields. Empty if all fields already had these values. Then the update creates no revision. */
   Changes: FieldChange[]
 }
 

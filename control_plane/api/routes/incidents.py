@@ -118,9 +118,10 @@ def acknowledge_incident(
 
 
 def _cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float | None:
-    """Return the cost of an incident so far.
+    """Return the cost of an incident until now.
 
-    Of a closed incident, it is the stored cost. Of the job's open incident, it is computed up to `now`.
+    For a closed incident, this is the stored cost. For the job's open incident, the function computes the cost up to
+    `now`.
     """
     if record.closed_at is not None:
         return record.cost_usd

@@ -16,7 +16,7 @@ class Holder(Shape):
 
     node_id: str
     in_view: bool
-    """Whether the holder counts in the current rounds."""
+    """Whether commits currently wait for this holder."""
     verified_step: int | None
     """The newest step of which the node holds a complete, verified copy. Absent before the first."""
     verified_time: datetime | None
@@ -35,7 +35,7 @@ class ShardProtection(Shape):
     committed_step: int
     bytes: int
     holders: list[Holder]
-    """The owner's node comes first."""
+    """Holders of the shard. The owner's node is the first."""
     reason: str
     """Why a holder is out of view, slow or unreachable, or why snapshots are refused.
 
@@ -94,7 +94,7 @@ class Checkpoint(Shape):
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     verification_time: datetime | None
     verification_message: str | None
-    """What is damaged. Absent if nothing is."""
+    """The damaged parts. Absent if no damage was found."""
 
 
 class CreateCheckpointResponse(Shape):

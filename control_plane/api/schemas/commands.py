@@ -50,7 +50,7 @@ class ExecuteCommandResponse(Shape):
     """The exit code as a shell reports it. Absent if the program did not end in time."""
     stdout: str
     stderr: str
-    """Stdout and Stderr contain at most the first 256 KiB of each stream."""
+    """Standard error of the program. Stdout and Stderr contain at most the first 256 KiB of each stream."""
     is_output_cut: bool
     """Whether Stdout or Stderr was truncated."""
     is_timed_out: bool

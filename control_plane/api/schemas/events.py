@@ -25,5 +25,5 @@ class ListEventsResponse(Shape):
     """A page of events."""
 
     events: list[Event]
-    """Oldest first, or newest first with SortOrder Descending."""
+    """The events, oldest first, or newest first with SortOrder Descending."""
     next_token: str | None = None

@@ -61,7 +61,7 @@ class CreateFleetRequest(Request):
     min_node_count: int = Field(default=0, ge=0, le=MAX_NODE_COUNT)
     """Nodes to keep even when no job runs, spares not included."""
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
-    """What one instance costs you. Everstep computes the cost of jobs and incidents from it."""
+    """Your price of one instance per hour. Everstep computes the cost of jobs and incidents from this price."""
     hold_failed_instances: bool = False
     """Keep failed instances running for inspection instead of terminating them.
 
@@ -96,7 +96,7 @@ class GroupCheck(Shape):
     """A requirement on an Auto Scaling group that Everstep checks and does not change."""
 
     setting: str
-    """The name in Auto Scaling's API."""
+    """Name of the setting in Auto Scaling's API."""
     message: str
     """The value found, in a sentence."""
 
@@ -105,11 +105,15 @@ class UpdateFleetRequest(Request):
     """Settings to change. Omitted fields keep their value."""
 
     spare_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
-    """Removes the SparePolicy, unless the request also sets one."""
+    """Fixed number of spares. It removes the SparePolicy, unless the request also sets one."""
     spare_policy: SparePolicy | None = None
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
-    """Also applies to the past cost of jobs and incidents that have not ended. Ended ones keep their cost."""
+    """Price of one instance per hour.
+
+    The price also applies to the past cost of jobs and incidents that have not ended. Ended jobs and incidents keep
+    their cost.
+    """
     hold_failed_instances: bool | None = None
     max_replacements_per_hour: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     node_role_name: RoleName | None = None
@@ -132,7 +136,7 @@ class Fleet(Shape):
     hold_failed_instances: bool
     max_replacements_per_hour: int
     node_role_name: str | None
-    """Absent if agents can join with a join token only."""
+    """Name of the IAM role of the group's instances. Absent if agents can join with a join token only."""
     allow_drills: bool
     allow_commands: bool
     max_node_count: int
@@ -144,11 +148,11 @@ class Fleet(Shape):
     availability_zone: str
     price_usd_per_hour: float | None
     accounting_seconds: dict[str, float]
-    """Sum over all jobs of the fleet, by accounting bucket."""
+    """Time of all jobs of the fleet, by accounting bucket."""
     reliability: Reliability
-    """Computed over all jobs of the fleet."""
+    """Reliability over all jobs of the fleet."""
     incident_count: int
-    """Incidents of the fleet's jobs, without drills."""
+    """Number of incidents of the fleet's jobs, without drills."""
     lost_node_count: int
     """Nodes that jobs lost because they failed or because AWS reclaimed them.
 
@@ -172,7 +176,7 @@ class CreateFleetResponse(Shape):
 
     fleet_name: str
     fleet: Fleet | None = None
-    """Absent after a dry run."""
+    """The new fleet. Absent after a dry run."""
     checks: list[GroupCheck]
     """The requirements that the group meets. If a group fails one, the error contains the same sentences."""
     changes: list[GroupChange]
@@ -196,6 +200,6 @@ class RankMemory(Shape):
 
     rank: int
     resident_bytes: int
-    """Includes the full size of pages that the process shares with others."""
+    """Resident memory of the process. It includes the full size of pages that the process shares with others."""
     peak_resident_bytes: int
     """The highest ResidentBytes since the process started."""

@@ -15,4 +15,4 @@ class HealthResponse(Shape):
     """`degraded`: the server answers, but a person must act on one of Conditions."""
     version: str
     conditions: list[ServiceCondition]
-    """Empty in normal operation. A condition disappears once its cause is resolved."""
+    """Current problems of the service. Empty in normal operation. A condition disappears once its cause is resolved."""

@@ -64,10 +64,10 @@ class Incident(Shape):
     cost_usd: float | None
     """The fleet's price × the time in which the job's nodes made no new step.
 
-    While the incident is open, the cost so far. Absent if the fleet has no price.
+    While the incident is open, this is the cost until now. Absent if the fleet has no price.
     """
     rank_sources: list[RankSource]
-    """By rank. Empty until the recovery plan exists, and if nothing was restored."""
+    """Restore source of each rank, by rank. Empty until the recovery plan exists, and if nothing was restored."""
     stacks_event_id: int | None
     """EventId of the event `RanksHang`, whose Detail contains the stacks of all ranks.
 
@@ -90,5 +90,5 @@ class ListIncidentsResponse(Shape):
     """A page of incidents."""
 
     incidents: list[Incident]
-    """In the order in which they were opened, or newest first with SortOrder Descending."""
+    """The incidents in the order in which they were opened, or newest first with SortOrder Descending."""
     next_token: str | None = None

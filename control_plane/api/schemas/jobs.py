@@ -213,7 +213,7 @@ class CreateTrainingJobRequest(Request):
     stopping_condition: StoppingCondition = Field(default_factory=StoppingCondition)
     retry_strategy: RetryStrategy = Field(default_factory=RetryStrategy)
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    """Jobs with a higher priority start first. Of jobs with equal priority, the oldest starts first."""
+    """Jobs with a higher priority start first. Among jobs with equal priority, the oldest starts first."""
     preemptible: bool = False
     """Whether a job of higher priority that needs the nodes may pause this job.
 
@@ -237,11 +237,11 @@ class CreateTrainingJobResponse(Shape):
 
     training_job_name: str
     run_id: str | None = None
-    """Absent after a dry run."""
+    """Id of the job's run. Absent after a dry run."""
     training_job_status: TrainingJobStatus | None = None
-    """Absent after a dry run."""
+    """Status of the new job. Absent after a dry run."""
     plan: TrainingJobPlan | None = None
-    """Only after a dry run."""
+    """Forecast for the job. Only after a dry run."""
 
 
 class TrainingJobSummary(Shape):
@@ -260,29 +260,29 @@ class TrainingJobSummary(Shape):
     committed_step: int
     boundary: int
     target_step: int | None
-    """See TrainingJob."""
+    """TargetStep of the job, as in TrainingJob."""
     estimated_remaining_seconds: float | None
-    """See TrainingJob."""
+    """EstimatedRemainingSeconds of the job, as in TrainingJob."""
     creation_time: datetime
     last_modified_time: datetime
     """When the job last changed its state, or a user last changed the job."""
     training_start_time: datetime | None
     training_end_time: datetime | None
     ettr_ratio: float | None
-    """See Reliability. Absent before the job has started."""
+    """Effective training time ratio, as in Reliability. Absent before the job has started."""
     cost_usd: float | None
     """Cost of the job's nodes so far. Absent if the fleet has no price."""
     protection_state: ProtectionState | None = None
-    """See DescribeProtection. Only in lists.
+    """Protection of the job's state, as in DescribeProtection. Only in lists.
 
     Absent while no agent holds the job's state: before the first launch, while paused, and after the end.
     """
     healthy_node_count: int | None = None
-    """See TrainingJob. Only in lists."""
+    """Number of the job's nodes that are connected and report no fault of their own. Only in lists."""
     incident_count: int | None = None
-    """Only in lists."""
+    """Number of the job's incidents. Only in lists."""
     open_incident_count: int | None = None
-    """Only in lists."""
+    """Number of incidents from which the job has not recovered yet. Only in lists."""
 
 
 class ListTrainingJobsResponse(Shape):
@@ -387,7 +387,7 @@ class TrainingJob(Shape):
     reason: str
     """Why the job is in its state: what it waits for, or how it ended."""
     failure_reason: str | None
-    """Only if the job has failed."""
+    """Why the job failed. Absent if the job has not failed."""
     conditions: list[Condition]
     """Current problems of the job's nodes and of the service.
 
@@ -423,7 +423,7 @@ class TrainingJob(Shape):
     training_end_time: datetime | None
     stop_requested_time: datetime | None
     pause_requested_time: datetime | None
-    """Absent after the job was resumed."""
+    """When a person paused the job. Absent after the job was resumed."""
     revision: int
     """Revision of the job's configuration: 1 at creation, plus one with each update."""
     observed_revision: int | None
@@ -447,7 +447,7 @@ class TrainingJob(Shape):
     Absent if the script passes none.
     """
     estimated_remaining_seconds: float | None
-    """Time until TargetStep at the mean pace so far, without failures and waiting.
+    """Time until TargetStep at the job's mean pace, without failures and waiting.
 
     Absent if the pace or the target is unknown, and once the job has ended.
     """
@@ -459,7 +459,7 @@ class TrainingJob(Shape):
     The job can be deleted once the number is 0.
     """
     node_ids: list[str]
-    """In the order of GROUP_RANK. Empty while the job has no nodes."""
+    """The job's nodes in the order of GROUP_RANK. Empty while the job has no nodes."""
     coordinator_node_id: str | None
     incident_count: int
     open_incident_count: int
@@ -486,7 +486,7 @@ class TrainingJobNode(Shape):
     node_id: str
     start_time: datetime
     end_time: datetime | None
-    """Absent while the node works for the job. A node may have several periods."""
+    """End of the period. Absent while the node works for the job. A node may have several periods."""
 
 
 class ListTrainingJobNodesResponse(Shape):

@@ -14,7 +14,7 @@ class LogEntry(Shape):
     generation: int
     rank: int
     stream: Literal["stdout", "stderr"] | None
-    """Absent if both streams of the rank are missing."""
+    """`stdout` or `stderr`. Absent if both streams of the rank are missing."""
     key: str | None
     bytes: int | None
     missing_reason: str | None
@@ -35,9 +35,9 @@ class LogEvent(Shape):
     generation: int
     node_id: str
     rank: int | None
-    """Absent if the event concerns a whole node."""
+    """Rank that printed the line. Absent if the event concerns a whole node."""
     stream: Literal["stdout", "stderr", "gap"]
-    """`gap`: lines are missing here. Message says how many and why."""
+    """`stdout`, `stderr` or `gap`. A gap marks missing lines. Message says how many and why."""
     message: str
     """The line without its line feed. Lines of more than 16 KiB are split."""
 
@@ -47,9 +47,9 @@ class GetLogEventsResponse(Shape):
 
     events: list[LogEvent]
     next_forward_token: str
-    """Continues after the last of these lines."""
+    """Token for the page after the last of these lines."""
     next_backward_token: str
-    """Continues before the first of these lines."""
+    """Token for the page before the first of these lines."""
 
 
 class LogEvents(Shape):
@@ -57,7 +57,7 @@ class LogEvents(Shape):
 
     events: list[LogEvent]
     next_forward_token: str
-    """Continues after these lines, in FollowLogs and GetLogEvents."""
+    """Token to continue after these lines, for FollowLogs and GetLogEvents."""
 
 
 class FollowLogsStream(Shape):

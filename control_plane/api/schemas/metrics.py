@@ -14,7 +14,7 @@ class Metric(Shape):
     last_step: int
     last_time: datetime
     last_value: LoggedNumber
-    """NaN, Infinity and -Infinity are sent as text."""
+    """The newest value. NaN, Infinity and -Infinity are sent as text."""
 
 
 class ListMetricsResponse(Shape):
@@ -60,7 +60,7 @@ class MetricDataResult(Shape):
     the value of rank 0's node alone has an empty id. The list is empty for metrics of the script.
     """
     maximum_node_ids: list[str]
-    """The node that measured each maximum; otherwise like MinimumNodeIds."""
+    """The node that measured each maximum. The rules of MinimumNodeIds apply."""
 
 
 class GetMetricDataResponse(Shape):

@@ -19,7 +19,7 @@ class NodeIncident(Shape):
     """The incident of a job, or `fleet-…` if no job had the node."""
     time: datetime
     cause: str
-    """`node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`."""
+    """Cause of the incident: `node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`."""
     evidence: str
     remedy: Remedy
 
@@ -28,18 +28,18 @@ class ReleaseNodeRequest(Request):
     """Ends the hold of a node."""
 
     terminate: bool = False
-    """True: terminate the instance. False: use the node again and ignore its history so far."""
+    """True: terminate the instance. False: use the node again and ignore its present history."""
 
 
 class NodeOperation(Request):
     """Base of the operations that a person requests for a node."""
 
     reason: ShortText = ""
-    """Shown with the node, in the incident of its job, and in the node's history."""
+    """The person's reason. It is shown with the node, in the incident of its job, and in the node's history."""
 
 
 class DrainNodeRequest(NodeOperation):
-    """Moves a job off a node and keeps the node."""
+    """Moves a job to another node and holds the drained node out of use."""
 
 
 class ReplaceNodeRequest(NodeOperation):
@@ -67,9 +67,9 @@ class NodeMemory(Shape):
     total_bytes: int
     """Memory of the machine, or the limit of the cgroup of agent and ranks if that is lower."""
     cgroup_limit_bytes: int | None
-    """Absent if no cgroup limit is below the machine's memory."""
+    """Memory limit of the cgroup of agent and ranks. Absent if no cgroup limit is below the machine's memory."""
     ranks: list[RankMemory]
-    """Running ranks, by rank."""
+    """Memory of the running ranks, by rank."""
 
 
 class Node(Shape):
@@ -96,7 +96,7 @@ class Node(Shape):
     memory_bytes: int
     """Memory that snapshots may use."""
     memory: NodeMemory | None
-    """Absent while the agent is not connected, or before its first measurement."""
+    """Memory of the node and of its ranks. Absent while the agent is not connected, or before its first measurement."""
     instance_type: str
     availability_zone: str
     failure_domain: str | None

@@ -17,7 +17,7 @@ class StoppingConditionUpdate(Request):
     max_runtime_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
     max_pending_time_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
     max_cost_usd: float | None = Field(default=None, ge=0)
-    """At least 0.01, or 0."""
+    """New cost limit: at least 0.01, or 0 for no limit."""
 
 
 class CheckpointConfigUpdate(Request):
@@ -25,11 +25,11 @@ class CheckpointConfigUpdate(Request):
 
     every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
     third_slot: bool | None = None
-    """Cannot be disabled once the job has run."""
+    """Whether to reserve a third memory slot per shard. Cannot be disabled once the job has run."""
     max_count: int | None = Field(default=None, ge=0, le=100_000)
-    """0 removes the limit."""
+    """New number of newest checkpoints to keep. 0 removes the limit."""
     max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
-    """At least 60. 0 removes the limit."""
+    """New age limit of checkpoints, at least 60. 0 removes the limit."""
 
 
 class UpdateTrainingJobRequest(Request):
@@ -54,7 +54,10 @@ class FieldChange(Shape):
     after: str | None
     """The new value as text. Absent if the field has no value."""
     applies: Literal["Now", "NextGeneration"]
-    """Now, or with the next generation: a running generation keeps the plan it started with."""
+    """When the change takes effect: now, or with the next generation.
+
+    A running generation keeps the plan that it started with.
+    """
 
 
 class UpdateTrainingJobResponse(Shape):
@@ -64,7 +67,10 @@ class UpdateTrainingJobResponse(Shape):
     run_id: str
     revision: int
     changes: list[FieldChange]
-    """Changed fields. Empty if all fields already had these values. Then there is no new revision."""
+    """The changed fields.
+
+    Empty if all fields already had these values. Then the update creates no revision.
+    """
 
 
 class TrainingJobRevision(Shape):

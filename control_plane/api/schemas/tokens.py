@@ -14,7 +14,7 @@ class CreateJoinTokenRequest(Request):
     """Creates a token that each new instance of a fleet's group may use once."""
 
     fleet_name: Name
-    """The fleet does not have to exist yet."""
+    """The fleet whose instances may join. The fleet does not have to exist yet."""
     expires_in_seconds: int | None = Field(default=None, ge=60, le=366 * 86_400)
 
 
@@ -22,7 +22,7 @@ class CreateJoinTokenResponse(Shape):
     """A join token for a fleet's launch template."""
 
     join_token: Hidden
-    """Returned only once. The service stores only its digest."""
+    """The secret token. It is returned only once. The service stores only its digest."""
     token_id: str
     fleet_name: str
     expiration_time: datetime | None
@@ -32,13 +32,15 @@ class CreateTokenRequest(Request):
     """Creates a token for a person or a program."""
 
     role: Literal["admin", "submitter", "viewer"]
-    """viewer: read. submitter: also create and change training jobs. admin: everything, in every project."""
+    """Permissions of the token. viewer: read. submitter: also create and change training jobs. admin: all actions, in
+    every project.
+    """
     project: Name | None = None
     """The only project that the token can access. The default is every project. Not allowed for an admin."""
     description: ShortText = ""
     """The token's owner or purpose. Shown in lists."""
     expires_in_seconds: int | None = Field(default=None, ge=60, le=366 * 86_400)
-    """By default, the token does not expire."""
+    """Lifetime of the token. By default, the token does not expire."""
 
 
 class Token(Shape):
@@ -46,12 +48,12 @@ class Token(Shape):
 
     token_id: str
     kind: Literal["user", "join"]
-    """user: a token of a person or a program. join: a token with which instances join a fleet."""
+    """Kind of the token. user: a token of a person or a program. join: a token with which instances join a fleet."""
     role: Literal["admin", "submitter", "viewer", "agent"]
     project: str | None
-    """Absent if the token can access every project."""
+    """The project of the token. Absent if the token can access every project."""
     fleet_name: str | None
-    """Only for join tokens."""
+    """The fleet of a join token. Absent for other tokens."""
     description: str
     creation_time: datetime
     expiration_time: datetime | None
@@ -62,7 +64,9 @@ class CreateTokenResponse(Shape):
     """A new token with its secret."""
 
     secret: Hidden
-    """Send it as `Authorization: Bearer …`. Returned only once. The service stores only its digest."""
+    """The secret token. Clients send it as `Authorization: Bearer …`. Returned only once. The service stores only its
+    digest.
+    """
     token: Token
 
 
@@ -79,7 +83,7 @@ class GetCallerIdentityResponse(Shape):
     token_id: str
     role: Literal["admin", "submitter", "viewer"]
     project: str | None
-    """Absent if the token can access every project."""
+    """The project of the token. Absent if the token can access every project."""
     description: str
     creation_time: datetime
     expiration_time: datetime | None
@@ -93,11 +97,11 @@ class ServiceCondition(Shape):
 
     type: Literal["disk_full"]
     message: str
-    """What is wrong and where, with the measured values."""
+    """A sentence about the problem and its location, with the measured values."""
     hint: str
     """How to resolve the problem."""
     directory: str | None
-    """Absent if the disk belongs to a database on another machine."""
+    """Directory on the affected disk. Absent if the disk belongs to a database on another machine."""
     free_bytes: int | None
-    """Absent if this server cannot read the value."""
+    """Free space of the disk. Absent if this server cannot read the value."""
     duration_seconds: float

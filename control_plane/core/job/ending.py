@@ -108,7 +108,7 @@ def _upload_patience(view: JobView) -> float:
 
 
 def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:
-    """Ask for the agreed stop. If the ranks cannot agree, kill those that still run.
+    """Ask for the agreed stop. If the ranks cannot agree, kill all running ranks.
 
     The coordinator receives the halt too, and orders the upload of the newest committed step.
     """

@@ -49,7 +49,7 @@ def leave(view: JobView) -> Decision | None:
         if moves.is_stuck(leaving, last_movement_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
             unasked = tuple(
                 replace(move, asked_at=None) for move in record.moves
-            )  # steps do not advance, so an agreed stop would save none
+            )  # training does not advance, so an agreed stop would save no step
             return start_new_generation(
                 with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None
             )

@@ -22,7 +22,7 @@ def watch(view: JobView) -> Decision:
     """Check a running job, the most certain evidence first. Act on the first finding.
 
     The order is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in progress,
-    departures, a new pause. Whatever the result, manifests of complete checkpoints are written.
+    departures, a new pause. In every case, the pass also writes manifests of complete checkpoints.
     """
     view = with_progress(view)
     record, plan = view.record, view.plan

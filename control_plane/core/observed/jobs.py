@@ -297,7 +297,7 @@ class JobObserved:
     assigned: tuple[NodeId, ...]
     """Nodes that the fleet loop has assigned to this job, in the order of assignment."""
     nodes: Mapping[NodeId, NodeObserved]
-    """At least the assigned nodes and the nodes of the plan."""
+    """All assigned nodes and all nodes of the plan, perhaps with others of the fleet."""
     dropped_checkpoints: frozenset[tuple[Generation, Step]] = frozenset()
     """Generation and step of each checkpoint that a person has deleted."""
     price_usd_per_hour: float | None = None
