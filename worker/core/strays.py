@@ -16,12 +16,12 @@ that content.
 
 Nodes that wait for each other's memory still make progress. If the job might go back to an older step, the owner of a
 shard keeps that step, unless the owner is a replacement. So a node with a stray of a surviving owner can immediately
-drop one slot, and receives the base of the shard that the plan placed on this node. When that base is sealed, the next
-node may drop its stray of the same shard, and so on. After several losses it may happen that no content can be dropped.
-The owners then take the node out of their view at the holder deadline, the base is committed without that node, and the
-older contents become free.
+drop one slot of this stray. The node then receives the base of the shard that the plan placed on it. When that base is
+sealed, the next node may drop its stray of the same shard, and so on. After several losses it may happen that no
+content can be dropped. The owners then drop the full node from their view at the holder deadline. The base is committed
+without that node, and the older contents may then be dropped.
 
-Invariant: until the base is committed, after the loss of any one further node, all shards can be restored to a common
+Invariant: until the base is committed, one further node may be lost. All shards can then still be restored to a common
 step, if the plan had such a step. After the loss of an owner, this step is the base: other nodes have the base of the
 lost owner's shards, and all other owners have their own. After the loss of another node, it is the older step. An owner
 may have several ranks. If no other node has the base of one of its shards, its loss makes all shards go back to the

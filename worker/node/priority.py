@@ -51,8 +51,8 @@ def lead_own_session() -> None:
 def before_other_sessions() -> Iterator[None]:
     """Raise the priority of this process's session while the context is open, for work that ranks wait for.
 
-    The call has no effect if the kernel does not group sessions or does not permit the change, or if this process does
-    not lead its own session.
+    The call has no effect if the kernel does not group sessions or does not permit the change. It also has no effect if
+    this process does not lead its own session.
     """
     before = _session_niceness() if os.getsid(0) == os.getpid() else None
     try:

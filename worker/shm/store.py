@@ -474,8 +474,8 @@ class SlotStore:
             expected: the owner's digest, for a restored shard. Other content is not sealed.
 
         Returns:
-            The digest of the payload. None if it differs from the expected digest, in which case the slot is emptied,
-                or if the slot was granted again or its capture was abandoned meanwhile.
+            The digest of the payload. None if the digest differs from the expected one, in which case the slot is
+                emptied. Also None if the slot was granted again or its capture was abandoned meanwhile.
         """
         if slot.digests is not digests:
             return None
