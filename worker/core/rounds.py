@@ -205,7 +205,7 @@ class Shard:
 
     @property
     def awaited(self) -> frozenset[NodeId]:
-        """Peers whose acknowledgement a vote waits for: those in view and those that are returning."""
+        """Peers whose acknowledgement a vote waits for: the peers in view and the returning peers."""
         return self.view | self.returning
 
     @property

@@ -45,7 +45,7 @@ class Silence:
     has_progressed: bool = False
     """True if the holder has made progress since the last failed attempt."""
     has_failed: bool = False
-    """True after one failed attempt with progress; the next one starts a series."""
+    """True after one failed attempt with progress; the next failed attempt starts a series."""
     returns_at: float = -math.inf
     """Earliest time at which the dropped holder may return; -inf after a success."""
     apart_seconds: float = 0.0

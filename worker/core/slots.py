@@ -119,9 +119,9 @@ def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
     checkpoint.
 
     Args:
-        uploading: the step whose slot is pinned, or -1.
-        proposed: the proposed step, or -1.
-        persist: the step that is marked for upload, or -1.
+        uploading: the step whose slot is pinned for an upload; -1 without an upload.
+        proposed: the proposed step; -1 without a proposal.
+        persist: the step that is marked for upload; -1 without such a step.
 
     Returns:
         True if the agent must unpin the slot now.
@@ -155,7 +155,7 @@ def memory_nodes(ranks: Sequence[Rank], gpu_nodes: Sequence[int]) -> dict[Rank, 
 def slot_bytes_per_node(*, copies: int, shard_bytes: Collection[int], slot_count: int = 2) -> int:
     """Return the host memory for the slots of one node, in bytes (docs/design.md#slots).
 
-    The formula assumes that the node holds as many replicas for other nodes as other nodes hold for it.
+    The formula assumes that the node holds as many replicas for other nodes as other nodes hold for this node.
 
     Args:
         copies: number of copies of each shard, including the owner's copy.

@@ -101,7 +101,7 @@ class Reports:
         return Reports(term) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> Reports:
-        """Return the reports updated by `reports`, without those of an older term or lower sequence number."""
+        """Return this object updated by `reports`. Reports of an older term or a lower sequence number are ignored."""
         known = self.begin_term(max((each.term for each in reports), default=NO_TERM))
         newest = dict(known.newest)
         for each in reports:

@@ -486,7 +486,7 @@ def still_seconds(size: int) -> float:
 
 
 def is_due(size: int, sent: int | None) -> bool:
-    """Return whether a stream of `size` bytes needs an upload after its last one at length `sent`. Pure."""
+    """Return whether a stream of `size` bytes needs an upload, given its length `sent` at the last upload. Pure."""
     if sent is None or size < sent:  # A stream that is shorter than before was truncated.
         return True
     if size == sent:

@@ -117,7 +117,7 @@ class ExitedRank:
         """Return the exit as a message for the control plane.
 
         Args:
-            boundary: the last step boundary that the rank passed, or -1.
+            boundary: the last step boundary that the rank passed; -1 if it passed none.
 
         Returns:
             The message, with the last lines of the rank's stderr.

@@ -164,8 +164,7 @@ class RoundMember:
             session: opened by that node.
 
         Raises:
-            MalformedMessage: the node reports for a node that is not below it, or for ranks that the node does not
-                have.
+            MalformedMessage: the child reports for a node that is not below the child, or for ranks of another node.
             PeerLost: the connection ended.
         """
         await first_of(self._collect(session), self._announce(session))

@@ -427,7 +427,7 @@ class ReplicaSender:
             self._look_at_holder(asyncio.get_running_loop().time())
 
     def _look_at_holder(self, now: float) -> None:
-        """Drop the holder from the view if data was due to it for the holder deadline without progress."""
+        """Drop the holder from the view after a holder deadline with due data and without progress."""
         is_owed = self._shard.core.wanted(self._peer) != NONE or self._peer in self._shard.unready
         self._silence = self._silence.looked(
             now, is_owed=is_owed, is_asked=not self._paused_count, is_occupied=self._is_verifying

@@ -113,7 +113,7 @@ def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None
 def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Read the number of out-of-memory kills in this process's cgroup.
 
-    If the cgroup does not count kills, the number is that of the whole machine. The node's health compares two
+    If the cgroup does not count kills, the result is the number for the whole machine. The node's health compares two
     readings; a single number has no meaning.
 
     The result is None if the kernel keeps no count. `proc` and `cgroups` are the mount points of procfs and of the

@@ -115,7 +115,7 @@ def kill_tree(root: int) -> frozenset[Process]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each process; skip those that have ended or that now belong to another user (`sudo`)."""
+    """Send a signal to each process; skip processes that have ended or that now belong to another user (`sudo`)."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
