@@ -73,7 +73,7 @@ class Condition(TypedDict):
     Message: str
     """A sentence that includes the measured values."""
     NodeId: NotRequired[str]
-    """Absent if the problem is in the service itself."""
+    """The node with the problem. Absent if the problem is in the service itself."""
 
 class CreateCheckpointResponse(TypedDict):
     """The step that is stored in S3 or will be."""
@@ -891,7 +891,7 @@ class TrainingJobPlan(TypedDict):
     LargestShardBytes: NotRequired[int]
     """The largest state per rank that fits into NodeMemoryBytes."""
     RecoveryOdds: list[RecoveryOdds]
-    """For a simultaneous loss of one, two or three nodes, if every shard has all its copies."""
+    """Recovery probabilities for a simultaneous loss of one, two or three nodes. They apply while every shard has all its copies."""
     CanStartNow: bool
     """Whether no other job is ahead and enough nodes are free and connected."""
     QueuePosition: NotRequired[int]

@@ -142,7 +142,7 @@ class Services:
     nonce_key: bytes
     """Key that signs nonces."""
     server_id: str
-    """Identifies this installation. Agents sign it, so that their proof is valid for this installation only."""
+    """Id of this installation. Agents sign this id, so that their proof is valid for this installation only."""
     attestation: Attestation | None = None
     """Verifies which instance an agent runs on. None: agents join with join tokens only."""
     feed: EventFeed

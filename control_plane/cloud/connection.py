@@ -76,7 +76,7 @@ class CloudSettings:
     mode: CloudMode
     region: str = LOCAL_REGION
     endpoint_url: str | None = None
-    """Required in local mode. Normally None in AWS mode."""
+    """URL of the cloud's API. Required in local mode. Normally None in AWS mode."""
     keys: LocalKeys | None = None
     """The access key of the local cloud. Unused in AWS mode."""
 

@@ -411,7 +411,7 @@ class FakeOperator:
 
 
 class MemoryObjectStore:
-    """`ObjectStore` in memory. Its buckets are those named at construction."""
+    """`ObjectStore` in memory. Its buckets are named at construction."""
 
     def __init__(self, *buckets: str) -> None:
         self._lock = threading.Lock()

@@ -72,25 +72,29 @@ class MemberState:
 
     instance_id: NodeId
     lifecycle_state: str
-    """`Pending`, `Pending:Wait`, `InService`, `Terminating`, `Terminating:Wait`, `Standby` …"""
+    """Auto Scaling's state: `Pending`, `Pending:Wait`, `InService`, `Terminating`, `Terminating:Wait`, `Standby` …"""
     health_status: str
-    """`Healthy` or `Unhealthy`.
+    """Auto Scaling's health status: `Healthy` or `Unhealthy`.
 
-    The value is no evidence: Auto Scaling never resets Unhealthy. The control plane polls EC2's status checks instead.
+    The control plane does not use the value as evidence: Auto Scaling never resets Unhealthy. The control plane polls
+    EC2's status checks instead.
     """
     is_protected: bool
-    """Protected from scale-in."""
+    """Whether the instance is protected from scale-in."""
     availability_zone: str
     instance_type: str = ""
 
     @property
     def is_leaving(self) -> bool:
-        """The group is terminating or detaching the instance, so it does not count as capacity."""
+        """Whether the group is terminating or detaching the instance, which then does not count as capacity."""
         return self.lifecycle_state.startswith(("Terminat", "Detach"))
 
     @property
     def awaits_termination(self) -> bool:
-        """A terminating hook holds the instance. `complete_termination` lets AWS end the instance immediately."""
+        """Whether a terminating hook holds the instance.
+
+        `complete_termination` lets AWS end the instance immediately.
+        """
         return self.lifecycle_state == "Terminating:Wait"
 
 
@@ -135,7 +139,7 @@ class GroupState:
     Empty if the group has no single launch template.
     """
     status: str = ""
-    """`Delete in progress` while AWS deletes the group, else empty."""
+    """Auto Scaling's status: `Delete in progress` while AWS deletes the group, else empty."""
     suspension_reasons: Mapping[str, str] = field(default_factory=dict)
     """AWS's reason by suspended process, if it gives one."""
 
@@ -149,7 +153,7 @@ class GroupState:
 
     @property
     def is_tagged(self) -> bool:
-        """The group has the tag that permits Everstep to change it."""
+        """Whether the group has the tag that permits Everstep to change it."""
         return FLEET_TAG in self.tags
 
 
@@ -168,7 +172,9 @@ class ScheduledEvent:
 
     event_id: str
     code: str
-    """`instance-reboot`, `system-reboot`, `system-maintenance`, `instance-retirement` or `instance-stop`."""
+    """Kind of the event: `instance-reboot`, `system-reboot`, `system-maintenance`, `instance-retirement` or
+    `instance-stop`.
+    """
     description: str
     """AWS's own words."""
     not_before: datetime | None

@@ -90,7 +90,7 @@ class Verdict:
     what: str = ""
     """The fault code, or an empty string without a fault."""
     since: float | None = None
-    """For a silent node: when the last evidence showed it alive, in Unix seconds."""
+    """When the last evidence showed a silent node alive, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

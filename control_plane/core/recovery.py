@@ -53,7 +53,7 @@ class Restore:
     sources: tuple[tuple[ShardSource, ...], ...]
     """Sources by rank, best first. All empty if the base is 0."""
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
-    """By node: slots that the node must not overwrite before the base is committed."""
+    """Slots that a node must not overwrite before the base is committed, by node."""
     forgotten: tuple[Rank, ...] = ()
     """Ranks whose shard no node holds in memory."""
 

@@ -27,7 +27,7 @@ class NewEvent:
 
     at: datetime
     type: str
-    """For example `JobStateChanged`, `NodeExcluded` or `FleetDrift`."""
+    """Type of the event, for example `JobStateChanged`, `NodeExcluded` or `FleetDrift`."""
     message: str
     """One sentence for users."""
     project: str = ""
@@ -70,13 +70,13 @@ class EventFilter:
     fleet_name: str | None = None
     project: str | None = None
     after_id: int = 0
-    """Only events with a higher id."""
+    """Select only events with a higher id."""
     before_id: int | None = None
-    """Only events with a lower id."""
+    """Select only events with a lower id."""
     after: datetime | None = None
-    """Only events at or after this time."""
+    """Select only events at or after this time."""
     before: datetime | None = None
-    """Only events before this time."""
+    """Select only events before this time."""
 
 
 def newest_of(

@@ -189,7 +189,7 @@ class IncidentTotals:
     recovered_count: int
     """Failures whose incidents are closed."""
     recovery_seconds: float
-    """Sum over recovered failures, from the failure to the end of the rework."""
+    """Total recovery time of recovered failures, each from the failure to the end of the rework."""
     lost_node_count: int
     """Nodes that failed or that AWS ended. Drained nodes and nodes that a drill ended do not count."""
     lost_steps: int

@@ -37,7 +37,7 @@ class JobInput:
 
     name: str
     uri: str = ""
-    """`s3://bucket/key`. Empty: the channel is a directory on the nodes."""
+    """Location of the input, as `s3://bucket/key`. Empty: the channel is a directory on the nodes."""
     directory: str = ""
 
 
@@ -62,7 +62,7 @@ class JobSpec:
     checkpoint_every_steps: int = 0
     """Steps between two checkpoints. 0: checkpoints only at a planned stop."""
     checkpoint_uri: str
-    """`s3://bucket/prefix/`. Keys below it contain generation and step."""
+    """Prefix of the job's checkpoints, as `s3://bucket/prefix/`. Keys below it contain generation and step."""
     checkpoint_max_count: int | None = None
     """Number of newest checkpoints to keep. None: all."""
     checkpoint_max_age_seconds: int | None = None
@@ -83,7 +83,7 @@ class JobSpec:
     """Path of a requirements file in the source. Empty: no packages are installed."""
     role_arn: str = ""
     secrets: dict[str, str] = field(default_factory=dict)
-    """By environment variable: the reference of its secret, never the secret's value."""
+    """References of secrets by environment variable. The values of secrets are not stored."""
 
     @property
     def world_size(self) -> int:
@@ -101,7 +101,7 @@ class JobTransition:
     is_paused: bool = False
     """Whether a user had paused the job."""
     stepped_at: datetime | None = None
-    """For a running state: when a rank made the launch's first new step. None: not yet."""
+    """When a rank completed the launch's first new step, for a running state. None before that step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +336,7 @@ class JobTotals:
     """Microseconds by bucket."""
     node_microseconds: int
     cost_usd: float | None
-    """None if no job has a cost."""
+    """Sum of the jobs' costs. None if no job has a cost."""
 
 
 def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTotals:

@@ -301,7 +301,7 @@ class Job(Base):
     request_token: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
     """Digest of the project and the ClientRequestToken. A token creates at most one job."""
     spec: Mapped[dict[str, Any]]
-    """`jobs.JobSpec` of the newest revision, validated before it is stored."""
+    """The specification (`jobs.JobSpec`) of the newest revision, validated before it is stored."""
     revision: Mapped[int] = mapped_column(default=1)
     """Number of the newest revision. `Generation.revision` is the one from which a launch was planned."""
     state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
@@ -393,7 +393,10 @@ class Generation(Base):
     parent: Mapped[int]
     base_step: Mapped[int]
     plan: Mapped[bytes]
-    """`GenerationPlan`, encoded by `everstep.protocol.codec.encode`. Empty after retention has removed it."""
+    """The plan (`GenerationPlan`), encoded by `everstep.protocol.codec.encode`.
+
+    Empty after retention has removed the plan.
+    """
     node_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     """The plan's nodes by GROUP_RANK, so that lists need not decode the plan."""
     created_at: Mapped[datetime]
@@ -428,7 +431,7 @@ class Shard(Base):
     payload_bytes: Mapped[int]
     reason: Mapped[str]
     verified: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """By holder: the newest step that it has verified, and the time of the verification."""
+    """The newest step that each holder has verified, and the time of the verification, by holder."""
     updated_at: Mapped[datetime]
 
 
@@ -518,7 +521,7 @@ class Incident(Base):
     acknowledgement: Mapped[str] = mapped_column(default="")
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
-    __table_args__ = (Index(None, "opened_at", "id"),)  # sort order of lists
+    __table_args__ = (Index(None, "opened_at", "id"),)  # index for the sort order of lists
 
 
 class Drill(Base):
@@ -634,7 +637,7 @@ class LogExport(Base):
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     cursor: Mapped[str]
-    """Encoded by `loop.log_exporter.text_of`."""
+    """Position up to which the log is copied, encoded by `loop.log_exporter.text_of`."""
     is_over: Mapped[bool]
     """Whether the log is complete and all of it was copied."""
 
@@ -647,7 +650,7 @@ class Intent(Base):
     key: Mapped[str] = mapped_column(primary_key=True)
     """Idempotency key: equal for equal calls."""
     subject: Mapped[str] = mapped_column(index=True)
-    """`job/<run id>` or `fleet/<name>`."""
+    """The job or fleet that needs the call: `job/<run id>` or `fleet/<name>`."""
     lease_owner: Mapped[str]
     lease_counter: Mapped[int]
     action: Mapped[str] = mapped_column(String(NAME_LENGTH))

@@ -37,7 +37,7 @@ class HolderRecord:
     node_id: str
     is_in_view: bool
     changed_at: datetime | None = None
-    """None before the row is stored."""
+    """When the holder was added or changed its view. None before the row is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class ShardRecord:
     reason: str
     holders: tuple[HolderRecord, ...]
     verified: tuple[VerifiedRecord, ...] = ()
-    """Only holders that have verified a step."""
+    """Newest verified step of each holder that has verified a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

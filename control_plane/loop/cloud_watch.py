@@ -84,7 +84,7 @@ class _Known:
     """Nodes with a silent agent, and the monotonic time of the newest call of `suspect`."""
     looked_at_suspects_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
-    """By node: when EC2 was asked, in monotonic seconds, and the status checks that it reported as impaired."""
+    """Impaired status checks by node, with the time of the request in monotonic seconds."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
     """AWS's newest answer about failed launches while instances are missing. Empty otherwise."""

@@ -131,7 +131,7 @@ class EventFeed:
         self._followers: set[_Follower] = set()
         self._recent: deque[EventRecord] = deque()
         self._complete_after = 0
-        """`_recent` contains all events with a higher id that were read from the table."""
+        """Lower bound of `_recent`: it contains all events with a higher id that were read from the table."""
         self._newest: int | None = None
         """Highest id that was read. None: no poll has finished since the first follower started."""
         self._polling: asyncio.Task[None] | None = None

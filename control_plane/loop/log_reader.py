@@ -79,7 +79,7 @@ class LogEvent:
     rank: Rank | None
     """Rank that printed the line. None: the line concerns the whole node."""
     kind: str
-    """`stdout`, `stderr` or `gap`."""
+    """Kind of the line: `stdout`, `stderr` or `gap`."""
     text: str
 
 
@@ -201,7 +201,7 @@ class LogReader:
         self._is_stopped = is_stopped
         self._facts: dict[int, GenerationFacts] = {}
         self._extents: dict[str, _Extent] = {}
-        """By object key."""
+        """Cached facts about chunks, by object key."""
         self._cache: OrderedDict[tuple[str, str], tuple[list[LogLine], int]] = OrderedDict()
         """Lines and stored size by object key and ETag, least recently used first."""
         self._cached_bytes = 0

@@ -81,7 +81,7 @@ export interface Condition {
   Type: string
   /** A sentence that includes the measured values. */
   Message: string
-  /** Absent if the problem is in the service itself. */
+  /** The node with the problem. Absent if the problem is in the service itself. */
   NodeId?: string
 }
 
@@ -197,7 +197,7 @@ export interface CreateTrainingJobRequest {
   TrainingJobName: string
   /** Identifies the request. Repeating the request with the same token returns the existing job. The SDK generates a token. */
   ClientRequestToken?: string
-  /** Optional if exactly one fleet exists. */
+  /** The fleet in which the job runs. Optional if exactly one fleet exists. */
   FleetName?: string
   /** Fleets in other subnets, zones or with other instance types. If AWS has no capacity for the whole job, the job moves to the next fleet of the list, and from the last one to FleetName. It moves only before its first start. */
   AlternativeFleetNames?: string[]
@@ -206,7 +206,7 @@ export interface CreateTrainingJobRequest {
   EntryPoint: string
   /** Path of a requirements.txt in the source archive. Each node installs the missing packages once, beside its own packages. Ranks import the installed packages first. */
   Requirements?: string
-  /** Passed to the script in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value` arguments. */
+  /** Parameters for the script, passed in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value` arguments. */
   HyperParameters?: Record<string, string>
   Environment?: Record<string, string>
   /** Environment variables whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either service. Each node reads the values when it starts its ranks. Everstep neither stores, shows nor logs them. */
@@ -1167,7 +1167,7 @@ export interface ReplaceNodeRequest {
   Reason?: string
 }
 
-/** Lets a node join again whose agent lost its session. */
+/** Permits a node to join again after its agent lost its session. */
 export interface ResetNodeSessionRequest {
   NodeId: string
   /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
@@ -1258,7 +1258,7 @@ export interface StartDrillRequest {
   DrillType: 'kill-rank' | 'kill-agent' | 'terminate-instance'
   /** A node of the job. The default is the node with the highest GROUP_RANK. */
   NodeId?: string
-  /** Only for kill-rank: a rank on the node. The default is the node's first rank. */
+  /** The rank to kill, on the chosen node. The default is the node's first rank. Only for kill-rank. */
   Rank?: number
 }
 
@@ -1421,7 +1421,7 @@ export interface TrainingJobPlan {
   NodeMemoryBytes?: number
   /** The largest state per rank that fits into NodeMemoryBytes. */
   LargestShardBytes?: number
-  /** For a simultaneous loss of one, two or three nodes, if every shard has all its copies. */
+  /** Recovery probabilities for a simultaneous loss of one, two or three nodes. They apply while every shard has all its copies. */
   RecoveryOdds: RecoveryOdds[]
   /** Whether no other job is ahead and enough nodes are free and connected. */
   CanStartNow: boolean

@@ -41,7 +41,7 @@ class _Place:
 
     below: ObjectReference
     own: re.Pattern[str]
-    """Matched against the part of the key after the prefix."""
+    """Pattern of the job's own keys. It is matched against the part of the key after the prefix."""
 
 
 @router.delete("", operation_id="DeleteTrainingJob")

@@ -33,7 +33,7 @@ class Session(Shape):
 
     role: str
     project: str
-    """Empty for a token of every project."""
+    """The project of the token. Empty for a token of every project."""
     token_id: str
     description: str
     expires_at: datetime

@@ -18,13 +18,13 @@ MAX_WHOLE_NUMBER = 2**63 - 1
 Validation rejects larger numbers before any query runs.
 """
 MAX_RUNTIME_SECONDS = 2_419_200
-"""28 days, SageMaker's limit."""
+"""Limit of MaxRuntimeInSeconds: 28 days, as in SageMaker."""
 MIN_COST_USD = 0.01
 MIN_CHECKPOINT_AGE_SECONDS = 60
 MAX_PRIORITY = 1_000
 MAX_PRICE_USD_PER_HOUR = 10_000
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-"""1-63 letters, digits and single hyphens (SageMaker's rule for TrainingJobName)."""
+"""A name of 1 to 63 letters, digits and single hyphens (SageMaker's rule for TrainingJobName)."""
 RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_+=,.@-]{1,64}$")]
 RoleArn = Annotated[str, StringConstraints(pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9_+=,.@/-]{1,512}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -39,7 +39,10 @@ ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
 Environment = Annotated[dict[VariableName, Value], Field(max_length=100, json_schema_extra={"x-sensitive": True})]
-"""Marked sensitive, because users put keys into it although `Secrets` exists for them."""
+"""Environment variables by name.
+
+The values are marked sensitive, because users put keys into them although `Secrets` exists for keys.
+"""
 Hidden = Annotated[str, Field(json_schema_extra={"x-sensitive": True})]
 """A string that logs never show."""
 SecretReference = Annotated[

@@ -19,7 +19,7 @@ class StartDrillRequest(Request):
     node_id: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
     """A node of the job. The default is the node with the highest GROUP_RANK."""
     rank: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT * MAX_RANKS_PER_NODE - 1)
-    """Only for kill-rank: a rank on the node. The default is the node's first rank."""
+    """The rank to kill, on the chosen node. The default is the node's first rank. Only for kill-rank."""
 
 
 class Drill(Shape):

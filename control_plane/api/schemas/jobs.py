@@ -166,7 +166,7 @@ class CreateTrainingJobRequest(Request):
     The SDK generates a token.
     """
     fleet_name: Name | None = None
-    """Optional if exactly one fleet exists."""
+    """The fleet in which the job runs. Optional if exactly one fleet exists."""
     alternative_fleet_names: Annotated[list[Name], Field(max_length=7)] = Field(default_factory=list)
     """Fleets in other subnets, zones or with other instance types.
 
@@ -182,7 +182,7 @@ class CreateTrainingJobRequest(Request):
     Each node installs the missing packages once, beside its own packages. Ranks import the installed packages first.
     """
     hyper_parameters: Annotated[dict[HyperParameterName, Value], Field(max_length=100)] = Field(default_factory=dict)
-    """Passed to the script in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value` arguments."""
+    """Parameters for the script, passed in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value` arguments."""
     environment: Environment = Field(default_factory=dict)
     secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
     """Environment variables whose values are in AWS:
@@ -368,7 +368,7 @@ class Condition(Shape):
     message: str
     """A sentence that includes the measured values."""
     node_id: str | None
-    """Absent if the problem is in the service itself."""
+    """The node with the problem. Absent if the problem is in the service itself."""
 
 
 class TrainingJob(Shape):

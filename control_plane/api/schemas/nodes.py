@@ -55,7 +55,7 @@ class HoldNodeRequest(NodeOperation):
 
 
 class ResetNodeSessionRequest(NodeOperation):
-    """Lets a node join again whose agent lost its session."""
+    """Permits a node to join again after its agent lost its session."""
 
 
 class NodeMemory(Shape):

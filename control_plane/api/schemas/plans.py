@@ -42,7 +42,10 @@ class TrainingJobPlan(Shape):
     largest_shard_bytes: int | None
     """The largest state per rank that fits into NodeMemoryBytes."""
     recovery_odds: list[RecoveryOdds]
-    """For a simultaneous loss of one, two or three nodes, if every shard has all its copies."""
+    """Recovery probabilities for a simultaneous loss of one, two or three nodes.
+
+    They apply while every shard has all its copies.
+    """
     can_start_now: bool
     """Whether no other job is ahead and enough nodes are free and connected."""
     queue_position: int | None
