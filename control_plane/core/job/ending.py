@@ -153,9 +153,9 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
 def _stop_patience(view: JobView) -> float:
     """Return how many seconds a stop waits for ranks that complete no step before it kills them.
 
-    Ranks agree on a stop at their boundaries, so ranks that hang cannot agree. The limit is short for a launch without
-    a new step: killing its ranks loses no step, and no learned limit exists that would distinguish a hang from a slow
-    start.
+    Ranks agree on a stop at their boundaries, so ranks that hang cannot agree. The limit is short in two cases: ranks
+    seem to hang, or the launch has no new step yet. In the second case, killing the ranks loses no step, and no learned
+    limit distinguishes a hang from a slow start.
     """
     timeouts = view.policy.timeouts
     loses_nothing = not accounting.is_stepping(view.record)
