@@ -123,7 +123,7 @@ class Of:
     state_mib: int
     measured: Measured
     floors: Mapping[str, LaunchFloor]
-    """Floors around the system's own launches."""
+    """Lower bounds, such as a plain memcpy, measured before and after the launches of this system."""
 
     def figure(
         self,

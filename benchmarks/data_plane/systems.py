@@ -82,7 +82,7 @@ def install(systems: tuple[System, ...], environments: Path, say: Callable[[str]
     """Create the missing virtual environments.
 
     Args:
-        systems: the peers.
+        systems: the checkpoint systems that Everstep is compared with.
         environments: folder of all environments.
         say: receives progress messages.
 

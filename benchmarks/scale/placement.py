@@ -67,12 +67,12 @@ class Known:
 
 
 def plan_figure(count: int, copies: int, *, calls: int = CALLS) -> PlanFigure:
-    """Measure placement without domains.
+    """Measure the time to compute a placement without failure domains.
 
     Args:
         count: number of nodes.
         copies: copies of each shard.
-        calls: calls of each function.
+        calls: calls of each measured function.
     """
     nodes = _nodes(count)
     _, plan_seconds = _timed(partial(placement.plan, nodes, copies), calls)

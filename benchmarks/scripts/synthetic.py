@@ -1,12 +1,14 @@
-"""A training script with a state of a chosen size, for the cost of a snapshot.
+"""A training script that measures the cost of a snapshot for a state of a chosen size.
 
-Parameters have a transformer's shapes (fp32) under Adam, and gradients are fixed. Forward and backward are replaced:
-"wait" is a timed wait that leaves the CPU free, "matmul" a fixed number of real matrix products on one thread. Each
-takes three times as long as a copy of the whole state.
+Parameters have a transformer's shapes (fp32) under Adam, and gradients are fixed. The script replaces forward and
+backward: "wait" is a timed wait that leaves the CPU free, "matmul" a fixed number of real matrix products on one
+thread. Each takes three times as long as a copy of the whole state.
 
-    floors: the step without a session, memcpy ──▶ steps with snapshots, "wait" then "matmul" ──▶ the same floors again
+A floor is a lower bound: the time of a step without a session, and the time of a plain memcpy.
 
-All parts run in one process, so that a figure and its floor have the same conditions.
+    floors ──▶ steps with snapshots, "wait" then "matmul" ──▶ the same floors again
+
+All parts run in one process, so that a value and its floor have the same conditions.
 """
 
 from __future__ import annotations

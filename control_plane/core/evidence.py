@@ -131,10 +131,11 @@ def judge(
         is_blind: most of the fleet is silent.
         now: Unix seconds.
         timeouts: limits for silence and for missing steps.
-        impairment: the node's tracked problem although its agent reports, or None.
-        is_training: the ranks of its generation run. Steps count as advancing until none was completed for T_max.
-        is_launching: it was a member, and no rank runs yet. A fault then does not affect the shards in its memory.
-        is_blamed: of the members out of view, this one is to be left; see `blamed`.
+        impairment: a problem tracked for a node whose agent still reports, or None.
+        is_training: the ranks of the node's generation run. The verdict then also considers whether steps advance.
+        is_launching: the node is in the plan, and no rank runs yet. A fault then does not affect the shards in its
+            memory.
+        is_blamed: of the members out of view, this is the one that the job should give up; see `blamed`.
 
     Returns:
         The verdict. Unless it is ALIVE, it contains the evidence as a sentence.

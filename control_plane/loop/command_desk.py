@@ -26,7 +26,10 @@ from everstep.protocol.ids import NodeId
 MAX_WAITING: Final = 32
 """Limit of commands that run at the same time."""
 MAX_KEPT: Final = 64
-"""Limit of commands kept for repeated calls. A running command is never removed."""
+"""Most finished commands to remember, so that a repeated call gets the first answer.
+
+A running command is never removed.
+"""
 ANSWER_SECONDS: Final = 5.0
 """Seconds that an answer may take in addition to the command's own timeout."""
 

@@ -131,7 +131,7 @@ class MemoryEnd(Message, frozen=True):
     total_bytes: int | None = None
     """The limit for `used_bytes`."""
     words: str = ""
-    """The first line of the exception. Empty for the other sources."""
+    """The first line of the exception if the evidence is an exception of the rank; otherwise empty."""
 
 
 class RankExit(Message, frozen=True):

@@ -296,7 +296,8 @@ class _Run:
         ):
             return False
         if self.targets[0].untyped_storage().data_ptr() != other.targets[0].untyped_storage().data_ptr():
-            # tensors of two mappings that happen to be adjacent: the bytes between them are outside the slot
+            # The tensors lie in two mappings that happen to be neighbours in memory. The gap between the tensors is not
+            # part of one slot.
             return False
         self.targets += other.targets
         self.sources += other.sources

@@ -32,7 +32,7 @@ _NUMBER_BYTES: Final = 8
 
 
 def cuda_device_of(tensor: torch.Tensor) -> Device | None:
-    """Return the device of a tensor, or None if the tensor can be read without waiting."""
+    """Return the CUDA device of a tensor, or None for a tensor in CPU memory, which needs no synchronization."""
     return CudaDevice(tensor.get_device()) if tensor.is_cuda else None
 
 

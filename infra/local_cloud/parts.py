@@ -1,7 +1,7 @@
-"""The long-lived processes of a local cloud: started detached, recorded immediately, ended by their records.
+"""The long-lived processes of a local cloud: started detached, recorded immediately, stopped by their recorded pids.
 
 Invariant: each started process is either recorded with pid and start time, or can be found by its environment marker.
-Both work after a crash of any part.
+Either way of finding a process works after a crash of any part.
 """
 
 from __future__ import annotations

@@ -1140,7 +1140,7 @@ export interface RecoveryOdds {
 /** Ends the hold of a node. */
 export interface ReleaseNodeRequest {
   NodeId: string
-  /** True: terminate the instance. False: use the node again and ignore its present history. false unless given. */
+  /** True: terminate the instance. False: use the node again and disregard its failures so far. false unless given. */
   Terminate?: boolean
 }
 

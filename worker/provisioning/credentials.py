@@ -102,7 +102,10 @@ class RoleCredentials:
         }
 
     async def withdraw(self) -> None:
-        """Stop serving the generation, once its ranks have ended."""
+        """Serve no more credentials to the ranks of the generation.
+
+        The caller has ended these ranks before.
+        """
         self._token, self._keys, self._asked_at = b"", None, float("-inf")
         renewing, self._renewing = self._renewing, None
         await end(renewing)

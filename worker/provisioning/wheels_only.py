@@ -15,7 +15,7 @@ import sys
 from typing import NoReturn
 
 CANNOT_CONFINE = 78
-"""Exit code if this program cannot prevent builds with the installed version of pip (EX_CONFIG)."""
+"""Exit code if the installed version of pip gives this program no way to forbid builds (EX_CONFIG)."""
 
 
 def main(arguments: list[str]) -> NoReturn:

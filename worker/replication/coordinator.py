@@ -114,7 +114,10 @@ class RoundServer:
         self._apply(self.core.request_stop())
 
     def halt(self) -> None:
-        """Record that the ranks are being ended. After a requested stop, the committed step is uploaded."""
+        """Record that the agents are ending the ranks.
+
+        If a user requested the stop, this call also starts the upload of the committed step.
+        """
         self._apply(self.core.halt())
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from worker.node.network_cards import NetworkCard
 
 log = logging.getLogger(__name__)
 LEFT_OUT_SECONDS = 60.0
-"""Time for which a failed pair is skipped.
+"""Time for which a pair of local and remote interfaces is skipped after a failed connection.
 
 Each attempt over a failed pair costs a full handshake timeout.
 """

@@ -72,7 +72,8 @@ def _node(path: Path) -> int:
 def set_policy(node: int | None) -> int | None:
     """Set the calling thread's memory policy (see `Policy`).
 
-    A policy other than the default is left unchanged.
+    If the thread already has a policy other than the default, for example from numactl, the function changes nothing.
+    None as `node` restores the default policy.
     """
     if _SET_GET is None:
         return None

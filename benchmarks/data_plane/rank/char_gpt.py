@@ -96,7 +96,7 @@ class Ddp:
 
 
 class Zero3(Ddp):
-    """DeepSpeed ZeRO-3."""
+    """Trains the model with DeepSpeed ZeRO-3."""
 
     def __init__(self) -> None:
         import deepspeed

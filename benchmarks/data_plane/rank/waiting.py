@@ -28,11 +28,11 @@ def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, o
     Args:
         state: the built state.
         page: the rank's page.
-        dump: the first generation's dump, to compare with.
-        generation: the first generation keeps a step, the others restore it.
+        dump: the state that the first generation wrote out, for the comparison.
+        generation: the first generation takes a snapshot, later generations restore it.
 
     Returns:
-        Monotonic time of the restored state, and whether every byte is right.
+        The monotonic time at which the state was restored, and whether every byte equals the dump.
     """
     os.environ["EVERSTEP_GENERATION"] = str(generation)
     if generation > 1:

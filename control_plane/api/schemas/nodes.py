@@ -28,7 +28,7 @@ class ReleaseNodeRequest(Request):
     """Ends the hold of a node."""
 
     terminate: bool = False
-    """True: terminate the instance. False: use the node again and ignore its present history."""
+    """True: terminate the instance. False: use the node again and disregard its failures so far."""
 
 
 class NodeOperation(Request):

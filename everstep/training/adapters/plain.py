@@ -304,7 +304,7 @@ class PlainAdapter:
         def clear_and_mark(set_to_none: bool = True) -> None:
             clear(set_to_none)
             if named.name in self._used:
-                mark()  # a zero gradient is restored as zero
+                mark()  # restored as a tensor of zeros, not as None: optimizers treat the two differently
 
         named.optimizer.register_step_post_hook(mark)
         named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
