@@ -30,6 +30,12 @@ from torch.utils.hooks import RemovableHandle
 from everstep.training.adapters.base import qualified_name
 from everstep.training.errors import CannotResume
 
+NOT_COMPILED = (
+    "Everstep checks here whether this optimizer updates a registered model: compile optimizer.step() without "
+    "fullgraph=True, or pass the optimizer to init()"
+)
+"""Reason that torch.compile prints if it must trace the check of an unregistered optimizer into a whole graph."""
+
 
 class StepWatch:
     """Checks every update of one session's parameters, from creation until `close`.
@@ -56,6 +62,10 @@ class StepWatch:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """Optimizers that update no parameter of this session, each with its parameter count at the last check."""
+        self._updated_outside_graphs = torch.compiler.disable(  # type: ignore[no-untyped-call]
+            self._updated_by, reason=NOT_COMPILED
+        )
+        """`_updated_by` as compiled code calls it: outside the graph, because torch.compile cannot trace addresses."""
         _open(self)
 
     def close(self) -> None:
@@ -75,7 +85,7 @@ class StepWatch:
             return
         if any(optimizer.state is kept.state for kept in self._optimizers.values()):
             return  # a wrapper around a registered optimizer
-        if updated := self._updated_by(optimizer):
+        if updated := self._updated_outside_graphs(optimizer):
             kind = qualified_name(type(optimizer))
             self._refuse(
                 "optimizer",

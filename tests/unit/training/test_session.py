@@ -12,6 +12,7 @@ import torch._dynamo
 from everstep.protocol.ids import Generation, JobName, Rank, RunId
 from everstep.protocol.rank_messages import Phase, RankHalf, Standing
 from everstep.training import session as sessions
+from everstep.training import step_watch
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import NullLink
 from everstep.training.copier import CpuCopier
@@ -78,8 +79,11 @@ def test_the_network_is_profiled_by_the_rank_that_speaks_for_its_node(
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_with_the_reason() -> None:
+def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Adafactor's; torch breaks the graph of most of its other optimizers itself."""
+    monkeypatch.setattr(step_watch, "_watches", ())  # sessions that other tests left open check this optimizer, too
     torch._dynamo.reset()
     session = session_of(Link(), optimizer=torch.optim.Adafactor)
     optimizer = session._state.adapters[0].optimizers()[""]
@@ -88,6 +92,18 @@ def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_wit
         torch._dynamo.exc.Unsupported,
         match=r"reason: Everstep waits here for the copy of the state: compile optimizer\.step",
     ):
+        step()
+    session.close()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_the_check_of_an_unregistered_optimizer_in_one_graph_is_refused_with_the_reason() -> None:
+    torch._dynamo.reset()
+    session = session_of(Link(), optimizer=torch.optim.SGD)
+    (model,) = session._state.adapters[0].modules()
+    forgotten = torch.optim.Adafactor(model.parameters())
+    step = torch.compile(forgotten.step, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="reason: Everstep checks here whether this optimizer"):
         step()
     session.close()
 

@@ -101,6 +101,7 @@ def test_no_operator_is_compiled_ahead_and_one_that_ranks_have_built_is_loaded_o
     )
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
     done = subprocess.run(
-        [sys.executable, "-c", FAKE, str(tmp_path)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FAKE, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
     )
+    assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", "False", "True", "False", "built"]
