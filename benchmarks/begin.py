@@ -17,12 +17,15 @@ from benchmarks.measures import BUSY_LOAD_RATIO, is_busy
 
 LOOK_SECONDS = 5.0
 MOST_LOOKS = 36
-"""Load checks before a patient run starts anyway. They take three minutes, in which a load of 8 per core decays."""
+"""Load checks before a patient run starts on a busy machine.
+
+The checks take three minutes. In this time, a load average of 8 per core decays below the limit.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A run that has started."""
+    """A started benchmark run with its start time."""
 
     machine: Machine
     at: float
@@ -47,9 +50,8 @@ def begin(*, is_patient: bool = False, wait: Callable[[float], object] = pause) 
     """Start a run. The main thread calls this once, before it starts any process.
 
     Args:
-        is_patient: wait up to three minutes until the load average of earlier work has decayed; figures from a busy
-            machine
-            do not count.
+        is_patient: wait up to three minutes until the load average of earlier work has decayed, because measurements
+            on a busy machine do not count.
         wait: waits for a number of seconds.
 
     Returns:

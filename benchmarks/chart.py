@@ -9,7 +9,7 @@ from html import escape
 COLOURS = ("#c0392b", "#e08e0b", "#2471a3", "#7d8a93", "#b6bcc2")
 WIDTH, LEFT, RIGHT, ROW, BAR, TOP = 860, 190, 110, 26, 16, 40
 TEAR = 5
-"""Half the width of the gap in a bar that exceeds the chart."""
+"""Half the width of the gap in a bar that is longer than the chart."""
 FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
@@ -20,9 +20,9 @@ def stacked_bars(
 
     Args:
         title: text for screen readers.
-        bars: label and parts of each bar, with the same parts in the same order; a bar without parts is a heading.
+        bars: label and parts of each bar, with the same parts in the same order. A bar without parts is a heading.
         unit: unit of the values.
-        most: the largest total that fits; a longer bar is drawn with a gap. None: the longest bar fits.
+        most: the largest total that fits; a longer bar is drawn with a gap. None: the chart fits its longest bar.
     """
     longest = min(most or math.inf, max((sum(parts.values()) for _, parts in bars), default=0.0)) or 1.0
     scale = (WIDTH - LEFT - RIGHT) / longest

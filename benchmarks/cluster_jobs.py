@@ -19,30 +19,30 @@ Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
-"""Polling interval of waits for an exact moment.
+"""Polling interval for events whose exact time is measured.
 
-Each poll costs CPU time of the client and the control plane, together 5 % of a core that is being measured.
+The client and the control plane together use 5 % of a core for these polls, on the machine that is being measured.
 """
 QUIET_POLL_SECONDS = 1.0
-"""Polling interval while steps are timed; as rarely as a user would poll."""
+"""Polling interval while steps are timed. Users poll about as rarely."""
 EVERY_STEP = 1.0
-"""`MaxSlowdown` for which no snapshot is skipped, for a comparison with peers that skip none.
+"""`MaxSlowdown` with which Everstep takes a snapshot at every step, like the compared systems.
 
-By default, steps of 50 ms get a snapshot at every second or third step.
+With the default value, steps of 50 ms get a snapshot at every second or third step.
 """
 CONNECT_SECONDS = 120.0
 ENDED = ("Completed", "Stopped", "Failed")
 PATIENCE_SECONDS = 150.0
-"""Seconds without any progress after which a run fails; a busy machine is slow but progresses."""
+"""Seconds without any progress after which a benchmark fails. A busy machine is slow but makes progress."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Cluster, client and folder that all benchmarks share."""
+    """The cluster, client and folder that the parts of a benchmark share."""
 
     cluster: LocalCluster
     client: Any
-    """`everstep.client()` of the cluster."""
+    """API client of the cluster, from `everstep.client()`."""
     directory: Path
     """Folder for the jobs' output; emptied before the run."""
     say: Callable[[str], None]
@@ -77,10 +77,11 @@ class Bench:
     def wait_until_warm(self, count: int) -> None:
         """Wait until `count` nodes are connected and all connected nodes can start ranks warm.
 
-        Imports would otherwise run during the measurement.
+        A node starts ranks warm after it has imported the libraries. Otherwise, the imports would disturb the
+        measurement.
 
         Raises:
-            BenchmarkFailed: a node does not become warm in time.
+            BenchmarkFailed: a node cannot start ranks warm in time.
         """
         self.cluster.wait_for_nodes(count, timeout_seconds=CONNECT_SECONDS)
         deadline = time.monotonic() + CONNECT_SECONDS
@@ -108,7 +109,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class BenchJob:
-    """A submitted job."""
+    """A job that the benchmark submitted."""
 
     bench: Bench
     name: str
@@ -119,7 +120,7 @@ class BenchJob:
         return self.bench.client.describe_training_job(TrainingJobName=self.name)
 
     def wait(self, what: str, arrived: Callable[[Json], bool], poll_seconds: float = POLL_SECONDS) -> Json:
-        """Poll until `arrived` returns True, and return that description.
+        """Poll the job until `arrived` returns True for its description. Return this description.
 
         Args:
             what: name of the awaited state, for error messages.
@@ -147,10 +148,10 @@ class BenchJob:
         return seen
 
     def completed(self) -> Json:
-        """Wait for an undisturbed completion.
+        """Wait until the job completes without any restart.
 
         Raises:
-            BenchmarkFailed: the job failed, or needed more than one launch, so that its figures do not count.
+            BenchmarkFailed: the job failed, or needed more than one launch, so that its measurements do not count.
         """
         seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed", QUIET_POLL_SECONDS)
         if seen["Generation"] != 1:
@@ -158,7 +159,7 @@ class BenchJob:
         return seen
 
     def outputs(self, name: str) -> list[Any]:
-        """Return the parsed JSON output of this name from every rank."""
+        """Return the parsed JSON output file of this name from every rank."""
         directory = self.bench.directory / "outputs" / self.name
         self.bench.client.download_outputs(TrainingJobName=self.name, Directory=directory)
         return [json.loads((directory / f"rank={rank}" / name).read_text()) for rank in range(self.ranks)]

@@ -1,10 +1,9 @@
 """Common parts of the harnesses' reports. Pure except for `write_figures`.
 
-These are the file of figures, the head of a page, the check for a busy machine, tables, and sections of
-docs/benchmarks.md between two markers.
+The module writes the JSON file of measured values, the head of a page, tables, and sections of docs/benchmarks.md
+between two markers. It also checks for a busy machine.
 
-Invariant: every page names the command that wrote it and the file of its figures. A harness replaces its own section
-only.
+Invariant: every page names the command that wrote it and its JSON file. A harness replaces only its own section.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ BUSY = f"The machine was busy with other work when the run began (more than {BUS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
-    """Common facts of every benchmark run; each benchmark adds its figures."""
+    """Facts that every benchmark run has. Each benchmark's subclass adds its measured values."""
 
     machine: Machine
     is_quick: bool
@@ -34,11 +33,11 @@ class BenchmarkRun:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the machine was busy at the start, so that all figures are inconclusive."""
+        """Whether the machine was busy at the start, so that all values are inconclusive."""
         return is_busy(self.machine.load_average[0], self.machine.cores)
 
     def with_found(self, **found: object) -> dict[str, object]:
-        """Return the content of the file of figures: the run's facts and its results."""
+        """Return the content of the JSON file: the run's facts and its results."""
         return {
             "machine": dataclasses.asdict(self.machine),
             "is_quick": self.is_quick,
@@ -54,12 +53,12 @@ class Judged(Protocol):
 
     @property
     def is_inconclusive(self) -> bool:
-        """Whether the figure permits no verdict."""
+        """Whether the value permits no verdict."""
         ...
 
     @property
     def falls_short(self) -> bool:
-        """Whether the figure misses its limit."""
+        """Whether the value misses its limit."""
         ...
 
 
@@ -72,23 +71,23 @@ def unless_busy(run: BenchmarkRun, rows: Iterable[JudgedRow]) -> list[JudgedRow]
 
 
 def verdict(row: Judged) -> str:
-    """Return a row's verdict as shown in tables."""
+    """Return a row's verdict as text for tables."""
     if row.is_inconclusive:
         return "inconclusive"
     return "**falls short**" if row.falls_short else "pass"
 
 
 def judged(rows: Iterable[Judged]) -> list[dict[str, object]]:
-    """Return rows for the file of figures, with their verdicts."""
+    """Return rows with their verdicts for the JSON file."""
     return [dataclasses.asdict(row) | {"falls_short": row.falls_short} for row in rows]
 
 
 def write_figures(path: Path, content: object) -> None:
-    """Write a file of figures; create its folder.
+    """Write a JSON file of measured values; create its folder.
 
     Args:
         path: path of the JSON file.
-        content: plain values.
+        content: values that JSON can represent.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
@@ -102,10 +101,10 @@ def opening(run: BenchmarkRun, title: str, command: str, figures: str, *, prefac
         title: heading with its number signs.
         command: the command that writes the page, such as `make bench-first`.
         figures: name of the JSON file.
-        preface: text before the rest of the paragraph, with a space at its end.
+        preface: text at the start of the first paragraph, with a space at its end.
 
     Returns:
-        Lines; the last one is empty.
+        Lines; the last line is empty.
     """
     return [
         title,

@@ -1,6 +1,6 @@
 """Errors of the benchmarks.
 
-BenchmarkFailed     a job did not do what the benchmark measures; the message names the job and the logs' path
+BenchmarkFailed     a measurement failed; the message names the job or process and the path of the logs
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""First benchmarks on one local cluster: `make bench-first`.
+"""Command of the first benchmarks on one local cluster: `make bench-first`.
 
     python -m benchmarks.first [--quick] [--only blocking|slowdown|budget|recovery …]
 
-`--quick` takes few and small samples to test the harness; its report says so. Parts that are not run are missing in the
-report.
+`--quick` takes few and small samples to test the harness; the report says so. The report omits parts that were not run.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Sizes:
 
     @property
     def node_memory_bytes(self) -> int:
-        """Memory of the largest shape on a node: two slots for each of two shards, and a reserve."""
+        """Memory for the largest state on a node: two slots for each of two shards, and a reserve."""
         return 4 * max(self.states_mib) * 1024**2 * 5 // 4 + 64 * 1024**2
 
 

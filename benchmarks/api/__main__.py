@@ -2,7 +2,7 @@
 
     python -m benchmarks.api [--quick] [--only requests heartbeats logs commands …]
 
-Exit code 2: a figure missed its limit. Exit code 3: the machine was busy, so that no figure counts.
+Exit code 2: a value missed its limit. Exit code 3: the machine was busy, so that no value counts.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Service:
 
 @contextmanager
 def serving(directory: Path, jobs: int) -> Iterator[Service]:
-    """Run a server during the block."""
+    """Run a server while the `with` block runs."""
     command = [sys.executable, "-P", "-m", "benchmarks.api.server", str(directory), str(jobs), str(AGENTS)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -91,7 +91,7 @@ def serving(directory: Path, jobs: int) -> Iterator[Service]:
 
 @contextmanager
 def writing(url: str) -> Iterator[None]:
-    """Commit to the database a few times per second during the block, as a busy service's loops do."""
+    """Commit to the database a few times per second while the `with` block runs, as a busy service's loops do."""
     stop, database = threading.Event(), Database(url)
 
     def write() -> None:
@@ -202,7 +202,7 @@ def measure_logs(*, seconds: float, say: Any) -> dict[str, Any]:
 
 
 def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
-    """Run CLI commands; return the duration of each."""
+    """Run CLI commands; return the duration of each command."""
     environment = {
         **os.environ,
         "EVERSTEP_ENDPOINT_URL": f"http://127.0.0.1:{service.port}",
@@ -222,7 +222,8 @@ def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
             seconds.append(time.perf_counter() - begun)
             if done.returncode:
                 raise BenchmarkFailed(f"{command} ended with {done.returncode}: {done.stderr}")
-    return {command: seconds[1:] for command, seconds in found.items()}  # drop the first run, which reads cold files
+    # drop the first run, because it reads files that are not in the page cache
+    return {command: seconds[1:] for command, seconds in found.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ CONNECTIONS = 16
 
 
 class _Requester(asyncio.Protocol):
-    """Sends the next request once the previous response is complete."""
+    """A connection that sends its next request as soon as the previous response is complete."""
 
     def __init__(self, requests: Iterator[bytes], seconds: list[float], done: asyncio.Future[None]) -> None:
         self._requests = requests
@@ -77,7 +77,7 @@ def request(port: int, path: str, token: str | None = None) -> bytes:
 
 
 def for_seconds(what: bytes, seconds: float) -> Iterator[bytes]:
-    """Yield the same request until the time is over."""
+    """Yield the same request until `seconds` have passed."""
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
         yield what
@@ -108,7 +108,7 @@ def answer_seconds(port: int, requests: Iterator[bytes], connections: int = CONN
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Result of a run in which many agents reported as fast as they could."""
+    """Result of a run in which many agents sent reports as fast as the server read them."""
 
     reports: int
     wall_seconds: float
@@ -116,7 +116,7 @@ class Heard:
 
 
 def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: int = 8) -> Heard:
-    """Let agents report as fast as they can, and wait until the server has processed all reports.
+    """Send reports from many agents without pauses, and wait until the server has processed all reports.
 
     Raises:
         BenchmarkFailed: a connection ended early.
@@ -172,9 +172,9 @@ def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: in
 
 
 def _report(node: NodeId, number: int, ranks: int) -> AgentReport:
-    """Return the report of a node in training:
+    """Return the report of a node in training.
 
-    `ranks` ranks with a shard on two nodes. Only the step changes between reports.
+    Each of its `ranks` ranks has a shard on two nodes. Only the step changes between reports.
     """
     of_node: Sequence[int] = range(ranks)
     member = MemberReport(

@@ -1,4 +1,4 @@
-"""Report of an API benchmark run: limits, figures and caveats. Pure except for `write`."""
+"""Report of an API benchmark run: limits, measured values and caveats. Pure except for `write`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ COMMAND_MILLISECONDS = 500.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Figures of one run. Parts that were not run are empty."""
+    """Measured values of one run. Parts of the benchmark that were not run are empty."""
 
     bare_rates: Sequence[float] = ()
-    """Responses per second of the bare route, before, between and after the other measurements."""
+    """Responses per second of the bare FastAPI route, before, between and after the other measurements."""
     describe_rates: Sequence[float] = ()
     describe_new_rates: Sequence[float] = ()
-    """Rates where each request names another job, so that no cached response is used."""
+    """Responses per second if each request describes another job.
+
+    No cached response is used then.
+    """
     writes_per_second: float = 0.0
     job_count: int = 0
     list_seconds: Sequence[float] = ()
@@ -44,7 +47,7 @@ class Run(BenchmarkRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure with its limit."""
+    """One measured value with its limit."""
 
     what: str
     measured: float
@@ -54,16 +57,16 @@ class Row:
     count: int
     is_inconclusive: bool = False
     is_judged: bool = True
-    """False: the figure is shown with the previous row's limit, but does not affect the exit code."""
+    """False: the table shows the value with the previous row's limit, but the exit code ignores it."""
 
     @property
     def is_reached(self) -> bool:
-        """Whether the figure is within its limit."""
+        """Whether the value is within its limit."""
         return self.measured >= self.limit if self.is_least else self.measured <= self.limit
 
     @property
     def falls_short(self) -> bool:
-        """Whether a judged, conclusive figure misses its limit."""
+        """Whether a judged, conclusive value misses its limit."""
         return self.is_judged and not self.is_inconclusive and not self.is_reached
 
     @property
@@ -77,7 +80,7 @@ class Row:
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows of all measured figures."""
+    """Return the rows of all measured values."""
     found = []
     if run.bare_rates and run.describe_rates:
         held = Row(
@@ -149,7 +152,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: the figures.
+        run: the measured values.
         figures: path of the JSON file.
         document: path of the Markdown file.
     """

@@ -116,7 +116,7 @@ def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
 def many(count: int) -> Iterator[NewJob]:
     """Yield jobs as users submit them.
 
-    All jobs run except the first, which has completed. So no page of the list is shorter than another.
+    The first job has completed, and all other jobs run. Every page of the list therefore has the same length.
     """
     for number in range(count):
         spec = JobSpec(

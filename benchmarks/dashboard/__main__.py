@@ -1,8 +1,8 @@
-"""Command of the dashboard benchmark, in Chromium over the simulated fleet: `make bench-dashboard`.
+"""Command of the dashboard benchmark, in Chromium with a simulated fleet: `make bench-dashboard`.
 
     python -m benchmarks.dashboard [--quick]
 
-Exit code 2: a figure missed its limit.
+Exit code 2: a value missed its limit.
 """
 
 from __future__ import annotations
@@ -83,20 +83,20 @@ def main() -> int:
 
 
 def served(directory: Path, *, nodes: int) -> Living:
-    """Return a server for a new simulated world of this many nodes, in a folder of its own."""
+    """Return a server for a new simulated world of this many nodes, in a separate folder."""
     directory.mkdir()
     return Living(directory, World(directory, nodes=nodes, spares=0, boot_seconds=1.0, max_size=nodes + 10))
 
 
 def of_the_list(browser: Browser, many: Living) -> float:
-    """Open the job list once, in a browser without any cached files of the dashboard."""
+    """Open the job list once, in a browser without any cached files of the dashboard. Measure the delay."""
     with watched(browser, many.url) as page:
         sign_in_unseen(page, many)
         return seconds_until_interactive(page, "/", "tbody tr", WIDE)
 
 
 def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
-    """Scroll the job list, the matrix and the log, and measure the frames."""
+    """Scroll the job list, the matrix and the log, and measure the frame times."""
     found: dict[str, list[float]] = {}
     with signed_in(browser, many) as page:
         page.goto("/")

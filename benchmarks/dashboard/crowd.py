@@ -1,7 +1,7 @@
 """Test data of the dashboard benchmark: more jobs, nodes and log lines than most fleets have.
 
-The real loops launch the wide job over the simulated fleet. The other thousand jobs are submitted through the same
-functions, but an UPDATE sets their states: simulating a thousand whole jobs would take hours.
+The real loops launch one job with many nodes (the wide job) on the simulated fleet. About a thousand other jobs are
+submitted through the same functions. An UPDATE then sets their states, because simulating them would take hours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ WIDE: Final = "wide"
 SMALL: Final = "small"
 CHUNK_LINES: Final = 5_000
 _SHARE: Final = ((0.70, JobState.COMPLETED), (0.80, JobState.FAILED), (0.85, JobState.STOPPED))
-"""Cumulative shares of the jobs' final states; the other jobs wait."""
+"""Final states of the jobs with their cumulative shares: 70 % completed, 10 % failed, 5 % stopped.
+
+The remaining jobs wait.
+"""
 
 
 async def crowd(world: World, *, jobs: int, nodes: int) -> None:
@@ -60,7 +63,7 @@ async def crowd(world: World, *, jobs: int, nodes: int) -> None:
 
 
 async def small(world: World) -> None:
-    """Create a job that trains on two nodes, for the injection of faults."""
+    """Create a job that trains on two nodes. The benchmark injects faults into this job."""
     world.submit(SMALL, nodes=2)
     await world.until(lambda: world.job(SMALL).state == JobState.RUNNING)
     await world.train(5, SMALL)

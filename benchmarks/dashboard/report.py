@@ -1,4 +1,4 @@
-"""Report of a dashboard benchmark run: limits and figures. Pure except for `write`."""
+"""Report of a dashboard benchmark run: limits and measured values. Pure except for `write`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ COMMAND: Final = "make bench-dashboard"
 INTERACTIVE_SECONDS: Final = 1.5
 SHOWN_SECONDS: Final = 0.5
 FRAME_MS: Final = 1000 / 30
-"""Frame time that 95 % of the frames must reach for smooth scrolling: 30 frames per second."""
+"""Limit of the 95th percentile of frame times, in milliseconds: 30 frames per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Figures of one run."""
+    """Measured values of one run."""
 
     chromium: str
     jobs: int
@@ -31,12 +31,12 @@ class Run(BenchmarkRun):
     interactive_seconds: Sequence[float]
     shown_seconds: Sequence[float]
     frames_ms: dict[str, Sequence[float]]
-    """Frame times by scrolled element."""
+    """Frame times in milliseconds, by the name of the scrolled element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure with its limit."""
+    """One measured value with its limit."""
 
     what: str
     measured: float
@@ -48,12 +48,12 @@ class Row:
 
     @property
     def falls_short(self) -> bool:
-        """Whether the figure misses its limit."""
+        """Whether the value misses its limit."""
         return not self.is_inconclusive and self.measured > self.limit
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows of all measured figures."""
+    """Return the rows of all measured values."""
     found = [
         _row(f"list of {run.jobs:,} jobs answers, median", run.interactive_seconds, 0.5, INTERACTIVE_SECONDS, "s"),
         _row("a fault is on the page after its event was stored, 95 %", run.shown_seconds, 0.95, SHOWN_SECONDS, "s"),
@@ -75,7 +75,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: the figures.
+        run: the measured values.
         figures: path of the JSON file.
         document: path of the Markdown file.
     """

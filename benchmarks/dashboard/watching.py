@@ -1,4 +1,4 @@
-"""Measurements inside the browser, by its own clock and frames."""
+"""Measurements in the browser, with the browser's clock and frame times."""
 
 from __future__ import annotations
 
@@ -39,16 +39,18 @@ _FRAMES: Final = """([selector, lasts, step]) => new Promise((resolve) => {
 
 
 def seconds_until_interactive(page: Page, path: str, rows: str, wanted: str) -> float:
-    """Return the seconds until a page responds: from the navigation until a typed filter has narrowed its list.
+    """Return the seconds from the start of the navigation until the page responds to input.
+
+    A page responds when a typed filter has shortened the page's list.
 
     Args:
         page: a page of a signed-in user.
         path: path to open.
         rows: selector of the list's rows.
-        wanted: filter text that leaves one row.
+        wanted: filter text that matches exactly one row.
 
     Returns:
-        Seconds since the start of the navigation, by the browser's clock.
+        Seconds by the browser's clock.
     """
     page.goto(path, wait_until="commit")
     page.locator("[data-filter]").fill(wanted)
@@ -63,10 +65,10 @@ def frames(page: Page, selector: str, *, step: int) -> list[float]:
     Args:
         page: the page that shows the element.
         selector: selector of the element; empty for the page itself.
-        step: pixels per frame.
+        step: pixels to scroll per frame.
 
     Returns:
-        The time from each frame to the next.
+        The time from each frame to the next frame.
     """
     found: list[float] = page.evaluate(_FRAMES, [selector, SCROLL_MS, step])
     return found
@@ -95,16 +97,16 @@ def incidents_stored() -> Iterator[list[float]]:
 
 
 def seconds_until_shown(page: Page, selector: str, hurt: Callable[[], None], stored: list[float]) -> float:
-    """Return the delay from a fault's commit until the page shows it.
+    """Return the delay from a fault's commit until the page shows the fault.
 
     Args:
         page: a page that does not show the fault yet.
-        selector: selector of the element that shows it.
-        hurt: causes the fault; returns when it is stored.
-        stored: see `incidents_stored`.
+        selector: selector of the element that will show the fault.
+        hurt: causes the fault; returns when the fault is stored.
+        stored: commit times, see `incidents_stored`.
 
     Returns:
-        Seconds; both clocks are this machine's.
+        Seconds. The browser and the service use the same machine's clock.
     """
     page.evaluate(_WHEN_SHOWN, selector)
     before = len(stored)

@@ -1,16 +1,17 @@
 """Benchmark of the data plane: `make bench-data-plane`.
 
-One run compares Everstep with alternative systems on the same state, beside the floors of this machine.
+One run measures Everstep and other checkpoint systems (the compared systems, `PEERS` in the code) with the same state.
+It also measures floors: bounds that no system can beat on this machine, such as the time of a plain memcpy.
 
     __main__.py      the run: order of the launches
-    systems.py       the peers and their virtual environments
-    launches.py      two rank processes of a peer or of the floors
+    systems.py       the compared systems and their virtual environments
+    launches.py      two rank processes of a compared system, or two processes that measure floors
     everstep.py      Everstep's side: a job on two real nodes, killed and restored
     char_gpt.py      the cost of every-step copies for a real model
     rank/            programs of the rank processes
-    rows.py          samples become figures with verdicts (pure)
+    rows.py          conversion of samples to table rows with verdicts (pure)
     report.py        JSON, tables and the picture (pure except for `write`)
 
-Invariant: all measurements are reported. A row that its floor or reference does not support is marked as inconclusive,
-and never repeated.
+Invariant: all measurements are reported, and none is repeated. A row is marked as inconclusive if its floor or its
+reference value is unreliable.
 """

@@ -4,12 +4,12 @@
 
     per size: floors A floors B floors C … Z floors │ A floors B floors C floors │ Z floors … C floors B floors A floors
 
-Every system is launched on the way out and on the way back. Everstep and its main peers are launched once more in the
-middle, so that drift of the machine affects all. Floors are measured before and after each launch, and before each of
-Everstep's restores.
+A to Z are the systems. Every system is launched once in this order and once in reverse order. Between these two passes,
+Everstep and its main compared systems are launched once more, so that drift of the machine affects all systems. Floors
+are measured before and after each launch, and before each of Everstep's restores.
 
-Exit code 0: all rows pass or are inconclusive. 1: nothing to report. 2: a row misses its limit. 3: no row misses, but
-the machine was busy at the start, so that only wrong bytes count.
+Exit code 0: all rows pass or are inconclusive. 1: nothing to report. 2: a row misses its limit. 3: no row misses its
+limit, but the machine was busy at the start, so that only the compares of bytes count.
 """
 
 from __future__ import annotations
@@ -52,21 +52,25 @@ from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 HOME = ROOT / ".everstep" / "bench"
 SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
-"""Long spans: with the optimizer's step, long enough to replicate a snapshot."""
+"""Duration of a long span, the wait between two snapshots: seconds per GiB of state, and a constant part.
+
+A long span and the optimizer's step are together long enough to replicate a snapshot.
+"""
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
-"""Short spans: twice the duration of the copy."""
+"""Duration of a short span: twice the duration of a copy of the state."""
 LAUNCH_SECONDS = 150.0
 LARGE_STATE_MIB = 512
 HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
-"""Peers that are measured with a large state: those that Everstep is compared with, and the fastest at local restores.
+"""Compared systems that are measured with a large state.
 
+These are the systems in Everstep's limits, and the system with the fastest local restore.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Measurements of one size of state."""
+    """State size of a measurement, and its numbers of repetitions."""
 
     state_mib: int
     peers: tuple[System, ...]
@@ -75,7 +79,7 @@ class Size:
 
 
 def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool) -> list[Size]:
-    """Return the measurements of each size."""
+    """Return the sizes to measure, with the repetitions of each size."""
 
     def repeats(state_mib: int, *, spaced: int, tight: int, local_restores: int, others: int) -> Repeats:
         gib = state_mib / 1024
@@ -90,9 +94,10 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
         )
 
     def everstep(state_mib: int) -> Repeats:
-        # Two ranks in three launches give 100 snapshots for a p99. A small state gets as many as fit into the same
-        # time, because its worst value varies. Two of three tight steps have no snapshot, so a small state gets 250 of
-        # them. Ranks also restore from their own node at every restore from a peer.
+        # Two ranks in three launches give 100 snapshots, enough for a p99. A small state gets more snapshots in the
+        # same time, because its worst value varies. Two of three steps with short spans have no snapshot, so a small
+        # state gets 250 such steps. In addition to `local_restores`, each restore from a peer includes a restore from
+        # the rank's own node.
         spaced, tight = (18, 8) if state_mib >= LARGE_STATE_MIB else (48, 64)
         full = repeats(state_mib, spaced=spaced, tight=tight, local_restores=2, others=4)
         return repeats(state_mib, spaced=8, tight=10, local_restores=2, others=2) if is_quick else full
@@ -109,11 +114,11 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
 
 
 def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
-    """Return the order of launches: out and back, with further launches in the middle.
+    """Return the order of launches: one pass, extra launches, and a pass in reverse order.
 
     Args:
         names: all systems.
-        thrice: systems with a third launch.
+        thrice: systems with an extra launch between the passes.
     """
     return [*names, *(name for name in names if name in thrice), *reversed(names)]
 
@@ -176,7 +181,7 @@ def exit_code(figures: Sequence[Figure], *, was_busy: bool) -> int:
 def measure(
     home: Path, sizes: list[Size], *, has_model: bool, say: Callable[[str], None]
 ) -> tuple[list[Figure], report.Floors]:
-    """Run every launch; return all figures, and the floors of every size."""
+    """Run every launch; return all measured values, and the floors of every size."""
     figures: list[Figure] = []
     floors: report.Floors = {}
     for size in sizes:
@@ -199,7 +204,7 @@ def measure(
 
 @contextlib.contextmanager
 def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[Bench]:
-    """Start a cluster of two nodes with memory for two copies of such a state."""
+    """Start a cluster of two nodes. Each node has memory for two copies of a state of this size."""
     slots_bytes = 4 * state_mib * 1024**2 * 5 // 4 + 64 * 1024**2
     say(f"starting {NODES} nodes for {state_mib} MiB of state per rank")
     with LocalCluster(home / "cluster") as cluster:
@@ -265,7 +270,7 @@ def _launch(
         return run_peer(
             peer, HOME / "venvs", home, state_mib=size.state_mib, repeats=size.peer, timeout_seconds=LAUNCH_SECONDS
         )
-    except BenchmarkFailed as error:  # DLRover's saver does not always start
+    except BenchmarkFailed as error:  # DLRover's saver process sometimes fails to start
         bench.say(f"  once more: {error}")
         return run_peer(
             peer,
@@ -278,10 +283,12 @@ def _launch(
 
 
 def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[str, LaunchFloor]:
-    """Return a system's floors by launch; for a single launch, its earlier and later ones.
+    """Return the floors of one system, one entry per launch.
+
+    If the system has a single launch, its floors are split into an earlier and a later half.
 
     Args:
-        launches: measurements of each launch, in order.
+        launches: floor measurements of each launch, in order.
         state_bytes: bytes that every floor moved.
     """
     if len(launches) == 1:

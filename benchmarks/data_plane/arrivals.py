@@ -1,10 +1,12 @@
-"""Restore from the peer's memory into the model of a waiting rank, which copies while its node still fetches.
+"""Restore from another node's memory into the model of a rank that already waits for its state.
+
+The rank copies verified chunks while its node still fetches later chunks.
 
     rank: model built, `init` ──▶ waits ──▶ copies verified chunks ──▶ `restore` returns
     owner's node:                 fetch begins ──▶ verified, chunk by chunk ──▶ notifies the rank
 
-Invariant: the time runs from the start of the fetch, while the rank waits, to the return of the rank's `restore`, on a
-clock that all processes share.
+Invariant: the rank already waits when the fetch starts. The measured time lasts from this start until the rank's
+`restore` returns. All processes use the same clock.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ class Arrival:
     """One restore of the rank's state."""
 
     fetch_seconds: float
-    """Seconds until all bytes were verified in the own node's memory."""
+    """Seconds until all bytes were verified in the memory of the rank's node."""
     model_seconds: float
     """Seconds until the rank's `restore` returned."""
     verified: bool
 
 
 def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
-    """Keep a state on two nodes, and restore it `count` times to a node that has lost it.
+    """Keep a state on two nodes, and restore it `count` times to a node that has lost the state.
 
     Args:
-        home: folder for logs; created here.
+        home: folder for logs; created by this function.
         state_mib: state of the rank in MiB.
         count: number of restores.
 
@@ -48,7 +50,7 @@ def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
         The measurements.
 
     Raises:
-        BenchmarkFailed: a process ended; the message has its log's path.
+        BenchmarkFailed: a process ended; the message has the path of its log.
     """
     home.mkdir(parents=True)
     with tmpfs_folder() as memory:
@@ -63,7 +65,7 @@ def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
                 owner.ask(["start"])
                 return _drive(owner, holder, rank, count)
         finally:
-            for folder in folders.values():  # a node mounts its own tmpfs where it has the right
+            for folder in folders.values():  # the node mounts a tmpfs if it has the permission
                 ctypes.CDLL(None).umount2(os.fsencode(folder), MNT_DETACH)
 
 
@@ -88,7 +90,7 @@ def _drive(owner: _Talk, holder: _Talk, rank: _Talk, count: int) -> list[Arrival
 
 
 class _Talk:
-    """A process that answers lines."""
+    """A process that receives commands as lines on stdin and answers each command with a line on stdout."""
 
     def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
         self._process = process

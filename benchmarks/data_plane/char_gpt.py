@@ -1,6 +1,6 @@
 """Cost of keeping every step of a real model: the char-GPT with DDP and ZeRO-3.
 
-Blocks without protection, under Everstep and under lm-resiliency take turns.
+Each launch consists of blocks of steps. Blocks without protection, under Everstep and under lm-resiliency take turns.
 """
 
 from __future__ import annotations
@@ -27,30 +27,39 @@ NOBODY, OWN, LM_RESILIENCY = "none", "everstep", "lm_resiliency"
 NAMES = {EVERSTEP: OWN, "lm-resiliency": LM_RESILIENCY}
 LAUNCHES, CYCLES = 6, 24
 SKIPPED_STEPS, COUNTED_STEPS = 1, 4
-"""Skipped and counted steps of a block; in the first steps the previous system still works."""
+"""Numbers of steps at the start of a block that are not timed, and of timed steps.
+
+During the first steps, background work of the previous block's system continues.
+"""
 WARM_UP_STEPS = 120
-"""Steps for profiling the network and trying pacing, as long as that may take (`worker.core.pacing_trial`)."""
+"""Steps before the first block. Everstep profiles the network and tries pacing in them.
+
+The number covers the longest trial (`worker.core.pacing_trial`).
+"""
 GIB = 1024**3
 
 Cycle = Mapping[str, Json]
-"""One block of every system in sequence, as seen by rank 0; CPU time includes all ranks and agents."""
+"""One block of every system in sequence, as rank 0 measured it.
+
+The CPU time includes all ranks and agents.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch, in which all systems take turns."""
+    """Measurements of one launch, in which all systems take turns."""
 
     cycles: list[Cycle]
     kept_ratio: Mapping[str, float]
-    """Steps kept on both nodes ÷ steps that the system should keep, by system."""
+    """Steps kept on both nodes ÷ steps that the system should keep, by name of the system."""
     verified: Mapping[str, bool | None]
-    """Result of a final compare of bytes on both holders; None if there is nothing to compare."""
+    """Result of comparing all bytes on both holders at the end of the launch; None without a holder."""
     state_bytes: int
     """State of all ranks together."""
 
     @classmethod
     def of(cls, ranks: Sequence[Json]) -> Launch:
-        """Return a launch from both ranks' output."""
+        """Return the measurements of a launch, read from both ranks' output."""
         first, size = ranks[0]["blocks"], len({block["system"] for block in ranks[0]["blocks"]})
         blocks = [
             {**block, "cpu_seconds": sum(rank["blocks"][number]["cpu_seconds"] for rank in ranks)}
@@ -84,7 +93,7 @@ def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> 
 
     Args:
         bench: the cluster.
-        environments: the peers' virtual environments.
+        environments: folder of the compared systems' virtual environments.
         kind: ddp or zero3.
         with_peer: whether to include lm-resiliency.
 
@@ -130,7 +139,7 @@ def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> 
 
 
 def order_of(systems: Sequence[str]) -> list[str]:
-    """Return the order of blocks; it varies by cycle, so that no system always follows the same one."""
+    """Return the order of blocks. The order varies by cycle, so that no system always runs after the same system."""
     orders = list(permutations(systems))
     return [system for number in range(CYCLES) for system in orders[number % len(orders)]]
 
@@ -146,12 +155,14 @@ def _median(launch: Launch, system: str) -> float:
 
 
 def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) -> list[Figure]:
-    """Return the unprotected step time, and slowdown and CPU time of every system; Everstep's have verdicts.
+    """Return the unprotected step time, and the slowdown and CPU time of every system.
+
+    Everstep's values have verdicts.
 
     Args:
         kind: ddp or zero3.
         launches: result of `measure`.
-        versions: versions by displayed name.
+        versions: version of each system, by displayed name.
     """
     medians = [_median(launch, NOBODY) for launch in launches]
     moved = moved_ratio(min(medians), max(medians)) if len(medians) > 1 else None

@@ -1,11 +1,11 @@
-"""Everstep's side: one job on two nodes of the local cloud, killed and restored by the harness.
+"""Everstep's side of the benchmark: one job on two nodes of the local cloud, killed and restored by the harness.
 
     first launch ─▶ kill rank 0: both ranks restore from their own node, several times
                  ─▶ corrupt rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
-    and, after the job's end, a rank that waits for its state (`arrivals`)
+    after the job: restores of a rank that already waits for its state (`arrivals`)
 
-Invariant: the product runs unchanged and does not detect the measurement. Times come from the script, the page and the
-agents' logs.
+Invariant: the product runs unchanged and cannot detect the measurement. Times are read from the script's output, the
+rank's page and the agents' logs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from infra.local_cloud.processes import descendants, is_agent
 
 NODES, COPIES = 2, 2
 ATTEMPTS = 30
-"""The job's maximal attempts: every kill is the same failure at the same step."""
+"""`MaxAttempts` of the job. All kills count as repetitions of the same failure at the same step."""
 RESTORED = re.compile(r"rank (\d+): step \d+ restored from (\w+) in ([\d.]+) s")
 SCRIPT = Path(__file__).parent / "rank" / "everstep_job.py"
 
@@ -45,9 +45,9 @@ class Restored:
     rank: int
     source: str
     agent_seconds: float
-    """Seconds until the agent had verified the state in a slot of its own node."""
+    """Seconds until the agent had verified the state in a slot of the agent's node."""
     rank_seconds: float
-    """Seconds from the rank's call until its model had the state."""
+    """Seconds from the rank's call of `restore` until the model contained the state."""
     verified: bool
 
 
@@ -59,11 +59,11 @@ class EverstepLaunch:
     """Output of the script's first launch, by rank."""
     restored: list[Restored]
     arrived: list[Arrival]
-    """Restores of a waiting rank, apart from the job."""
+    """Restores of a waiting rank, measured after the job ended."""
     memory_ratio: float
-    """Host memory of the job beyond its processes' baselines, per byte of state."""
+    """Host memory of the job minus the baseline of its processes, per byte of state."""
     agent_bytes: float
-    """Private memory of an idle agent; part of the baseline."""
+    """Private memory of an idle agent. This memory is part of the baseline."""
 
 
 def run_everstep(
@@ -76,7 +76,7 @@ def run_everstep(
         name: name of the job.
         state_mib: state per rank in MiB.
         repeats: numbers of repetitions.
-        beside: called before each restore, while the job waits, to measure the machine.
+        beside: measures the floors; called before each restore, while the job waits.
 
     Returns:
         The measurements.
@@ -129,7 +129,7 @@ def run_everstep(
 def _restore(
     bench: Bench, job: BenchJob, directory: Path, nodes: list[str], *, generation: int, from_peer: bool
 ) -> list[Restored]:
-    """Kill rank 0, and read how all ranks were restored."""
+    """Kill rank 0, and read the source and duration of every rank's restore."""
     logs = [bench.cluster.nodes_directory / node / "console.log" for node in nodes]
     marks = [log.stat().st_size for log in logs]
     if from_peer:
@@ -160,7 +160,7 @@ def _restore(
 
 
 def _spoil(slot: Path) -> None:
-    """Overwrite a whole payload, so that no part of it verifies."""
+    """Overwrite the whole payload of a slot, so that no chunk of the slot passes verification."""
     with slot.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         zeros = bytes(1 << 20)
         for start in range(HEADER_BYTES, len(memory), len(zeros)):
@@ -168,7 +168,7 @@ def _spoil(slot: Path) -> None:
 
 
 def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
-    """Wait for both ranks' output of this launch, with few API requests."""
+    """Wait for both ranks' output of one launch, with few API requests."""
     paths = [directory / f"rank{rank}.gen{generation}.json" for rank in range(RANKS)]
     deadline, asked_at = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
     while not all(path.exists() for path in paths):
@@ -188,7 +188,7 @@ def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
 
 
 def _stop(bench: Bench, job: BenchJob) -> None:
-    """Remove a failed job from the nodes, which are needed for other measurements."""
+    """Remove a failed job from the nodes, because later measurements need the nodes."""
     if job.describe()["TrainingJobStatus"] not in ENDED:
         bench.client.stop_training_job(TrainingJobName=job.name)
     job.wait("its end", lambda seen: seen["TrainingJobStatus"] in ENDED)

@@ -1,4 +1,4 @@
-"""Launches of two rank processes of a peer or of the floors: started, read and ended together."""
+"""Launches of two rank processes of a compared system, or of two processes that measure floors."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ MEMORY = Path("/dev/shm")
 def run_peer(
     system: System, environments: Path, home: Path, *, state_mib: int, repeats: Repeats, timeout_seconds: float
 ) -> list[dict[str, Any]]:
-    """Launch a peer once.
+    """Launch a compared system once.
 
     Args:
-        system: the peer.
+        system: the compared system.
         environments: folder of the virtual environments.
         home: folder for logs, results and dumps of this launch.
         state_mib: state per rank in MiB.
@@ -44,7 +44,7 @@ def run_peer(
         Each rank's samples (`loop.Samples`).
 
     Raises:
-        BenchmarkFailed: a rank failed; the message has its log's path.
+        BenchmarkFailed: a rank failed; the message has the path of the rank's log.
     """
     home.mkdir(parents=True)
     with tmpfs_folder() as memory, closing(ReservedPort()) as meeting, closing(ReservedPort()) as group:
@@ -74,13 +74,13 @@ def run_peer(
 def run_ranks(
     program: list[str], home: Path, environment: Mapping[str, str], *, python: str | None, timeout_seconds: float
 ) -> None:
-    """Run a script as two ranks with torchrun's variables.
+    """Run a script as two ranks with torchrun's environment variables.
 
     Args:
         program: script and arguments.
         home: folder of the logs.
-        environment: further variables.
-        python: interpreter, if not Everstep's own.
+        environment: additional environment variables.
+        python: path of the interpreter; None uses the interpreter of Everstep's environment.
         timeout_seconds: limit for the whole run.
 
     Raises:
@@ -110,12 +110,12 @@ def _run_to_the_end(
     name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float
 ) -> None:
     python = next(Path(word) for word in commands[0] if Path(word).name.startswith("python"))
-    path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed searches ninja in PATH
+    path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed searches PATH for ninja
     with processes(commands, home, {**environment, **path}) as started:
         deadline = time.monotonic() + timeout_seconds
         while None in (codes := [process.poll() for process in started]) and not any(
             codes
-        ):  # end both ranks, so that none waits for a dead one
+        ):  # end both ranks, because a rank would wait for a dead partner
             if time.monotonic() > deadline:
                 raise BenchmarkFailed(f"{name} has not ended after {timeout_seconds:.0f} s; see {home}/rank*.log")
             pause(POLL_SECONDS)
@@ -124,7 +124,7 @@ def _run_to_the_end(
 
 
 class FloorPair:
-    """Two processes that measure the floors on request; a context manager that ends them."""
+    """Two processes that measure the floors on request. Leaving the context ends both processes."""
 
     def __init__(self, home: Path, mebibytes: int) -> None:
         self._home = home
@@ -145,7 +145,7 @@ class FloorPair:
         self._stack.close()
 
     def measure(self, rounds: int = FLOOR_ROUNDS) -> dict[str, list[float]]:
-        """Return the seconds of both processes by floor."""
+        """Return the seconds that both processes measured, by name of the floor."""
         found: dict[str, list[float]] = {}
         for _ in range(rounds):
             for process in self._processes:
@@ -170,9 +170,9 @@ class FloorPair:
 
 @contextmanager
 def tmpfs_folder() -> Iterator[Path]:
-    """Yield a folder on tmpfs, and remove it and other leftovers of the launch afterwards.
+    """Yield a folder on tmpfs. Afterwards, remove the folder and other leftovers of the launch.
 
-    Files on a disk would be written back during the next measurement.
+    The kernel would write files on a disk back during the next measurement.
     """
     before = set(MEMORY.iterdir())
     folder = MEMORY / f"everstep-bench-{os.getpid()}"
@@ -181,7 +181,7 @@ def tmpfs_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        for left in set(MEMORY.iterdir()) - before:  # leftovers of DLRover, and of torch after a kill
+        for left in set(MEMORY.iterdir()) - before:  # files that DLRover leaves, and torch if it was killed
             if left.name.startswith(("bench", "checkpoint_shm", "torch_")) and left.is_file():
                 left.unlink(missing_ok=True)
         for left in Path("/tmp/ckpt_sock").glob(f"bench{os.getpid()}-*"):
@@ -192,7 +192,7 @@ def tmpfs_folder() -> Iterator[Path]:
 def processes(
     commands: list[list[str]], home: Path, environment: Mapping[str, str], *, is_talking: bool = False
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start processes in sessions of their own, and kill all that are left at the end."""
+    """Start each process in a new session, and kill all processes that still run at the end."""
     started: list[subprocess.Popen[bytes]] = []
     pipe = subprocess.PIPE if is_talking else subprocess.DEVNULL
     try:

@@ -23,8 +23,8 @@ def draw(figures: Sequence[Figure], floors: Mapping[int, Mapping[str, LaunchFloo
     """Return the SVG document for the largest measured state.
 
     Args:
-        figures: figures of the whole run.
-        floors: ms per GiB, by MiB of state.
+        figures: rows of the whole run.
+        floors: floors in ms per GiB, by state size in MiB.
     """
     sizes = sorted(floors)
     body: list[str] = []

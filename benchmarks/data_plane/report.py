@@ -1,6 +1,6 @@
-"""Report of one run: figures as JSON, a section of docs/benchmarks.md, and a picture. Pure except for `write`.
+"""Report of one run: rows as JSON, a section of docs/benchmarks.md, and a picture. Pure except for `write`.
 
-Invariant: every row has its number of samples, its bounds, and its floor's change.
+Invariant: every row has its number of samples, its confidence interval, and the change of its floor.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Verdict
 from control_plane.contract.markdown import wrap
 
 Seconds = Mapping[str, Sequence[float]]
-"""Seconds of both processes by floor."""
+"""Seconds that both processes measured, by name of the floor."""
 Floors = dict[int, dict[str, LaunchFloor]]
-"""Floors around Everstep's launches, by MiB of state."""
+"""Floors before and after Everstep's launches, by state size in MiB."""
 COMMAND = "make bench-data-plane"
 TITLES = {goal.metric + goal.suffix: goal.title for goal in GOALS} | {
     "launches": "all launches",
@@ -57,17 +57,17 @@ FLOOR_TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Figures of one run."""
+    """Measured values of one run."""
 
     figures: Sequence[Figure]
     floors: Floors
 
 
 def write(run: Run, figures: Path, document: Path) -> None:
-    """Write the figures, and replace the document's section and its picture.
+    """Write the measured values, and replace the document's section and its picture.
 
     Args:
-        run: the figures.
+        run: the measured values.
         figures: path of the JSON file.
         document: path of the Markdown file; a missing section is appended.
     """
@@ -99,7 +99,7 @@ def render(run: Run, picture: str) -> str:
 
 
 def line(figure: Figure) -> str:
-    """Return a verdict as one line for a terminal."""
+    """Return a row with its verdict as one line for a terminal."""
     limit = (
         ""
         if figure.limit is None

@@ -1,7 +1,11 @@
-"""Conversion of samples to figures with verdicts. Pure.
+"""Conversion of samples to table rows with verdicts. Pure.
 
-Invariant: a verdict depends on the run only; nothing is repeated because of it. It is inconclusive for a figure whose
-floor changed, for a comparison with a peer that is missing or behaved unusually, and always on a busy machine.
+Invariant: a verdict depends on this run only, and no measurement is repeated because of its verdict. A verdict is
+inconclusive in these cases:
+
+- The row's floor changed during the measurement.
+- The row is compared with a system that is missing or outside its known range.
+- The machine was busy.
 """
 
 from __future__ import annotations
@@ -23,16 +27,19 @@ from benchmarks.measures import (
 
 EVERSTEP = "Everstep"
 PEER_TOLERANCE_RATIO = 0.25
-"""Allowed deviation of a peer's figure from its known range, after scaling by the floors."""
+"""Allowed deviation of a compared system's value from its known range, after scaling by the floors."""
 KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
-"""ms per GiB, on the machine where `KNOWN` was measured (torch 2.13.0, two ranks on 2 cores, one loopback)."""
+"""Floors in ms per GiB on the machine where `KNOWN` was measured.
+
+The machine ran torch 2.13.0 and two ranks on 2 cores, with one loopback.
+"""
 KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("lm-resiliency", "blocked"): (117, 120, ("memcpy",)),
     ("lm-resiliency", "commit"): (
         860,
         970,
         ("memcpy", "one_way", "one_way"),
-    ),  # its own copy; then one gloo thread moves both directions
+    ),  # the system's copy; then one gloo thread sends in both directions
     ("lm-resiliency", "restore_local"): (137, 273, ("memcpy",)),
     ("lm-resiliency", "restore_peer"): (590, 1403, ("one_way",)),
     ("DLRover flash checkpoint", "blocked"): (133, 163, ("memcpy",)),
@@ -44,7 +51,7 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("torch.save", "blocked"): (2167, 2167, ("memcpy",)),
     ("DCP async, thread", "restore_local"): (876, 876, ("memcpy",)),
     ("DCP async, process", "restore_local"): (876, 876, ("memcpy",)),
-    ("torch.save", "restore_local"): (534, 534, ("memcpy",)),  # the adapter reads the file by mapping it
+    ("torch.save", "restore_local"): (534, 534, ("memcpy",)),  # the adapter reads the file through a memory mapping
     ("lm-resiliency", "memory"): (4.0, 4.0, ()),
     ("DLRover flash checkpoint", "memory"): (1.0, 1.0, ()),
     ("DCP async, thread", "memory"): (
@@ -54,15 +61,16 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ),  # the known staged copy, and the adapter's two files on tmpfs
     ("DCP async, process", "memory"): (3.0, 3.0, ()),
 }
-"""Known lowest and highest median of each peer in the metric's unit, and the floors with whose sum they scale.
+"""Known lowest and highest median of each compared system, by metric, in the metric's unit.
 
-Without floors, they do not scale.
+The range scales with the sum of the named floors. Without named floors, the range is constant.
 """
 BUSY = "the machine was busy when the run began"
 EVERY_STEP = "snapshots ÷ steps 1.00"
-"""Label of a peer's blocking figures.
+"""Label of a compared system's blocked times.
 
-The loop calls a peer at every step, and the next call waits for unfinished work. No peer reports its commits.
+The loop calls a compared system at every step, and the next call waits for unfinished work. These systems do not report
+commits.
 """
 
 
@@ -80,7 +88,7 @@ class Figure:
     low: float
     high: float
     verified: bool | None
-    """Result of an independent compare of bytes; None if there is nothing to compare."""
+    """Result of an independent compare of bytes; None if no bytes were compared."""
     limit: float | None = None
     against: str = ""
     """Origin of the limit."""
@@ -91,10 +99,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFloor:
-    """A bound that cannot be beaten, measured around every launch of a system; ms per GiB."""
+    """A floor: a bound that no system can beat, in ms per GiB.
+
+    It is measured before and after every launch of a system.
+    """
 
     launches: tuple[Summary, ...]
-    """At least one launch, in order."""
+    """Timings per launch, in order. At least one launch."""
 
     @property
     def median(self) -> float:
@@ -103,10 +114,10 @@ class LaunchFloor:
 
 
 def moved_together(parts: Sequence[LaunchFloor]) -> float:
-    """Return the relative change of the sum of floors between the lowest and the highest launch.
+    """Return the relative difference between the launches with the lowest and the highest sum of floors.
 
     Args:
-        parts: floors with the same number of launches.
+        parts: floors to add up, with the same number of launches.
     """
     sums = [
         sum(launch.median for launch in launches) for launches in zip(*(part.launches for part in parts), strict=True)
@@ -116,7 +127,7 @@ def moved_together(parts: Sequence[LaunchFloor]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Of:
-    """Measurements of one system at one size."""
+    """Measurements of one system with one state size."""
 
     system: str
     version: str
@@ -133,7 +144,7 @@ class Of:
         suffix: str = "",
         unit: str = "ms/GiB",
     ) -> Figure:
-        """Return a measured metric as a figure without a verdict."""
+        """Return a measured metric as a row without a verdict."""
         values = self.measured.values[metric]
         low, high = bootstrap_interval(lambda samples: statistic(samples[0]), values)
         return Figure(
@@ -151,29 +162,29 @@ class Of:
 
 
 def p99(values: Sequence[float]) -> float:
-    """Return the 99th percentile by nearest rank; with fewer than 100 values, the worst."""
+    """Return the 99th percentile by nearest rank. With fewer than 100 values, this is the largest value."""
     return percentile(values, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Everstep's limit in one metric."""
+    """Everstep's limit for one metric."""
 
     metric: str
     title: str
     factor: float
     _: KW_ONLY
     floors: tuple[str, ...] = ()
-    """Floors whose sum, times the factor, is the limit; without floors the factor is the limit."""
+    """Floors whose sum, times `factor`, is the limit. Without floors, `factor` itself is the limit."""
     watched: tuple[str, ...] = ()
-    """Floors that affect the figure but not the limit."""
+    """Floors that affect the measured value but not the limit."""
     statistic: Callable[[Sequence[float]], float] = statistics.median
     suffix: str = ""
     unit: str = "ms/GiB"
     is_least: bool = False
-    """Whether the limit is a lower limit."""
+    """True: the value must not be below the limit. False: the value must not be above the limit."""
     peer: tuple[str, str] | None = None
-    """A peer whose figure of this metric is the limit instead."""
+    """Name and metric of a compared system. Its value is then the limit; None: no system is compared."""
 
 
 GOALS = (
@@ -235,11 +246,11 @@ GOALS = (
 
 
 def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
-    """Return Everstep's figures with their verdicts.
+    """Return Everstep's rows with their verdicts.
 
     Args:
-        everstep: measurements at one size.
-        peers: the measured systems of the same size, by name.
+        everstep: measurements with one state size.
+        peers: the compared systems with the same state size, by name.
     """
     figures = [_judge(goal, everstep, peers) for goal in GOALS]
     commits = everstep.measured.values.get("commits")
@@ -249,7 +260,10 @@ def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
 
 
 def _with_commits(figure: Figure, commits: float) -> Figure:
-    """Add how many steps were kept during a blocking measurement: rare snapshots block rarely, which is no pass."""
+    """Add the share of committed steps to the verdict on a blocked time.
+
+    Rare snapshots block training rarely, so a low share is no pass.
+    """
     told = f"commits ÷ steps {commits:.2f}"
     if figure.metric.startswith("blocked") and figure.verdict is Verdict.PASS and commits < LEAST_COMMITS_RATIO:
         return replace(figure, verdict=Verdict.SHORT, reason=f"{told}, {LEAST_COMMITS_RATIO} to reach")
@@ -257,7 +271,7 @@ def _with_commits(figure: Figure, commits: float) -> Figure:
 
 
 def shown(everstep: Of) -> list[Figure]:
-    """Return Everstep's figures without a limit."""
+    """Return Everstep's rows for metrics without a limit."""
     units = {"first_commit": "ratio", "first_raw": "ratio", "tight_commits": "ratio", "agent": "MiB"}
     metrics = (
         "blocked_audited",
@@ -282,12 +296,12 @@ def shown(everstep: Of) -> list[Figure]:
 
 
 def of_a_busy_machine(figures: Sequence[Figure]) -> list[Figure]:
-    """Return the figures of a run on a busy machine.
+    """Return the rows of a run on a busy machine.
 
-    Every verdict is inconclusive, except for wrong bytes, which are wrong on any machine.
+    Every verdict becomes inconclusive, except for wrong bytes, which are an error on any machine.
 
     Args:
-        figures: figures of the whole run.
+        figures: rows of the whole run.
     """
     return [
         replace(each, verdict=Verdict.INCONCLUSIVE, reason=f"{BUSY}; {each.reason}" if each.reason else BUSY)
@@ -320,7 +334,7 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
     """Return the relative change of a goal's floor; None without floors.
 
-    The floor is the sum behind the limit, or the watched floor that changed most.
+    The floor is the sum of floors behind the limit. Without this sum, the watched floor with the largest change counts.
     """
     ratios = [moved_together([floors[name]]) for name in goal.watched]
     if goal.floors:
@@ -329,7 +343,7 @@ def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
 
 
 def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | None, str, str]:
-    """Return the limit, its origin, and why it may be unusable."""
+    """Return the limit, the origin of the limit, and the reason if the limit is unusable."""
     if goal.peer is None:
         if not goal.floors:
             return goal.factor, "", ""
@@ -348,7 +362,7 @@ def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | N
 
 
 def broken(system: str, version: str, metric: str, state_mib: int, reason: str) -> Figure:
-    """Return the row of a failed measurement: a missed limit for Everstep, inconclusive for a peer."""
+    """Return the row of a failed measurement: a missed limit for Everstep, inconclusive for a compared system."""
     return Figure(
         system=system,
         version=version,
@@ -366,7 +380,7 @@ def broken(system: str, version: str, metric: str, state_mib: int, reason: str) 
 
 
 def peer_figure(peer: Of, metric: str) -> Figure:
-    """Return a peer's figure; inconclusive with a reason if it is outside the known range."""
+    """Return a compared system's row. Outside the known range, the row is inconclusive and has a reason."""
     figure = peer.figure(
         metric, unit="bytes/byte" if metric == "memory" else "ratio" if metric == "first_raw" else "ms/GiB"
     )

@@ -1,22 +1,24 @@
 """Conversion of all launches' samples to one form: milliseconds per GiB of state per rank, by metric. Pure.
 
-blocked               blocked time of the training thread per snapshot, long spans
-blocked_tight         the same, spans of twice the copy
-unblocked             blocked time of a step without a snapshot
-commits               committed steps ÷ steps, long spans
-first_commit          time to the first snapshot's commit ÷ that of later snapshots without an audit
-first_commit_audited  time to the first snapshot's commit ÷ that of the other audited ones
-first_blocked         first snapshot's blocked time ÷ that of the other audited ones
-first_raw             first snapshot's blocked time ÷ that of snapshots without an audit
-commit                until both nodes hold both ranks' snapshot
-restore_local         from the rank's call, own node's memory
-restore_local_all     the same, including the agent's earlier verification
-fetch                 from the peer's memory into the own node's, verified
-restore_peer          into the model of a waiting rank
-restore_peer_fetch    the part of restore_peer until all bytes were verified on the own node
-restore_added         fetch, then restore of a rank that starts afterwards
-memory                bytes of host memory per byte of state
-agent                 MiB of an idle agent, not part of memory
+A span is the wait between two snapshots that replaces forward and backward.
+
+    blocked               blocked time of the training thread per snapshot, long spans
+    blocked_tight         blocked time of the training thread per snapshot, spans of twice a copy's duration
+    unblocked             blocked time of a step without a snapshot
+    commits               committed steps ÷ steps, long spans
+    first_commit          time to the first snapshot's commit ÷ that of later snapshots without an audit
+    first_commit_audited  time to the first snapshot's commit ÷ that of the other audited snapshots
+    first_blocked         first snapshot's blocked time ÷ that of the other audited snapshots
+    first_raw             first snapshot's blocked time ÷ that of snapshots without an audit
+    commit                time until both nodes hold both ranks' snapshots
+    restore_local         time from the rank's call of restore, from the memory of the rank's node
+    restore_local_all     restore_local and the agent's verification before it
+    fetch                 time to copy the state from the other node's memory and verify it
+    restore_peer          time from the start of the fetch until the model of a waiting rank has the state
+    restore_peer_fetch    the part of restore_peer until all bytes were verified on the rank's node
+    restore_added         fetch, then restore of a rank that starts afterwards
+    memory                bytes of host memory per byte of state
+    agent                 MiB of an idle agent, which `memory` excludes
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ from benchmarks.data_plane.everstep import EverstepLaunch
 
 GIB = 1024**3
 AUDITED_COUNT = 3
-"""Same value as `everstep.training.guard.AUDITED_AT_START`; a test compares them.
+"""Number of audited snapshots per launch: same value as `everstep.training.guard.AUDITED_AT_START`.
 
-An import would bring torch into the measuring process.
+A test compares the two values. An import would load torch in the measuring process.
 """
 
 
 @dataclass(slots=True)
 class Measured:
-    """All launches of one system at one size."""
+    """Values of all launches of one system with one state size."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
     verified: dict[str, bool] = field(default_factory=dict)
@@ -59,7 +61,7 @@ def per_gib(seconds: float, state_bytes: int) -> float:
 
 
 def of_everstep(launches: Sequence[EverstepLaunch]) -> Measured:
-    """Return Everstep's samples."""
+    """Return the measured values of Everstep's launches."""
     found = Measured()
     for launch in launches:
         for rank in launch.ranks:
@@ -116,7 +118,7 @@ def _add_rank(found: Measured, rank: Mapping[str, Any]) -> None:
         audited_commits = [each for each in commits[1:AUDITED_COUNT] if each is not None]
         for metric, others in (("first_commit", later), ("first_commit_audited", audited_commits)):
             found.add(metric, [commits[0] / statistics.median(others)] if others else [])
-    for metric in ("commit", "blocked"):  # a wrong snapshot has no value, however cheap
+    for metric in ("commit", "blocked"):  # the time of a wrong snapshot does not count
         found.verify(metric, rank["holder_verified"])
 
 
@@ -126,13 +128,13 @@ def commit_seconds(steps: Mapping[str, Any]) -> list[float]:
 
 
 def snapshots_commit_seconds(steps: Mapping[str, Any]) -> list[float | None]:
-    """Return the time from the boundary's call to the commit of each snapshot; None if not committed."""
+    """Return the time from the boundary's call to the commit, for each snapshot; None for uncommitted snapshots."""
     rows = zip(steps["has_snapshot"], steps["began_at"], steps["committed_at"], strict=True)
     return [None if at is None else at - began for has_snapshot, began, at in rows if has_snapshot]
 
 
 def of_peer(launches: Sequence[Sequence[Mapping[str, Any]]], offers: Sequence[str]) -> Measured:
-    """Return a peer's samples.
+    """Return the measured values of a compared system.
 
     Args:
         launches: both ranks' `loop.Samples` of each launch, as a mapping.

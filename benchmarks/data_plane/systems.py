@@ -1,4 +1,4 @@
-"""The peers under test and their virtual environments; Everstep itself never depends on these packages."""
+"""The compared systems and their virtual environments. Everstep itself never depends on these packages."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ INSTALL_SECONDS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One peer."""
+    """One compared system."""
 
     name: str
     adapter: str
-    """Module and class below `rank.systems`."""
+    """Module and class of the adapter, below the package `rank.systems`."""
     package: str
-    """Package whose version is reported."""
+    """Package whose version the report shows."""
     requirements: tuple[str, ...] = ()
-    """Packages that pip installs besides torch; empty: the peer runs in Everstep's own environment."""
+    """Packages that pip installs besides torch. Empty: the system runs in Everstep's environment."""
     metrics: tuple[str, ...] = ("blocked", "tight_blocked", "restore_local", "memory")
-    """Metrics that the peer supports."""
+    """Metrics that the system supports."""
 
     def python(self, environments: Path) -> Path:
-        """Return the peer's interpreter."""
+        """Return the path of the system's interpreter."""
         return environments / self.package / "bin" / "python" if self.requirements else Path(sys.executable)
 
     def version(self, environments: Path) -> str:
-        """Return the installed version."""
+        """Return the installed version of `package`."""
         if not self.requirements:
             return version(self.package)
         code = f"from importlib.metadata import version; print(version({self.package!r}))"
@@ -87,7 +87,7 @@ def install(systems: tuple[System, ...], environments: Path, say: Callable[[str]
         say: receives progress messages.
 
     Raises:
-        BenchmarkFailed: pip failed; the message has its last lines.
+        BenchmarkFailed: pip failed; the message has pip's last output lines.
     """
     for package, requirements in {
         system.package: system.requirements for system in systems if system.requirements

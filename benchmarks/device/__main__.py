@@ -2,9 +2,9 @@
 
     python -m benchmarks.device [--quick] [--only PART …] [--gib 8] [--layers 16 --width 1024 …]
 
-A part that is not run keeps the figures of an earlier run on the same device. So parts can be run one by one where time
-is short. Exit code 0: every row passes or is inconclusive. 1: a row misses its limit. 2: there is no device, and
-nothing is reported.
+With `--only`, the report keeps the other parts' values of an earlier run on the same device. The parts can therefore
+run one by one on a machine that is available for a short time only. Exit code 0: every row passes or is inconclusive.
+1: a row misses its limit. 2: there is no device, and nothing is reported.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = report.Run(machine=machine, device=device, outcomes=outcomes, is_quick=arguments.quick)
         report.write(
             run, arguments.json, arguments.document
-        )  # write after each part: a later one may crash the process
+        )  # write after each part, because a later part may crash this process
     say(f"written: {arguments.json} and {arguments.document}")
     for row in run.rows:
         print(report.line(row))
@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def sizes_of(arguments: argparse.Namespace) -> Sizes:
-    """Return the sizes and counts of a run."""
+    """Return the sizes and counts of a run, as the command line requests."""
     given = {name: value for name in (*MODEL, "order") if (value := getattr(arguments, name)) is not None}
     if arguments.gib is not None:
         given["state_bytes"] = round(arguments.gib * GIB)
@@ -98,7 +98,7 @@ def sizes_of(arguments: argparse.Namespace) -> Sizes:
 
 
 def attempt(part: str, work: Callable[[str], dict[str, Any]], say: Callable[[str], None]) -> Outcome:
-    """Run a part and return its outcome; an exception fails this part only.
+    """Run a part and return its outcome. An exception becomes the outcome of this part only.
 
     Args:
         part: name of the part.

@@ -1,7 +1,8 @@
-"""The part that needs a cluster: a GPT on the device, with every step kept on another node, beside unprotected steps.
+"""The part that needs a cluster: a GPT on the device, with and without a snapshot of every step on another node.
 
-The job has two nodes on loopback with one rank each, because two copies need a second node. Rank 0 uses the device
-alone; rank 1 only follows its steps (`rank/train.py`). The holder's memory and connection are those of one machine.
+The job has two nodes on loopback with one rank each, because two copies need a second node. Only rank 0 uses the
+device. Rank 1 passes the same steps with a tiny state (`rank/train.py`). Both nodes are on one machine, so the values
+include no real network.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
         say: receives progress messages.
 
     Returns:
-        Input of `rows.of_gpt`: the figures up to a failure, and the failure if there was one.
+        Input of `rows.of_gpt`: the measurements until the end or a failure, and the failure's message if the job
+            failed.
 
     Raises:
-        BenchmarkFailed: nothing was measured; names the reason and the log's path.
+        BenchmarkFailed: nothing was measured; the message has the reason and the path of the log.
     """
     slots_bytes = 2 * NODES * sizes.model_bytes * 5 // 4 + 256 * MIB
     cluster = LocalCluster(home / "cluster")

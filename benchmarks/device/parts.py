@@ -1,4 +1,4 @@
-"""Runner of the parts without a cluster: each in a process of its own, with a time limit and a folder on tmpfs."""
+"""Runner of the parts without a cluster. Each part has a separate process, a time limit and a folder on tmpfs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def probe() -> dict[str, Any]:
     """Return the identification of the device.
 
     Raises:
-        BenchmarkFailed: there is no device; names the reason.
+        BenchmarkFailed: there is no device; the message has the reason.
     """
     found = subprocess.run(
         [sys.executable, "-m", "benchmarks.device.rank.probe"], cwd=ROOT, capture_output=True, text=True, timeout=120
@@ -87,7 +87,7 @@ def probe() -> dict[str, Any]:
 
 
 def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path = MEMORY) -> dict[str, Any]:
-    """Run a part, and return its figures.
+    """Run a part, and return its measurements.
 
     Args:
         part: capture, restore or graph.
@@ -100,7 +100,7 @@ def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path =
         Input of `rows`.
 
     Raises:
-        BenchmarkFailed: the part failed, or memory is too small; the message has the last output and the log's path.
+        BenchmarkFailed: the part failed, or `memory` is too small. The message has the last output and the log's path.
     """
     size, rounds = (sizes.graph_bytes, sizes.replays) if part == GRAPH else (sizes.state_bytes, sizes.rounds)
     needed, free = int(SLOTS[part] * size * 1.05) + 64 * MIB, shutil.disk_usage(memory).free
@@ -141,7 +141,7 @@ def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path =
 
 @contextmanager
 def _folder(memory: Path) -> Iterator[Path]:
-    """Create a folder on tmpfs for the block, and remove it afterwards."""
+    """Create a folder on tmpfs for the `with` block, and remove it afterwards."""
     folder = memory / f"everstep-bench-device-{os.getpid()}"
     folder.mkdir(mode=0o700)
     try:

@@ -1,8 +1,8 @@
-"""Report of the GPU benchmark: figures of each part with their time as JSON, and a document with a table per part.
+"""Report of the GPU benchmark: measurements of each part with their time as JSON, and a document with a table per part.
 
 Pure except for `write` and `earlier`.
 
-Invariant: all reported figures were measured on one device with one version of torch.
+Invariant: all reported values were measured on one device with one version of torch.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Outcome:
     """Outcome of one part."""
 
     found: Mapping[str, Any] | None
-    """The part's figures; None if it left none."""
+    """The part's measurements; None if the part failed before it measured any."""
     failure: str = ""
     at: str = ""
-    """Start of the part, UTC."""
+    """Time at which the part started, UTC."""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """All reported parts: of this run, and of earlier runs on the same device."""
+    """All reported parts, from this run and from earlier runs on the same device."""
 
     machine: Machine
     device: Mapping[str, Any]
@@ -66,22 +66,22 @@ class Run:
 
 
 def rows_of(part: str, outcome: Outcome) -> list[Row]:
-    """Return a part's rows; a part without readable figures gets one row with the reason."""
+    """Return a part's rows. A part without readable measurements gets one row with the reason."""
     if outcome.found is None:
         return [broken(part, outcome.failure)]
     try:
         return of_part(part, outcome.found)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # a part that ended early may lack any figure
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # a part that ended early may lack any value
         return [broken(part, f"what it left cannot be read ({type(error).__name__}: {error})")]
 
 
 def earlier(figures: Path, device: Mapping[str, Any], *, is_quick: bool) -> dict[str, Outcome]:
-    """Return the parts of an earlier run with the same device, torch version and sizes; else none.
+    """Return the parts of an earlier run, or nothing if its device, torch version or kind of run differ from now.
 
     Args:
-        figures: path of the JSON file.
-        device: the probe's identification of the device now.
-        is_quick: whether this run is a quick one.
+        figures: path of the earlier run's JSON file.
+        device: the current identification of the device, from the probe.
+        is_quick: whether this run is a quick run.
     """
     try:
         content = json.loads(figures.read_text())
@@ -96,7 +96,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: the figures.
+        run: the measured values.
         figures: path of the JSON file.
         document: path of the Markdown file.
 
@@ -254,7 +254,7 @@ def _verdict(row: Row) -> str:
 
 
 def number(value: float) -> str:
-    """Return a figure with about three digits."""
+    """Return a value as text with about three digits."""
     size = abs(value)
     if size >= 100 or value == int(value):
         return f"{value:.0f}"

@@ -1,4 +1,6 @@
-"""Conversion of the parts' figures to rows with verdicts. Pure.
+"""Conversion of the parts' measurements to rows with verdicts. Pure.
+
+A floor is the rate of plain copies between pinned memory and the device, an upper limit for every system.
 
 Invariant: a verdict depends on this run only. A row whose floor changed is inconclusive. Wrong bytes miss the limit on
 any machine. A part that failed is a row that misses its limit.
@@ -25,12 +27,12 @@ from benchmarks.measures import (
 )
 
 LEAST_STATE_BYTES = 8 * GIB
-"""Bytes that a capture must move for a verdict."""
+"""Bytes that a capture must move at least. The rate of a smaller capture gets no verdict."""
 LEAST_RATE_RATIO = 0.9
-"""Lower limit of the rate from registered pages, relative to the rate of pinned memory."""
+"""Lower limit of the copy rate with registered slot pages, relative to the rate of pinned memory."""
 MOST_SLOWDOWN_RATIO = 0.01
 LEAST_PAIRS = 4
-"""Pairs of blocks below which an interval is inconclusive."""
+"""Pairs of blocks that a slowdown must have at least. With fewer pairs, its verdict is inconclusive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +48,22 @@ class Row:
     n: int = 1
     limit: float | None = None
     is_least: bool = False
-    """Whether the limit is a lower limit."""
+    """True: the value must not be below the limit. False: the value must not be above the limit."""
     against: str = ""
-    """Origin of the limit, or the figure to compare with."""
+    """Origin of the limit, or the name of the value to compare with."""
     floor_moved_ratio: float | None = None
     verified: bool | None = None
-    """Result of a compare of bytes; None if there is nothing to compare."""
+    """Result of a compare of bytes; None if no bytes were compared."""
     verdict: Verdict = Verdict.NONE
     reason: str = ""
 
 
 def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of a part; a missing figure becomes a row that misses its limit.
+    """Return the rows of a part. A missing value becomes a row that misses its limit.
 
     Args:
         part: capture, restore, gpt or graph.
-        found: the part's figures.
+        found: the part's measurements.
     """
     makers: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {
         CAPTURE: of_capture,
@@ -81,7 +83,7 @@ def broken(part: str, reason: str) -> Row:
 
 
 def floor_of(found: Mapping[str, Any]) -> Floor:
-    """Return the rate of pinned memory in GiB/s, for the first and the second half of the measurements."""
+    """Return the rates of pinned memory in GiB/s, split into the first and the second half of the measurements."""
     rates = [rate(found["bytes"], seconds) for seconds in found["seconds"]]
     half = max(1, len(rates) // 2)
     return Floor(Summary.of(rates[:half]), Summary.of(rates[half:] or rates[:half]))
@@ -93,7 +95,7 @@ def rate(size: int, seconds: float) -> float:
 
 
 def of_capture(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of `copying.capture`, as far as it was measured."""
+    """Return the rows of `copying.capture`. If the capture ended early, only measured rows are returned."""
     size, rows = found["payload_bytes"], []
     if "registered" in found:
         rows += _registered(found["registered"], size, floor_of(found["floor"]))
@@ -137,11 +139,11 @@ def _registered(captures: Mapping[str, Any], size: int, floor: Floor) -> list[Ro
 
 
 def against_floor(row: Row, floor: Floor, size: int) -> Row:
-    """Return a rate with its verdict against the floor's rate.
+    """Return a rate's row with the verdict, which compares the rate with the floor's rate.
 
     Args:
         row: the row with its limit.
-        floor: seconds of the floor.
+        floor: seconds of the floor's copies.
         size: bytes that each measurement moved.
     """
     moved = floor.moved_ratio
@@ -216,7 +218,7 @@ def slowdown(order: str, blocks: Sequence[Sequence[float]], commits: float) -> R
     """Return the row with the slowdown of steps with snapshots.
 
     Args:
-        order: order of the blocks: A with snapshots, B without.
+        order: kind of each block: A with snapshots, B without snapshots.
         blocks: seconds of each block's steps.
         commits: commits ÷ steps of the blocks with snapshots.
     """
@@ -258,7 +260,7 @@ def slowdown(order: str, blocks: Sequence[Sequence[float]], commits: float) -> R
 
 
 def whole(found: Mapping[str, Any]) -> Row:
-    """Return the row of the steps whose kept bytes were all compared.
+    """Return the row of the steps whose bytes were compared with the holder's bytes.
 
     Args:
         found: `Verified` as a mapping.

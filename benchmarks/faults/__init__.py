@@ -3,8 +3,8 @@
     __main__.py  the command: a cluster in network namespaces, all cases, the report
     cases.py     the faults; each is injected from outside into running processes, then removed
     runs.py      one case: a job, steps before, during and after its fault, and the API's reports meanwhile
-    figures.py   the ranks' traces become figures with verdicts (pure)
+    figures.py   conversion of the ranks' traces to rows with verdicts (pure)
     report.py    .everstep/bench/faults.json and docs/benchmarks-faults.md, with the picture of picture.py
 
-Invariant: the product runs unchanged and does not detect the measurement; times come from the script itself.
+Invariant: the product runs unchanged and cannot detect the measurement. Times come from the training script.
 """

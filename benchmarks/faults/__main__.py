@@ -2,7 +2,7 @@
 
     sudo python -m benchmarks.faults [--quick] [--only CASE …]
 
-Exit code 1: a case slowed training down. Exit code 2: this machine cannot have such a network.
+Exit code 1: a case slowed training down. Exit code 2: this machine cannot run network namespaces with shaped links.
 """
 
 from __future__ import annotations

@@ -28,16 +28,17 @@ from infra.local_cloud.processes import Process, descendants, is_agent
 MIB = 1024**2
 LINK_PART = 0.01
 CARD_BYTES_PER_SECOND = 1.25e9
-"""10 Gbit/s. Connections inside one machine are several times as fast, and a hundredth of their rate would not be slow.
+"""Rate of a usual network card: 10 Gbit/s. It limits the rate of a slow link.
 
+Connections within one machine are several times faster, so a hundredth of their rate would not be slow.
 """
 RESET_EVERY_SECONDS = 0.1
 LEFT_MIB = 16
-"""MiB that filled memory leaves: enough for ranks' pages, too little for a slot."""
+"""Free MiB in filled memory: enough for the ranks' pages, too little for a slot."""
 SURE_SECONDS = 0.2
-"""Seconds after which a transfer whose sender is stopped counts as stuck."""
+"""Seconds without progress after which a transfer from a stopped sender counts as stuck."""
 STRIKE_SECONDS = 30.0
-"""Seconds to wait for the right moment to inject a fault."""
+"""Most seconds to wait for the right moment to inject a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +47,14 @@ class Place:
 
     bench: Bench
     nodes: tuple[str, ...]
-    """Nodes by rank; before a job runs, all nodes of the cluster."""
+    """Nodes by rank. Before a job runs: all nodes of the cluster."""
     link_bytes_per_second: float
-    """Rate of a single connection between two nodes without other traffic."""
+    """Rate of a single connection between two nodes without other traffic, in bytes per second."""
     node_memory_bytes: int
     state_mib: int
-    """State of one rank in MiB, usually."""
+    """Default state of one rank in MiB. A case can use another size."""
     coordinator: str = ""
-    """The job's coordinator node; empty before a job runs."""
+    """Node of the job's coordinator; empty before a job runs."""
 
     def of(self, seen: Json) -> Place:
         """Return the place of a job from its API description."""
@@ -61,28 +62,28 @@ class Place:
 
     @property
     def member(self) -> str:
-        """The node that is not the coordinator."""
+        """The job's other node, which is not the coordinator."""
         return next(node for node in self.nodes if node != self.coordinator)
 
     def agent(self, node: str) -> Process:
-        """Return a node's agent."""
+        """Return the process of a node's agent."""
         (agent,) = [process for process in descendants(self.bench.cluster.instances()[node]) if is_agent(process.pid)]
         return agent
 
     def peer_port(self, node: str) -> int:
-        """Return a node's port for peers, from its state directory."""
+        """Return the port on which a node accepts connections of other nodes, from the node's state directory."""
         (kept,) = (self.bench.cluster.nodes_directory / node).rglob("peer_port")
         return int(kept.read_text())
 
 
 @dataclass(slots=True, kw_only=True)
 class Struck:
-    """An injected fault."""
+    """An injected fault with its start time and effect."""
 
     at: float
-    """Start of the fault, monotonic seconds."""
+    """Monotonic seconds at which the fault started."""
     did: str = ""
-    """Figures about the fault; complete after its removal."""
+    """Text that describes the fault's effect with numbers; complete after the fault's removal."""
 
 
 Strike = Callable[[Place], AbstractContextManager[Struck]]
@@ -96,7 +97,10 @@ class Case:
     name: str
     strike: Strike
     is_from_the_start: bool = False
-    """Whether the fault begins before the job has slots; its steps are then compared with those after it."""
+    """Whether the fault begins before the job has slots.
+
+    No step precedes such a fault, so its steps are compared with the steps after the fault.
+    """
 
 
 # -- processes
@@ -104,7 +108,10 @@ class Case:
 
 @contextmanager
 def peer_stopped(place: Place) -> Iterator[Struck]:
-    """Stop the agent that holds the other node's shard: its connections stay open, but it reads nothing."""
+    """Stop the agent that holds the other node's shard.
+
+    The agent's connections stay open, but the agent reads nothing.
+    """
     agent = place.agent(place.member)
     with _stopped(agent) as at:
         yield Struck(at=at, did=f"SIGSTOP of the holder's agent, {place.member}")
@@ -156,12 +163,15 @@ def _is_arriving(node: str, rank: int) -> bool:
     return False
 
 
-# -- lines
+# -- connections
 
 
 @contextmanager
 def slow_link(place: Place) -> Iterator[Struck]:
-    """Limit a node's link to a hundredth of its earlier rate, at most a hundredth of a usual network card's."""
+    """Limit a node's link to a hundredth of its earlier rate.
+
+    The new rate is at most a hundredth of a usual network card's rate.
+    """
     megabits = min(place.link_bytes_per_second, CARD_BYTES_PER_SECOND) * 8 / 1e6 * LINK_PART
     whole = place.link_bytes_per_second / 1e6
     struck = Struck(
@@ -178,7 +188,7 @@ def slow_link(place: Place) -> Iterator[Struck]:
 def resets(place: Place) -> Iterator[Struck]:
     """Reset all connections between the two agents repeatedly.
 
-    `ss -K` makes the kernel close them; the other end receives a RST.
+    `ss -K` makes the kernel close the connections. The other node receives a RST.
     """
     ports = [place.peer_port(node) for node in place.nodes]
     chosen = " or ".join(f"sport = :{port} or dport = :{port}" for port in ports)
@@ -214,14 +224,17 @@ def resets(place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def memory_full(place: Place) -> Iterator[Struck]:
-    """Fill all nodes' slot memory before the job starts, so that neither owners nor holders get slots."""
+    """Fill all nodes' slot memory before the job starts.
+
+    Neither owners nor holders can then create slots.
+    """
     with _filled(place, place.nodes, LEFT_MIB) as struck:
         yield struck
 
 
 @contextmanager
 def receiver_full(place: Place) -> Iterator[Struck]:
-    """Leave one node memory for its own rank's slots, but none for those that it holds for the other node."""
+    """Limit one node's memory to its own rank's slots, so that it cannot hold slots for the other node."""
     with _filled(place, place.nodes[:1], LEFT_MIB + 2 * (place.state_mib + LEFT_MIB // 2)) as struck:
         yield struck
 
@@ -233,7 +246,7 @@ def _filled(place: Place, nodes: Sequence[str], left_mib: int) -> Iterator[Struc
     deadline = time.monotonic() + STRIKE_SECONDS
     while any(
         path for node in nodes for path in memory_directory(node).glob("*/rank-*.slot-*")
-    ):  # files of the earlier job; freed later, they would leave room
+    ):  # delete the earlier job's files now: if they were deleted later, slots would fit again
         if time.monotonic() > deadline:
             raise BenchmarkFailed(f"{' or '.join(nodes)} still has slots of a job that has ended")
         pause(0.05)

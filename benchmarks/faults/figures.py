@@ -1,8 +1,8 @@
-"""Figures and verdicts from the ranks' traces: did training continue at full speed? Pure.
+"""Measured values and verdicts from the ranks' traces: did training continue at full speed? Pure.
 
     before ──▶ fault starts ── during ──▶ fault ends ── healing ──▶ Protected ── after ──▶
 
-Invariant: a verdict depends on the run only; nothing is repeated because of it.
+Invariant: a verdict depends on this run only, and no measurement is repeated because of its verdict.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, Verdict, bootstr
 from benchmarks.traces import whole_rows
 
 FULL_SPEED_RATIO = 1.02
-"""Upper limit of median step during a fault ÷ before it that still counts as full speed."""
+"""Largest ratio of median step times, during ÷ before the fault, that counts as full speed."""
 WHOLE = "Protected"
-"""The API's word for complete protection."""
+"""The API's protection state of a completely protected job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,16 @@ class Boundary:
 
     step: int
     at: float
-    """Monotonic seconds of the machine."""
+    """Monotonic seconds at which the rank passed the boundary."""
     held_seconds: float
     """Seconds for which the session blocked the script in the step that ends here."""
     committed: int
-    """The newest committed step by the rank's page; -1 for none."""
+    """The newest committed step on the rank's page; -1 before the first commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a case, in monotonic seconds."""
+    """A time span of a case, in monotonic seconds."""
 
     begin: float
     end: float
@@ -52,69 +52,70 @@ class Observed:
     during: Span
     after: Span
     healed_at: float
-    """When the API reported Protected again."""
+    """Monotonic seconds at which the API reported Protected after the fault."""
     told_at: float | None
-    """When the API first reported incomplete protection; None if it never did."""
+    """Monotonic seconds at which the API first reported incomplete protection; None without such a report."""
     word: str
     """The API's last protection state during the fault."""
     reasons: tuple[str, ...]
-    """The API's reasons meanwhile, each once, in order."""
+    """The API's reasons for incomplete protection, each once, in the order of their first report."""
     did: str
-    """Figures about the fault."""
+    """Text that describes the fault's effect with numbers."""
     span_seconds: float
-    """Duration of the wait that stands for forward and backward."""
+    """Duration of the wait that replaces forward and backward."""
     copy_seconds: float
-    """Duration of a copy of the whole state."""
+    """Duration of a copy of the rank's whole state."""
     state_mib: int
     """State of one rank in MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One row of the report."""
+    """One row of the report: the measured values of one case."""
 
     name: str
     did: str
     before: Summary
     during: Summary
     after: Summary
-    """Summary of step times in seconds."""
+    """Step times after healing, in seconds. `before` and `during` have the same unit."""
     ratio: float
-    """Median step during the fault ÷ before it."""
+    """Median step time during the fault ÷ median step time before the fault."""
     low: float
     high: float
     longest_seconds: float
-    """The longest step from the start of the fault until the end of healing."""
+    """Duration of the longest step between the start of the fault and the end of healing."""
     lost_seconds: float
-    """Extra time of all steps from the fault's start to the end of healing, compared with as many earlier median steps.
+    """Time lost between the fault's start and the end of healing.
 
+    It is the duration of all steps minus the same number of earlier median steps.
     """
     held_p99_seconds: float
-    """99th percentile of the time for which the session blocked a step during the fault, all ranks."""
+    """99th percentile of the time for which the session blocked a step during the fault, over all ranks."""
     commits_before: float
-    """Commits ÷ steps."""
+    """Commits ÷ steps before the fault."""
     commits_during: float
     commits_after: float
     told_seconds: float | None
-    """Seconds from the fault's start to the API's report; None if the job stayed Protected."""
+    """Seconds from the fault's start to the API's report of it; None if the job stayed Protected."""
     word: str
     reasons: tuple[str, ...]
     healed_seconds: float
-    """Seconds from the fault's end to Protected."""
+    """Seconds from the fault's end until the API reported Protected."""
     verdict: Verdict
     told: str
     """Explanation of the verdict."""
 
 
 def parse(text: str) -> tuple[Boundary, ...]:
-    """Return the boundaries in one rank's trace, in order; an incomplete last line is skipped."""
+    """Return the boundaries in one rank's trace, in order. An incomplete last line is skipped."""
     return tuple(
         Boundary(int(step), float(at), float(held), int(committed)) for step, at, held, committed in whole_rows(text)
     )
 
 
 def steps_in(passed: Sequence[Boundary], span: Span) -> list[tuple[Boundary, Boundary]]:
-    """Return the boundaries at the ends of all steps that overlap a span, also partly."""
+    """Return the boundaries at the ends of all steps that overlap a span completely or partly."""
     return [(earlier, later) for earlier, later in pairwise(passed) if later.at > span.begin and earlier.at < span.end]
 
 
@@ -124,13 +125,16 @@ def step_seconds(passed: Sequence[Boundary], span: Span) -> list[float]:
 
 
 def commits_ratio(passed: Sequence[Boundary], span: Span) -> float:
-    """Return commits per step that a rank saw in a span; a commit in time is visible at the next boundary."""
+    """Return commits ÷ steps of a span, as one rank saw them. A commit in time is visible at the next boundary."""
     steps = steps_in(passed, span)
     return sum(later.committed > earlier.committed for earlier, later in steps) / len(steps)
 
 
 def evaluate(observed: Observed) -> Figure:
-    """Return the figures of one case. Steps are the first rank's; their collectives keep all ranks in step."""
+    """Return the measured values of one case.
+
+    Step times are the first rank's. The steps' collectives keep all ranks at the same pace.
+    """
     passed = observed.ranks[0]
     before, during, after = (step_seconds(passed, span) for span in (observed.before, observed.during, observed.after))
     usual = statistics.median(before)

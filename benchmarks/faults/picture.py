@@ -1,4 +1,4 @@
-"""Picture of one run as SVG: a strip per case, a point per step, the fault shaded. Pure."""
+"""Picture of one run as SVG: a strip per case, a point per step, a shaded area for the fault. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.faults.figures import Observed
 
 WIDTH, LEFT, RIGHT, STRIP, GAP, TOP = 900, 60, 20, 90, 34, 24
 MOST_RATIO = 2.0
-"""Upper edge of a strip as a multiple of the median step; longer steps are drawn at the edge."""
+"""Upper edge of a strip, as a multiple of the median step time. Longer steps are drawn at the edge."""
 FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 

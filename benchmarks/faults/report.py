@@ -1,4 +1,4 @@
-"""Report of a fault benchmark run: figures as JSON, a document with a table, one picture. Pure except for `write`."""
+"""Report of a fault benchmark run: values as JSON, a document with a table, one picture. Pure except for `write`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COMMAND = "make bench-faults"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Figures of one run."""
+    """Observations of one run."""
 
     observed: Sequence[Observed]
-    """Observations of at least one case."""
+    """Observations of each case, at least one."""
 
     @property
     def figures(self) -> list[Figure]:
-        """Figures of every case; on a busy machine without verdicts."""
+        """Measured values of every case. On a busy machine, they have no verdicts."""
         found = [evaluate(each) for each in self.observed]
         return (
             [dataclasses.replace(each, verdict=Verdict.INCONCLUSIVE, told=f"{BUSY}; {each.told}") for each in found]
@@ -43,7 +43,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: the figures.
+        run: the observations.
         figures: path of the JSON file.
         document: path of the Markdown file; the picture gets the same name with another suffix.
     """
@@ -57,8 +57,8 @@ def render(run: Run, picture: str) -> str:
     """Return the Markdown document.
 
     Args:
-        run: the figures.
-        picture: file name of the picture, in the same folder.
+        run: the observations.
+        picture: file name of the picture, in the document's folder.
     """
     return "\n\n".join([_head(run), _speed(run, picture), _protection(run), _limits()]) + "\n"
 

@@ -15,13 +15,13 @@ from benchmarks.faults.figures import WHOLE, Boundary, Observed, Span, parse
 
 RANKS, COPIES = 2, 2
 LOOK_SECONDS = 0.25
-"""Seconds between two API requests, the same in all parts of a case."""
+"""Seconds between two API requests, so that all parts of a case have the same load."""
 TOLD_SECONDS = 60.0
-"""Seconds after which an expected report of the API counts as missing."""
+"""Most seconds to wait for an expected report of the API. After this time, the case fails."""
 SETTLE_STEPS = 40
-"""Steps until audited snapshots and profiled iterations are over."""
+"""First steps of a job that are not measured. They include audited snapshots and profiled iterations."""
 AUDITED_STEPS = 8
-"""Steps until the audited snapshots are over in a job that gets its slots late."""
+"""Steps after healing that are not measured in a job without early slots. They include its audited snapshots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +29,10 @@ class Sizes:
     """Sizes and counts of a run."""
 
     steps: int = 40
-    """Minimal steps before, during and after a fault."""
+    """Minimal number of steps in each span: before, during and after the fault."""
     state_mib: int = 64
     span_seconds: float = 0.15
-    """Minimal wait that stands for forward and backward."""
+    """Minimal duration of the wait that replaces forward and backward."""
 
 
 QUICK = Sizes(steps=12)
@@ -40,7 +40,7 @@ QUICK = Sizes(steps=12)
 
 @dataclass(slots=True)
 class Running:
-    """A running job with the protection reports so far."""
+    """A running job with the protection reports received from the API."""
 
     job: BenchJob
     trace: Path
@@ -50,7 +50,7 @@ class Running:
     """Each change of state or reason that the API reported, with its time."""
 
     def boundaries(self) -> tuple[tuple[Boundary, ...], ...]:
-        """Return the boundaries in the ranks' traces so far."""
+        """Return the boundaries that the ranks' traces contain now."""
         paths = [self.trace / f"rank{rank}" for rank in range(RANKS)]
         return tuple(parse(path.read_text()) if path.exists() else () for path in paths)
 
@@ -64,7 +64,7 @@ class Running:
         return word
 
     def wait(self, what: str, arrived: Callable[[], bool]) -> float:
-        """Poll until the condition holds; return that moment.
+        """Poll until the condition holds; return the monotonic time of this moment.
 
         Raises:
             BenchmarkFailed: the condition does not hold in time, or the job ended.
@@ -83,7 +83,7 @@ class Running:
         return time.monotonic()
 
     def wait_steps(self, count: int) -> Span:
-        """Wait until all ranks have made this many further steps; return that moment."""
+        """Wait until all ranks have made this many additional steps; return the monotonic time of this moment."""
         begin = time.monotonic()
         end = self.wait(
             f"{count} steps",
@@ -92,7 +92,7 @@ class Running:
         return Span(begin, end)
 
     def wait_whole(self) -> float:
-        """Wait until the API reports Protected; return that moment."""
+        """Wait until the API reports Protected; return the monotonic time of this moment."""
         return self.wait("protection", lambda: self.word == WHOLE)
 
 
@@ -114,7 +114,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
         with case.strike(place) as struck:
             running = _submitted(place, case, sizes)
             running.wait_steps(SETTLE_STEPS)
-            heard = len(running.told) - 1  # reports from the state under the fault on
+            heard = len(running.told) - 1  # keep only reports since the fault took effect
             during = running.wait_steps(sizes.steps)
             told, told_at = running.told[heard:], None  # no step precedes this fault
         healed_at = running.wait_whole()

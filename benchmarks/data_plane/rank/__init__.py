@@ -1,12 +1,13 @@
-"""Programs of a benchmark's rank processes.
+"""Programs of the benchmark's rank processes.
 
-They also run in the peers' virtual environments, so they use the standard library and torch only.
+They also run in the virtual environments of the compared systems. They therefore import only the standard library and
+torch.
 
     state.py         the state that every system keeps, and synchronization of the two ranks
-    adapter.py       operations of a system under test (Protocol)
-    loop.py          the measured loop over an adapter
-    peer.py          the program of one rank of a peer: python -m benchmarks.data_plane.rank.peer
-    floors.py        the program of one rank that measures floors on request
-    everstep_job.py  the same loop for Everstep, as a job's script; it uses a session directly, like users
-    systems/         one adapter per peer
+    adapter.py       operations of a compared system (Protocol)
+    loop.py          the measured loop, which calls an adapter
+    peer.py          the program of one rank of a compared system: python -m benchmarks.data_plane.rank.peer
+    floors.py        the program of one process that measures floors on request
+    everstep_job.py  the same loop for Everstep, as a job's script with a session
+    systems/         one adapter per compared system
 """

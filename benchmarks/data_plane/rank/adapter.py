@@ -1,4 +1,4 @@
-"""Operations of a system under test."""
+"""Operations of a compared system."""
 
 from __future__ import annotations
 
@@ -8,32 +8,41 @@ import torch
 
 
 class Adapter(Protocol):
-    """One rank of one system.
+    """One rank of one compared system.
 
-    It is created with (state, meeting, a folder on tmpfs that both ranks see) and called by the training thread. Only
-    the operations that `System.metrics` names are called.
+    The constructor's arguments are the state, the meeting, and a folder on tmpfs that both ranks can read. The training
+    thread calls the adapter. It calls only the operations that `System.metrics` names.
     """
 
     gives_back_own_state: bool
-    """Whether `restore_peer` restores the rank's own state; False: it restores rank 0's, as for a joining replica."""
+    """True: `restore_peer` restores the rank's own state.
+
+    False: it restores rank 0's state, as for a joining replica.
+    """
 
     def snapshot(self, step: int, /) -> None:
-        """Start to keep the present state; return when the system lets the script continue."""
+        """Start a snapshot of the current state. Return as soon as the system lets the script continue."""
 
     def fence(self) -> None:
-        """Return when the state may change, before the next optimizer step."""
+        """Wait until the optimizer may change the state. Called before each optimizer step."""
 
     def protect(self) -> None:
-        """Return when the last snapshot is as safe as the system makes it: on the peer, or in its file."""
+        """Wait until the last snapshot has the highest protection that the system offers.
+
+        Depending on the system, the snapshot is then on the other node or in a file.
+        """
 
     def replica(self) -> list[torch.Tensor]:
         """Return this rank's tensors of the other rank's last snapshot, in the order of `State.dump`."""
 
     def restore_local(self) -> None:
-        """Restore the last snapshot into the model from this node."""
+        """Restore the last snapshot from this node's memory into the model."""
 
     def restore_peer(self) -> None:
-        """Restore it from the other node. Both ranks call this; rank 1 has lost everything."""
+        """Restore the last snapshot from the other node.
+
+        Both ranks call this. Rank 1 has lost its state and its snapshots.
+        """
 
     def close(self) -> None:
-        """End the system."""
+        """End the system's threads and processes."""

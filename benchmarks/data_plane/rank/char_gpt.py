@@ -1,9 +1,9 @@
-"""The char-GPT of `examples/` with DDP or ZeRO-3, protected by Everstep, by lm-resiliency and not at all, in turn.
+"""Trains the char-GPT of `examples/` with DDP or ZeRO-3, in blocks of steps under different systems.
 
-    warm-up ─▶ block of steps under one system ─▶ under another ─▶ … ─▶ each one's last step, compared on its holder
+    warm-up ─▶ block of steps under one system ─▶ under another ─▶ … ─▶ last step of each system, compared on its holder
 
-One launch contains all systems, in blocks in the same processes: separate launches of a model differ by more than the
-effect to be measured.
+The systems are Everstep, lm-resiliency, and no protection. One launch contains all systems, in the same processes: step
+times of separate launches differ by more than the systems' effect.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ LEARNING_RATE = 1e-3
 TEXT_BYTES = 1_000_000
 LAST_COMMIT_SECONDS = 2.0
 OTHERS_WARM_UP_STEPS = 8
-"""Warm-up steps of all systems but Everstep: the first write to a buffer costs many times as much."""
+"""Warm-up steps of all systems except Everstep. A system's first write to a buffer takes several times as long as later
+writes.
+"""
 SETTLE_STEPS = 20
-"""Maximal steps after the measurement until all ranks reach a kept step."""
+"""Most steps after the measurement until all ranks reach a kept step."""
 LOOK_SECONDS = 0.02
 """Seconds between two checks for a commit.
 
-A few per step, so that none is missed, but few enough not to matter: a check takes 0.1 ms of CPU time here.
+A step contains a few checks, so that no commit is missed. A check takes 0.1 ms of CPU time on the measured machine.
 """
 
 settings = json.loads(os.environ["EVERSTEP_HYPERPARAMETERS"])
@@ -57,7 +59,7 @@ def text() -> torch.Tensor:
 
 
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield random windows of the text endlessly, different on every rank."""
+    """Yield random windows of the text endlessly. Each rank has a different random seed."""
     tokens, generator = text(), torch.Generator().manual_seed(rank)
     while True:
         starts = torch.randint(len(tokens) - CONTEXT - 1, (BATCH,), generator=generator)
@@ -66,7 +68,7 @@ def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 class Ddp:
-    """DistributedDataParallel with AdamW."""
+    """The char-GPT under DistributedDataParallel, with AdamW."""
 
     def __init__(self) -> None:
         dist.init_process_group("gloo")
@@ -74,7 +76,7 @@ class Ddp:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
 
     def registered(self) -> dict[str, Any]:
-        """Return the arguments for `everstep.training.init`."""
+        """Return the model and optimizer as arguments for `everstep.training.init`."""
         return {"model": self.model, "optimizer": self.optimizer}
 
     def forward_and_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
@@ -85,7 +87,7 @@ class Ddp:
         self.optimizer.step()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the live state: parameters and moments."""
+        """Return the live tensors of the state: parameters and Adam's moments."""
         named = {}
         for number, parameter in enumerate(self.model.parameters()):
             named[f"{number}"] = parameter.detach()
@@ -140,32 +142,42 @@ class Zero3(Ddp):
 
 
 class Nobody:
-    """No protection; the reference for the other systems."""
+    """Trains without protection: the reference for the other systems, and their base class."""
 
     def __init__(self, model: Ddp) -> None:
         self._model = model
 
     def boundary(self, number: int, /) -> None:
-        """Keep the state after the step of this number, which counts the steps of all systems."""
+        """Keep the state after a step.
+
+        Args:
+            number: number of the step in this launch; all systems' steps are counted.
+        """
 
     def kept(self, numbers: Collection[int], /) -> int:
-        """Return how many of these steps are, or were, kept on both nodes."""
+        """Return how many of these steps were kept on both nodes at any time."""
         return len(numbers)
 
     def is_last_kept(self) -> bool:
-        """Return whether the holders have every rank's state of the last step, so that `verified` works. Collective."""
+        """Return True if the holders have every rank's state of the last step.
+
+        Only then can `verified` compare the state. Collective: every rank calls this.
+        """
         return True
 
     def verified(self) -> bool | None:
-        """Compare the holder's bytes of the last step with the live model; None without a holder. Collective."""
+        """Compare the holder's bytes of the last step with the live model.
+
+        Return None if the system has no holder. Collective: every rank calls this.
+        """
         return None
 
     def close(self) -> None:
-        """End the system."""
+        """End the system's threads and processes."""
 
 
 class Everstep(Nobody):
-    """A session, used as by every user."""
+    """Protects the model with an Everstep session, used as in a user's script."""
 
     def __init__(self, model: Ddp) -> None:
         import everstep.training
@@ -178,7 +190,7 @@ class Everstep(Nobody):
         self._watch = CommitWatch(self._page, int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
         self._session.restore()
         self._steps: dict[int, int] = {}
-        """The session's own number of each step."""
+        """The session's step number, by number of the step in this launch."""
         self._step = 0
 
     def boundary(self, number: int) -> None:
@@ -202,12 +214,12 @@ class Everstep(Nobody):
 
 
 class LmResiliency(Nobody):
-    """lm-resiliency's manager, used as in its adapter."""
+    """Protects the model with lm-resiliency's manager, used as in `systems.lm_resiliency`."""
 
     def __init__(self, model: Ddp) -> None:
         sys.path.append(
             os.environ["BENCH_LM_RESILIENCY"]
-        )  # last in the path, so that only this package comes from the peer's environment
+        )  # last in the path, so that only this package is imported from lm-resiliency's environment
         from lm_resiliency.checkpointing import InMemoryCheckpointManager, InMemoryCkptConfig
 
         super().__init__(model)
@@ -218,7 +230,7 @@ class LmResiliency(Nobody):
         self._manager = InMemoryCheckpointManager(config)
         self._number = 0
         self._held: set[int] = set()
-        """Steps of the other rank that arrived here completely, as of the last check."""
+        """Steps of the other rank that this rank has received completely. `boundary` adds to this set."""
 
     def boundary(self, number: int) -> None:
         self._number = number
@@ -247,27 +259,27 @@ class LmResiliency(Nobody):
 
 @dataclass
 class Block:
-    """Consecutive steps under the same system, without the first few."""
+    """Consecutive steps under one system. The block's first steps are not timed."""
 
     system: str
     seconds: float = 0.0
-    """Mean step time."""
+    """Mean step time of the timed steps."""
     cpu_seconds: float = 0.0
-    """Mean CPU time of a step for this rank; rank 0 includes the agents."""
+    """Mean CPU time per step of this rank. Rank 0's value also includes the agents' CPU time."""
     numbers: list[int] = field(default_factory=list)
-    """Numbers of all its steps."""
+    """Numbers of all steps of the block, including steps that are not timed."""
     kept_count: int = 0
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this rank so far; rank 0 includes the agents."""
+    """Return the CPU time that this rank has used. Rank 0's value also includes the agents' CPU time."""
     agents = os.environ["BENCH_AGENTS"].split() if rank == 0 else []
     threads = [thread for pid in agents for thread in Path(f"/proc/{pid}/task").iterdir()]
     return time.process_time() + sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def main() -> None:
-    """Train, and write the figures of each block."""
+    """Train, and write the measured values of each block."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
     kinds: dict[str, Callable[[], Ddp]] = {"ddp": Ddp, "zero3": Zero3}

@@ -1,9 +1,10 @@
-"""The job's script on Everstep's side: the loop of `loop.py` with a session, as every user has it.
+"""The job's script on Everstep's side: the loop of `loop.py` with a session, as in a user's script.
 
     first launch    first snapshots ─▶ steps with long spans ─▶ with short spans ─▶ byte compare on the holder ─▶ wait
     later launches  restore, timed from the call ─▶ byte compare with the first launch's dump ─▶ wait
 
-A thread that only reads the rank's page detects commits. The harness kills a rank, or sends `finish`.
+A span is a wait that replaces forward and backward. A thread that only reads the rank's page detects commits. While the
+script waits, the harness kills a rank or creates the file `finish`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from everstep.training.session import TrainingSession
 
 LOOK_SECONDS = 0.002
 QUIET_RATIO = 0.9
-"""Pause before the next check for a commit, relative to the fastest commit so far.
+"""Pause after a boundary before the first check for its commit, relative to the fastest earlier commit.
 
-A check takes 0.1 ms of CPU time from the measured work.
+Each check takes 0.1 ms of CPU time from the measured work.
 """
 FIRST_SNAPSHOTS = 4
-"""The audited snapshots of a launch, and one more."""
+"""Number of first snapshots of a launch that are measured separately: the audited snapshots and one more."""
 FIRST_STEPS = 60
 SETTLE_STEPS = 100
 COMMIT_PATIENCE_SECONDS = 60.0
@@ -45,16 +46,16 @@ class Steps:
 
     numbers: list[int] = field(default_factory=list)
     blocked: list[float] = field(default_factory=list)
-    """Blocked time of each step: its boundary, and the wait before the next change."""
+    """Blocked time of each step: its boundary call, and the wait before the optimizer's next change."""
     has_snapshot: list[bool] = field(default_factory=list)
     began_at: list[float] = field(default_factory=list)
-    """When each boundary was called."""
+    """Time at which the script called each boundary."""
     committed_at: list[float | None] = field(default_factory=list)
-    """When the page showed the commit; None if this exact step was not committed."""
+    """Time at which the rank's page showed the commit of each step; None if this exact step was not committed."""
 
 
 class CommitWatch:
-    """Observes commits on the agent's half of the rank's page.
+    """Detects commits on the agent's half of the rank's page, in a separate thread.
 
     Args:
         page: the page's file.
@@ -76,7 +77,10 @@ class CommitWatch:
         threading.Thread(target=self._look, daemon=True).start()
 
     def expect(self, step: int) -> None:
-        """Observe the commit of this step, whose boundary was just passed; at once if an earlier one is still open."""
+        """Start to check for the commit of this step, whose boundary the script has just passed.
+
+        If an earlier step is not committed yet, the checks start without the usual pause.
+        """
         with self._changed:
             self._begun = time.perf_counter()
             is_quiet = self._quickest is not None and self.committed >= self._expected
@@ -109,7 +113,7 @@ class CommitWatch:
             self._changed.notify_all()
 
     def wait(self, step: int, seconds: float) -> bool:
-        """Return whether `step` is committed, after at most `seconds`."""
+        """Return whether `step` is committed. Wait for at most `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: self.committed >= step, seconds)
 
@@ -129,7 +133,10 @@ class Rank:
         self._watch = watch
 
     def steps(self, count: int, span_seconds: float, *, snapshots: int | None = None) -> Steps:
-        """Train for `count` steps as `loop._steps` does, or until every rank has taken this many snapshots."""
+        """Train for `count` steps as `loop._steps` does.
+
+        With `snapshots`, training ends earlier, when every rank has taken this many snapshots.
+        """
         found = Steps()
         at_boundary = 0.0
         for number in range(count + 1):
@@ -157,11 +164,11 @@ class Rank:
         return found
 
     def settle(self, span_seconds: float) -> int:
-        """Train on until a boundary of all ranks is committed; return its step."""
+        """Continue training until a boundary of all ranks is committed; return the step of this boundary."""
         for _ in range(SETTLE_STEPS):
             found = self.steps(1, span_seconds)
-            if least(sum(found.has_snapshot)):  # a step that is not kept is never committed
-                # Steps now have another length, and pacing by the old profile delays the commit.
+            if least(sum(found.has_snapshot)):  # a step without a snapshot is never committed
+                # Steps now have another length. Pacing still uses the old profile, which delays the commit.
                 self._watch.wait(found.numbers[-1], COMMIT_PATIENCE_SECONDS)
             if least(self._watch.committed) >= found.numbers[-1]:
                 return found.numbers[-1]
@@ -172,9 +179,9 @@ def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, ra
     """Compare this rank's slots on every other node with the live state, byte by byte and without digests.
 
     Args:
-        session: its state is at `step`.
-        memory: this node's folder; other nodes of this machine have theirs next to it.
-        page: the rank's page, which names the run's folder.
+        session: session whose live state is at `step`.
+        memory: this node's folder. The folders of the machine's other nodes have the same parent.
+        page: the rank's page, whose path contains the run's folder.
         step: the expected step.
         rank: the shard's rank.
 
@@ -190,7 +197,7 @@ def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, ra
 
 
 def held(memory: Path, page: Path, step: int, rank: int) -> tuple[Path, SlotHeader] | None:
-    """Return the sealed slot in which another node holds a rank's shard of a step; None without one.
+    """Return the sealed slot in which another node holds a rank's shard of a step; None if no node holds it.
 
     For the arguments see `holder_has`.
     """
@@ -204,13 +211,13 @@ def held(memory: Path, page: Path, step: int, rank: int) -> tuple[Path, SlotHead
 
 
 def header_of(path: Path) -> SlotHeader:
-    """Return a slot's present header."""
+    """Return the header that a slot currently has."""
     with path.open("rb") as file:
         return unpack_header(file.read(HEADER_BYTES))
 
 
 def equals(payload: torch.Tensor, header: SlotHeader, live: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a payload contains all these tensors byte by byte, and at least one.
+    """Return whether a payload contains all these tensors byte by byte. Return False without tensors.
 
     Args:
         payload: uint8[payload_bytes].

@@ -1,12 +1,14 @@
-"""Floors of this machine, measured by two processes at the same time on request.
+"""Measures the floors of this machine: bounds that no checkpoint system can beat.
 
-    memcpy      the state's bytes into warm shared memory, tensor by tensor, one thread
+Two of these processes measure at the same time, on request.
+
+    memcpy      copy of the state's bytes into warm shared memory, tensor by tensor, one thread
     digest      xxh3-128 of as many bytes
     one_way     rank 0 sends as many bytes to rank 1 over one default loopback socket, into warm memory
-    both_ways   both send at once, over a socket each
+    both_ways   both ranks send as many bytes to each other at the same time, over one socket per direction
 
-A line on stdin requests one round; the answer is one line of JSON on stdout: seconds by floor. The program needs
-xxhash, so it runs in Everstep's environment.
+A line on stdin requests one measurement of all floors. The answer is one line of JSON on stdout: seconds by floor. The
+program needs xxhash, so it runs in Everstep's environment.
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ import xxhash
 from benchmarks.data_plane.rank.state import RANKS, Meeting
 
 MAX_BUFFER_BYTES = 512 * 1024**2
-"""Buffer size, far larger than any cache; more bytes are moved in several passes.
+"""Largest size of a buffer, so that the floors leave memory to the measured systems.
 
-So the floors leave memory to the systems under test.
+It is far larger than any cache. A floor with more bytes uses the buffer several times.
 """
 TENSOR_BYTES = 4 * 1024**2
 SOCKET_PIECE_BYTES = 8 * 1024**2
 
 
 class Floors:
-    """One of the two processes.
+    """One of the two processes that measure floors.
 
     Args:
-        rank: rank 0 listens.
+        rank: rank 0 listens, and rank 1 connects.
         meeting: synchronizes both ranks.
         size: bytes that every floor moves.
     """
@@ -54,7 +56,7 @@ class Floors:
         self._lines = self._connect()
 
     def _connect(self) -> tuple[socket.socket, socket.socket]:
-        """Return two connections: the first carries 0 → 1, the second 1 → 0."""
+        """Return two connections: the first carries bytes from rank 0 to rank 1, the second from rank 1 to rank 0."""
         store = self._meeting.store
         if self._rank == 0:
             with socket.create_server(("127.0.0.1", 0)) as server:
@@ -93,7 +95,7 @@ class Floors:
     def _one_way(self) -> None:
         if self._rank == 0:
             self._send(self._lines[0])
-            self._lines[0].recv(1)  # returns when the other side has received everything
+            self._lines[0].recv(1)  # returns when the other rank has received all bytes
         else:
             self._receive(self._lines[0])
             self._lines[0].sendall(b"k")
@@ -123,7 +125,7 @@ class Floors:
 
 
 def main(rank: int, port: int, mebibytes: int) -> None:
-    """Answer requests until stdin ends."""
+    """Answer requests until stdin is closed."""
     assert RANKS == 2
     floors = Floors(rank, Meeting(rank, port), mebibytes * 1024**2)
     floors.round()

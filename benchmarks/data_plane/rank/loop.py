@@ -1,10 +1,12 @@
-"""The measured loop over an adapter, the same for every peer; `everstep_job.py` does the same with a session.
+"""The measured loop, which calls an adapter. All compared systems use it; `everstep_job.py` repeats it with a session.
 
     first snapshot ─▶ steps with long spans ─▶ steps with short spans ─▶ snapshots until they are safe
     ─▶ byte compare on the holder ─▶ restores from the own node ─▶ restores from the peer
 
-Invariant: both ranks synchronize before and after every timing, so that both do the same at the same time in both
-directions.
+A span is a wait that replaces forward and backward.
+
+Invariant: the two ranks synchronize before and after every timing, so that they run the same operation at the same
+time.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from benchmarks.data_plane.rank.state import Meeting, State, equal_to_dump, paus
 
 SLOW_SECONDS = 5.0
 SLOW_REPEATS = 3
-"""Repetitions of an operation that takes longer than `SLOW_SECONDS`."""
+"""Repetitions of an operation if one call takes longer than `SLOW_SECONDS`."""
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Samples:
     state_bytes: int = 0
     first_blocked: float = 0.0
     blocked: list[float] = field(default_factory=list)
-    """Blocked time of each step with a snapshot, including the wait before the next change."""
+    """Blocked time of each step with a snapshot, including the wait before the optimizer's next change."""
     tight_blocked: list[float] = field(default_factory=list)
     first_protect: float = 0.0
     protect: list[float] = field(default_factory=list)
@@ -57,7 +59,7 @@ def measure(
     repeats: Repeats,
     dumps: Path,
 ) -> Samples:
-    """Run one launch.
+    """Run the measured loop once.
 
     Args:
         make: returns the adapter.
@@ -65,12 +67,12 @@ def measure(
         state: this rank's state.
         meeting: synchronizes the ranks.
         repeats: numbers of repetitions.
-        dumps: folder for dumps to compare with, shared by both ranks.
+        dumps: folder that both ranks share, for the dumps of the compares.
 
     Returns:
         This rank's samples.
     """
-    adapter = make(state, meeting)  # imports of the system and its helpers belong to the baseline
+    adapter = make(state, meeting)  # the baseline includes the memory of the system's imports and helper processes
     samples = Samples(
         state_bytes=state.nbytes, private_before_bytes=private_bytes(*own_tree()), tmpfs_before_bytes=tmpfs_bytes()
     )
@@ -130,11 +132,11 @@ def _snapshots(
 
 
 def do_nothing() -> None:
-    """Leave the state unchanged."""
+    """Do nothing: the preparation of a restore that needs none."""
 
 
 def _steps(adapter: Adapter, state: State, meeting: Meeting, count: int, span_seconds: float) -> list[float]:
-    """Train with a snapshot at every step; return the blocked time of each."""
+    """Train with a snapshot at every step; return the blocked time of each step."""
     taken: list[float] = []
     at_boundary = 0.0
     for number in range(count + 1):

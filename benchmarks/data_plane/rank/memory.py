@@ -1,4 +1,4 @@
-"""Memory use of processes and folders. Standard library only, as harness and ranks both import it."""
+"""Memory use of processes and folders. It imports only the standard library, because harness and ranks both use it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def private_bytes(*pids: int) -> int:
-    """Return the anonymous memory of processes; pages shared by forks count in parts, ended processes as 0."""
+    """Return the anonymous memory of processes.
+
+    Each process counts its share of pages that forked processes share. Ended processes count as 0.
+    """
     total = 0
     for pid in pids:
         try:

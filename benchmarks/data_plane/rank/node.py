@@ -1,13 +1,14 @@
-"""One of two nodes without a control plane: an agent's work to bring a shard from its holder to a waiting rank.
+"""One of two nodes without a control plane. It measures the transfer of a shard to a rank that already waits.
 
     owner     a real `Member`: opens a generation, accepts its rank, fetches the base from the holder, releases the rank
     holder    the listener and receiver of every member: receives replicas, sends shards
 
-In a job, ranks and fetch start together. At the sizes measured here, the fetch ends before a rank has built its model.
-This program measures the case of a rank that already waits: the harness starts the fetch when the rank is ready.
+The base is the step that the rank restores. In a real job, ranks and fetch start together. At the sizes measured here,
+that fetch ends before a rank has built its model. Here, the harness starts the fetch when the rank already waits.
 
-A line on stdin is a command; the answer is one line of JSON on stdout. Invariant: all parts are the product's own; only
-the control plane is replaced.
+A line on stdin is a command. The answer is one line of JSON on stdout.
+
+Invariant: all parts are the product's own, except for the control plane, which this program replaces.
 """
 
 from __future__ import annotations
@@ -61,16 +62,22 @@ KEY = b"k" * 32
 ADDRESS = "127.0.0.1"
 SOCKET = "ranks.sock"
 SECONDS = 30.0
-"""Value of every deadline; none expires here."""
+"""Value of every deadline, long enough that no deadline expires during the benchmark."""
 SETTLE_SECONDS = 0.1
-"""Seconds between a rank's hello and the fetch, so that the rank is really waiting."""
+"""Seconds between the rank's hello and the start of the fetch. The rank reaches its wait in this time."""
 ENTRY = "train.py"
 SLOTS, SPARE_BYTES = 5, 256 * 1024**2
-"""Memory of a node: two copies of two steps, as required of every node, and a reserve. Half of it is used."""
+"""Slots of a node, and a reserve of memory in bytes.
+
+Every node requires memory for two copies of two steps. This benchmark uses half of the slots.
+"""
 
 
 def plan(generation: int, holder_port: int, base: SlotRecord | None) -> GenerationPlan:
-    """Return a generation's plan: one rank on the owner's node; its base, if any, only on the holder."""
+    """Return the plan of a generation: one rank on the owner's node.
+
+    If there is a base, only the holder has it.
+    """
     place = ObjectReference(bucket="bench", key="source")
     archive = _archive()
     timeouts = dict.fromkeys(Timeouts.__struct_fields__, SECONDS)
@@ -109,7 +116,7 @@ def plan(generation: int, holder_port: int, base: SlotRecord | None) -> Generati
     )
 
 
-@functools.cache  # a second archive would contain another time, and so have another digest
+@functools.cache  # a second archive would contain another time stamp, so its digest would differ
 def _archive() -> bytes:
     """Return a source tree with one empty script, which never runs."""
     data = io.BytesIO()
@@ -119,7 +126,7 @@ def _archive() -> bytes:
 
 
 class _Ear:
-    """A generation's `RankEvents`, and whether its rank has connected."""
+    """The `RankEvents` of a generation. It records whether the generation's rank has connected."""
 
     def __init__(self, lines: RankLines) -> None:
         self._lines = lines
@@ -142,7 +149,7 @@ class _Ear:
 
 
 class Holder:
-    """Sends the replicas that it has received.
+    """The holder's node: receives the rank's replicas, and sends them to the owner's node.
 
     Args:
         folder: the node's folder on tmpfs.
@@ -159,7 +166,7 @@ class Holder:
         )
 
     async def open(self, generation: int) -> dict[str, Any]:
-        """Open a generation; return the address."""
+        """Open a generation; return the address of the holder's listener."""
         await self._listener.revoke()
         self._listener.admit(
             Credentials(JOB, RUN, Generation(generation), HOLDER, KEY, silence_seconds=SECONDS), self._serve
@@ -172,7 +179,7 @@ class Holder:
 
 
 class Owner:
-    """Brings the holder's state to its rank.
+    """The owner's node: fetches the rank's shard from the holder, and releases the waiting rank.
 
     Args:
         folder: the node's folder on tmpfs.
@@ -206,7 +213,7 @@ class Owner:
         return {}
 
     async def open(self, generation: int, holder_port: int) -> dict[str, Any]:
-        """Open a generation with no state on this node; its rank can now connect, and waits."""
+        """Open a generation without any state on this node. The rank can then connect and wait."""
         for slot in self._store.shards.get(RANK, []):
             with slot.file.payload(0, slot.file.header.capacity_bytes) as payload:
                 payload[:] = bytes(payload.nbytes)
@@ -219,9 +226,9 @@ class Owner:
         return {}
 
     async def load(self) -> dict[str, Any]:
-        """Fetch the base once the rank is connected, and release the rank as soon as the base is verified.
+        """Fetch the base once the rank is connected. Release the rank as soon as the base is verified.
 
-        Return the times of both.
+        Return the times at which the fetch began and the base was verified.
         """
         assert self._member is not None
         assert self._ear is not None
@@ -234,7 +241,7 @@ class Owner:
         return {"begun": begun, "loaded": loaded}
 
     async def close(self) -> dict[str, Any]:
-        """End the generation; the first one's commit is the base of all others."""
+        """End the generation. The step that the first generation committed is the base of all later generations."""
         assert self._member is not None
         await self._member.close()
         records = self._store.inventory()
@@ -243,7 +250,7 @@ class Owner:
 
 
 async def serve(role: str, folder: Path, memory_bytes: int) -> None:
-    """Execute commands until stdin ends."""
+    """Execute commands until stdin is closed."""
     node: Any = {"owner": Owner, "holder": Holder}[role](folder, memory_bytes)
     print("{}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
@@ -252,7 +259,7 @@ async def serve(role: str, folder: Path, memory_bytes: int) -> None:
 
 
 def main(role: str, folder: Path, mebibytes: int) -> None:
-    """Run a node like its agent."""
+    """Run a node with the settings of an agent process."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
     )

@@ -1,4 +1,4 @@
-"""One rank of a peer: `python -m benchmarks.data_plane.rank.peer '<json of Launch>'`."""
+"""Program of one rank of a compared system: `python -m benchmarks.data_plane.rank.peer '<json of Launch>'`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Parameters of a rank."""
+    """Parameters of a rank's process."""
 
     adapter: str
-    """Module and class below `systems`."""
+    """Module and class of the adapter, below the package `systems`."""
     offers: list[str]
     rank: int
     state_mib: int
     repeats: dict[str, Any]
     meeting_port: int
     group_port: int
-    """Port of the system's own process group."""
+    """Port of the compared system's process group."""
     memory: str
     """Folder on tmpfs for the system's files, shared by both ranks."""
     dumps: str
     result: str
 
     def to_json(self) -> str:
-        """Return the program's argument."""
+        """Return the parameters as JSON, the program's only argument."""
         return json.dumps(asdict(self))
 
 
@@ -65,7 +65,7 @@ def main(text: str) -> None:
     Path(launch.result).write_text(json.dumps(samples.as_dict()))
     meeting.leave()
     sys.stdout.flush()
-    os._exit(0)  # several systems leave threads that never end
+    os._exit(0)  # threads of several systems never end
 
 
 if __name__ == "__main__":

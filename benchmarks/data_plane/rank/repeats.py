@@ -1,4 +1,4 @@
-"""Numbers of repetitions in a launch. Standard library only, as harness and ranks both import it."""
+"""Numbers of repetitions in a launch. It imports only the standard library, because harness and ranks both use it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class Repeats:
     """Numbers of repetitions in one launch."""
 
     spaced_steps: int
-    """Steps with spans long enough for all background work to finish."""
+    """Steps with long spans, in which all background work finishes."""
     tight_steps: int
-    """Steps with spans of twice the copy."""
+    """Steps with short spans: twice the duration of a copy of the state."""
     protects: int
-    """Snapshots that are awaited until they are safe; unused for Everstep, where every commit is timed."""
+    """Snapshots after which the loop waits until they are safe. Unused for Everstep, where every commit is timed."""
     local_restores: int
-    """Restores from the own node; Everstep's ranks also do one at every restore from a peer."""
+    """Restores from the rank's own node. Everstep's ranks also restore locally at every restore from a peer."""
     peer_restores: int
     span_seconds: float
     tight_span_seconds: float

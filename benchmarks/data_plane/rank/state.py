@@ -2,7 +2,7 @@
 
 The state has fp32 parameters with a transformer's shapes under Adam.
 
-Invariant: the same size gives every system the same shapes. Every step changes every byte that a snapshot contains.
+Invariant: every system gets the same tensor shapes for the same size. Every step changes every byte of a snapshot.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ BYTES_OF_BLOCK = 3 * 4 * sum(math.prod(shape) for shape in BLOCK)
 
 
 class State:
-    """Parameters, their fixed gradients, and an optimizer after its first step.
+    """Parameters with fixed gradients, and Adam after its first step.
 
     Args:
         mebibytes: approximate size; rounded to whole transformer blocks.
-        rank: ranks differ in every byte.
+        rank: seed of the values, so that the two ranks' states differ.
     """
 
     def __init__(self, mebibytes: int, rank: int) -> None:
@@ -38,8 +38,8 @@ class State:
         self.module = torch.nn.ParameterList(torch.randn(shape) for _ in range(count) for shape in BLOCK)
         for parameter in self.module:
             parameter.grad = torch.full_like(parameter, 1e-3)
-        # A slow first moment: with fixed gradients the default one stops changing after 150 steps, and unchanged bytes
-        # need not be sent.
+        # This beta makes the first moment change slowly. With the default and fixed gradients, it would stop changing
+        # after 150 steps. A system need not send unchanged bytes.
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3, betas=(0.99, 0.999), fused=True)
         self.steps = 0
         self.advance()
@@ -59,7 +59,7 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all `tensors`."""
+        """Total bytes of all tensors that `tensors` yields."""
         return sum(tensor.nbytes for _, tensor in self.tensors())
 
     def tree(self) -> dict[str, object]:
@@ -70,14 +70,14 @@ class State:
         return {"model": model, "optim": moments, "step": self.steps}
 
     def load(self, tree: dict[str, object]) -> None:
-        """Copy a state dict of that form into the live tensors."""
+        """Copy a state dict in the form of `tree` into the live tensors."""
         for live, saved in zip(leaves(self.tree()), leaves(tree), strict=True):
             live.copy_(saved)
 
     def spoil(self) -> None:
-        """Overwrite everything, so that a restore without effect is noticed.
+        """Overwrite all tensors, so that the byte compare detects a restore without effect.
 
-        Gradients are dropped too, as a restarted rank has none yet.
+        The gradients are dropped, because a restarted rank has no gradients before its first backward.
         """
         for _, tensor in self.tensors():
             tensor.zero_()
@@ -85,7 +85,7 @@ class State:
             parameter.grad = None
 
     def dump(self, path: Path) -> None:
-        """Write the bytes of all tensors in sequence, for a later compare."""
+        """Write the bytes of all tensors in sequence. `equals_dump` later compares the state with this file."""
         dump_tensors((tensor for _, tensor in self.tensors()), path)
 
     def equals_dump(self, path: Path) -> bool:
@@ -94,7 +94,7 @@ class State:
 
 
 def leaves(tree: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a state dict, model first, in the order of `State.tree`."""
+    """Yield the tensors of a state dict in the order of `State.tree`: the model first, then the optimizer."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, dict):
@@ -110,7 +110,7 @@ def dump_tensors(tensors: Iterable[torch.Tensor], path: Path) -> None:
 
 
 def equal_to_dump(tensors: list[torch.Tensor], path: Path) -> bool:
-    """Compare bytes: NaN equals itself, 0.0 does not equal -0.0."""
+    """Compare tensors with a dump by bytes, so that NaN equals NaN and 0.0 differs from -0.0."""
     size = sum(tensor.nbytes for tensor in tensors)
     if path.stat().st_size != size:
         return False
@@ -124,10 +124,10 @@ def equal_to_dump(tensors: list[torch.Tensor], path: Path) -> bool:
 
 
 class Meeting:
-    """Synchronization of the two ranks, separate from every system's own communication.
+    """Synchronization of the two ranks, separate from the measured system's communication.
 
     Args:
-        rank: rank 0 runs the store.
+        rank: rank 0 runs the torch store.
         port: port of the store.
     """
 
@@ -137,7 +137,7 @@ class Meeting:
         self._count = 0
 
     def wait(self) -> None:
-        """Return when both ranks have called this."""
+        """Wait until both ranks have called this method."""
         self._count += 1
         if self.store.add(f"meeting/{self._count}", 1) == RANKS:
             self.store.set(f"met/{self._count}", "1")
@@ -150,7 +150,7 @@ class Meeting:
         return max(float(self.store.get(f"value/{self._count - 1}/{rank}")) for rank in range(RANKS))
 
     def leave(self) -> None:
-        """Return when the store is no longer needed; rank 0 leaves last."""
+        """Wait until the other rank no longer needs the store. Rank 0 returns last, because it runs the store."""
         if self.rank:
             self.store.set("gone", "1")
         else:
@@ -165,12 +165,12 @@ def least(value: int) -> int:
 
 
 def leave(path: Path, result: Mapping[str, object]) -> None:
-    """Write a result for the harness atomically."""
+    """Write a result file for the harness atomically."""
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(result))
     scratch.replace(path)
 
 
 def pause(seconds: float) -> None:
-    """Wait for a time, in place of computation that leaves the CPU free."""
+    """Sleep for a time. This replaces the computation and leaves the CPU free."""
     threading.Event().wait(seconds)

@@ -1,7 +1,7 @@
-"""A rank that is ready before its state: it has built its model, calls `init`, and waits.
+"""Program of a rank that is ready before its state arrives: it has built its model, calls `init`, and waits.
 
-The harness controls it beside `node.py`. A generation's number on stdin makes it continue from `init` to the end of its
-session; the answer is one line of JSON on stdout.
+The harness starts it together with `node.py`. A generation's number on stdin lets the program run one session, from
+`init` to the session's end. The answer is one line of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from benchmarks.data_plane.rank.state import State
 from everstep.training.session import TrainingSession
 
 COMMIT_SECONDS = 1.0
-"""Seconds after which a step that is not committed counts as not captured."""
+"""Seconds to wait for a step's commit. After this time, the rank trains another step."""
 
 
 def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, object]:
     """Run the rank of one generation.
+
+    The first generation trains until a step is kept, and writes the dump. Later generations restore this step.
 
     Args:
         state: the built state.
@@ -51,7 +53,10 @@ def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, o
 
 
 def _keep(session: TrainingSession, state: State, watch: CommitWatch) -> None:
-    """Train until a step is committed on both nodes; the first steps precede the allocation of slots."""
+    """Train until a step is committed on both nodes.
+
+    The first steps are not committed, because slots are allocated after them.
+    """
     is_committed = False
     while not is_committed:
         state.advance()
@@ -62,7 +67,7 @@ def _keep(session: TrainingSession, state: State, watch: CommitWatch) -> None:
 
 
 def main(owner: Path, mebibytes: int) -> None:
-    """Answer requests until stdin ends."""
+    """Answer requests until stdin is closed."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"EVERSTEP_AGENT_SOCKET": str(owner / SOCKET), "EVERSTEP_JOB_NAME": JOB, "EVERSTEP_RUN_ID": RUN}
     state = State(mebibytes, 0)

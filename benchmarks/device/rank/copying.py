@@ -1,10 +1,10 @@
-"""Capture into a slot and restore from it, beside the transfer rate of pinned memory.
+"""Capture into a slot and restore from the slot, compared with the transfer rate of pinned memory (the floor).
 
     capture   through the bounce ring (nothing registered) ─▶ registration ─▶ floor, capture, capture, floor, …
               ─▶ a fresh slot without pages: registration ─▶ capture; after each kind every byte is compared
     restore   floor, restore, restore, floor, … each into a reset state; every byte is compared
 
-Invariant: the state changes completely between two captures, so earlier content of the slot cannot help a capture.
+Invariant: the state changes completely between two captures, so earlier content of the slot cannot speed a capture up.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Captures:
     seconds: list[float] = field(default_factory=list)
     """Seconds until every byte was in the slot."""
     begin_seconds: list[float] = field(default_factory=list)
-    """Time for which the start of the capture blocked the training thread."""
+    """Seconds for which the start of the capture blocked the training thread."""
     wait_seconds: list[float] = field(default_factory=list)
-    """Further time for which the training thread would be blocked if its next change came at once."""
+    """Additional seconds for which the training thread would be blocked if it changed the state immediately."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """CPU time of the whole process."""
+    """CPU time of the whole process during the capture."""
     allocation_count: int = 0
     """Allocations of device memory or pinned memory during captures."""
     equal: list[bool] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Floor:
 
 
 def order(rounds: int) -> Iterator[str]:
-    """Yield A for a floor and B for a measurement, in the pattern ABBA, until there are `rounds` of each."""
+    """Yield A for a floor and B for a capture or restore, in the pattern ABBA, until there are `rounds` of each."""
     for number in range(rounds):
         yield from "AB" if number % 2 == 0 else "BA"
 
@@ -102,7 +102,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()
-        _capture(hardware, copier, slot, Captures())  # warm-up of both
+        _capture(hardware, copier, slot, Captures())  # warm-up of both directions
         floors, registered = [], Captures()
         for letter in order(rounds):
             if letter == "A":
@@ -114,7 +114,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         fresh = Slot(folder / "slot-1", state)
         result["cold_registration"] = _register(copier, fresh, registration)
         result["fresh"] = _kind(hardware, copier, fresh, 1)
-    except RuntimeError as error:  # errors of torch or the driver; earlier figures stay valid
+    except RuntimeError as error:  # an error of torch or the driver; earlier measurements stay valid
         result["failure"] = str(error)
     finally:
         copier.close()

@@ -1,13 +1,13 @@
 """Capture of a training step as a CUDA graph during a snapshot's copy, and snapshots between replays.
 
-The part checks that the graph survives the copy, and that snapshots between its replays are complete.
+The part checks that the graph's capture succeeds during the copy, and that snapshots between its replays are complete.
 
     copier: a capture starts and is held ──▶ released once the graph's capture has started ──▶ ends, and a slot is
             registered, before the graph's capture ends
     graph:  replays with a snapshot after each; every snapshot is compared with a clone of the state, and the final
             weights with those of the same steps without a graph
 
-Invariant: no part of the copy ends before the graph's capture has started, and all of it ends before that capture.
+Invariant: the whole copy runs between the start and the end of the graph's capture.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ BATCH = 64
 WARM_UP = 3
 PATIENCE_SECONDS = 60.0
 TOLERANCE = 1e-2
-"""Allowed difference relative to the largest weight: another summation order stays below, a missing step exceeds it."""
+"""Allowed difference between two weights, relative to the largest weight.
+
+Another order of summation causes a smaller difference. A missing step causes a larger difference.
+"""
 
 
 class Model:
-    """A few layers with a capturable step; all its state is on the device, including the optimizer's step count.
+    """A few layers whose training step can be captured as a graph.
+
+    All its state is on the device, including the optimizer's step count.
 
     Args:
         device: the device.
@@ -66,7 +71,7 @@ class Model:
 
 
 def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[str, object]:
-    """Capture a graph during a copy, and replay it with snapshots in between.
+    """Capture a graph during a snapshot's copy, and replay the graph with a snapshot after each replay.
 
     Args:
         hardware: the device.
@@ -104,7 +109,8 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
             "registered_bytes": registration.registered_bytes,
         }
         kept = _Kept(model, folder / "slot-2")
-        # otherwise the host would wait for the ring, and the test would not show the order of streams
+        # without registration, the host would wait for the bounce ring, and the test would not check the order of
+        # streams
         copier.prepare(kept.memory)
         if isinstance(copier, CudaCopier):
             registration.wait(other.mapped_bytes + kept.memory.span[1])
@@ -136,7 +142,7 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
 
 
 class _Kept:
-    """A slot for the model."""
+    """A slot that receives the model's snapshots."""
 
     def __init__(self, model: Model, path: Path) -> None:
         tensors = [StateTensor(name, tensor, True) for name, tensor in model.tensors().items()]

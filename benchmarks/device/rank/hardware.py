@@ -1,9 +1,9 @@
 """Device operations of the parts.
 
-`Cuda` is a real GPU. `Host` runs the same code without CUDA calls; its figures describe no device.
+`Cuda` is a real GPU. `Host` runs the same code without CUDA calls, and its times describe no device.
 
-Invariant: parts use CUDA only through this module. So code that was tested on the host can fail on a GPU only in these
-calls.
+Invariant: parts use CUDA only through this module. Code that passes its tests on the host can therefore fail on a GPU
+only in the calls of this module.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ REGISTRATION_SECONDS = 120.0
 
 
 class Registration:
-    """Log of the memory that a copier registers, with the duration of each piece. Written by the copier's thread."""
+    """Log of the memory that a copier registers, with the duration of each piece. The copier's thread writes it."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, float]] = []
-        """(bytes, seconds) of each piece."""
+        """(bytes, seconds) of each registered piece."""
         self.refused_bytes = 0
         self._changed = threading.Condition()
 
@@ -48,7 +48,7 @@ class Registration:
 
     @property
     def registered_bytes(self) -> int:
-        """Bytes registered so far."""
+        """Total bytes of the recorded pieces."""
         return sum(size for size, _ in self.pieces)
 
     def wait(self, size: int) -> None:
@@ -65,7 +65,7 @@ class Registration:
 
 
 class WatchedDevice(CudaDevice):
-    """The product's device with instrumentation: registration is timed, and copies can be delayed.
+    """The product's device with instrumentation: it times registration and can delay copies.
 
     Args:
         index: index of the device.
@@ -93,7 +93,7 @@ class Timeline(Protocol):
     """Time marks on the training stream."""
 
     def mark(self) -> None:
-        """Record a mark at the stream's present position, without waiting."""
+        """Record a mark at the current end of the training stream, without waiting."""
 
     def seconds(self) -> list[float]:
         """Wait for the device, return the times between neighbouring marks, and clear them."""
@@ -126,16 +126,16 @@ class Hardware(Protocol):
         """Collect torch's warnings about calls that wait for the device."""
 
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
-        """Run `step` this many times, then capture it as a graph; `during` is called during the capture.
+        """Run `step` `warm_up` times, then capture it as a graph; call `during` during the capture.
 
         Return a function that replays the graph.
         """
 
     def fence(self, ticket: CopyTicket) -> None:
-        """Order later work of the training stream after a copy, as the product's guard does."""
+        """Make later work of the training stream wait for a copy, as the product's guard does."""
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the autocast context of the forward pass."""
+        """Return the autocast context for the model's forward pass."""
 
 
 class _CudaTimeline:
@@ -202,7 +202,7 @@ class Cuda:
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
         side = (
             torch.cuda.Stream()
-        )  # as torch's documentation recommends: on the training stream, backward would keep a reference to that stream
+        )  # a side stream, as torch's documentation recommends: backward keeps a reference to the stream of the warm-up
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(warm_up):
@@ -234,7 +234,7 @@ class _HostTimeline:
 
 
 class Host:
-    """Host memory in place of a GPU, for tests.
+    """Host memory in place of a GPU, for tests of the harness.
 
     Args:
         make_copier: returns a replacement for the device's copier.

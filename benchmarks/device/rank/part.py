@@ -1,6 +1,6 @@
 """Program that runs one part: `python -m benchmarks.device.rank.part capture|restore|graph --device cuda …`.
 
-The result is a JSON file.
+It writes the result to a JSON file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Identification of the device as JSON on stdout; without a device, exit code 1 and a message.
+"""Prints the identification of the device as JSON. Without a device, it prints a message and exits with code 1.
 
-This runs in a process of its own, so that the harness need not import torch.
+It runs in a separate process, so that the harness need not import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNKNOWN = "unknown"
 
 
 def told_by_driver() -> dict[str, str]:
-    """Return nvidia-smi's facts about the first device; `UNKNOWN` for a missing fact."""
+    """Return nvidia-smi's facts about the first device. A missing fact has the value `UNKNOWN`."""
     program = shutil.which("nvidia-smi")
     answers = [UNKNOWN] * len(QUERY)
     if program is not None:

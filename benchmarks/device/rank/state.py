@@ -1,7 +1,7 @@
-"""A model and its optimizer of a chosen size, as a session registers them, with slots but without an agent.
+"""A model and its optimizer of a chosen size, registered as in a session, with slots but without an agent.
 
-Invariant: the code under test is the product's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`,
-`read_snapshot`. Only the slot's header is written here; elsewhere the agent writes it.
+Invariant: the measured code is the product's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`,
+`read_snapshot`. This module writes only the slot's header, in place of the agent.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SMALL_COUNT = 1000
 BYTES_A_PARAMETER = 12
 """Bytes per parameter: fp32 and Adam's two moments."""
 SHARE_OF_SMALL = 0.05
-"""The largest share of small parameters in a state that is itself small."""
+"""Largest share of small parameters in the state's bytes. It applies if the state itself is small."""
 
 
 def shapes(size: int) -> Iterator[tuple[int, ...]]:
     """Yield parameter shapes for a state of at least `size` bytes.
 
-    These are whole transformer blocks as far as they fit, and many small parameters.
+    The shapes are many small parameters, and as many whole transformer blocks as fit.
     """
     elements = -(-size // BYTES_A_PARAMETER)
     small = 0
@@ -75,11 +75,11 @@ class State:
         self.rank_state = RankState([PlainAdapter({"": self.model}, {"": self.optimizer})], {}, {}, self.environment)
 
     def advance(self) -> None:
-        """Change every tensor."""
+        """Run one optimizer step, which changes every tensor."""
         self.optimizer.step()
 
     def observe(self) -> Observed:
-        """Return a description of the present state."""
+        """Return the product's description of the current state."""
         return self.rank_state.observe()
 
     def forget(self) -> None:
@@ -119,7 +119,7 @@ class Slot:
         return self.memory.span[1]
 
     def copies(self) -> Copies:
-        """Return the copies of a capture of the present state."""
+        """Return the copies of a capture of the current state."""
         observed = self.state.observe()
         assert self.plan.fits(observed.tensors)
         return Copies([item.tensor.detach() for item in observed.tensors], self.memory.views(self.plan))
@@ -146,7 +146,10 @@ class Slot:
             file.write(pack_header(header))
 
     def is_equal(self) -> bool:
-        """Compare the file with the live state byte by byte, through a separate mapping and not through the copier."""
+        """Compare the file with the live state byte by byte.
+
+        The comparison uses a separate mapping of the file and not the copier.
+        """
         file = torch.from_file(
             str(self.path), shared=True, size=HEADER_BYTES + self.plan.index_offset, dtype=torch.uint8
         )
@@ -163,7 +166,7 @@ class Slot:
         """Restore the live state from the slot, as a session does.
 
         Returns:
-            (seconds until the host continues, seconds of these for the mapping).
+            (seconds until the call returned, seconds of these for the mapping).
         """
         environment = self.state.environment
         named = Welcome(generation=Generation(1), word_path="", base_step=Step(1), base_slot_path=str(self.path))

@@ -1,16 +1,17 @@
-"""The job's script.
+"""Training script of the GPU benchmark's job.
 
-Rank 0 trains a GPT on the device. Rank 1, on the node that holds rank 0's shard, only follows its steps, on the host.
+Rank 0 trains a GPT on the device. Rank 1 runs on the host of the node that holds rank 0's shard. It passes the same
+number of steps with a tiny state, because a holder must be another node of the job.
 
     warm-up ─▶ blocks of steps, with snapshots (A) and without (B), ABBA…    timed by events on the training stream
             ─▶ steps with snapshots, each cloned at its boundary             compared with the holder's bytes
 
-A B block makes no call to the session. Before a block starts, the previous one has finished on the device and on the
-holder. The first step of each block is not counted: the host is not ahead of the device yet, and an unexpected step is
-not proposed for a snapshot. No step reads a number from the device; torch's warnings show whether any call waited.
+A block without snapshots makes no call to the session. A block starts after the previous block has finished on the
+device and on the holder. The first step of each block is not counted, for two reasons. The host is not ahead of the
+device yet, and Everstep proposes no snapshot for an unexpected step. No step reads a number from the device. torch's
+warnings show whether any call waited.
 
-There are two ranks because a holder is another node of the job. There is one device, so only the measured rank uses it.
-Rank 0 announces each step to rank 1 over gloo without waiting for it.
+Rank 0 announces each step to rank 1 over gloo without waiting for rank 1.
 """
 
 from __future__ import annotations
@@ -34,15 +35,18 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader
 from everstep.training.session import TrainingSession
 
 SETTLE_SECONDS = 5.0
-"""Seconds to wait for a commit that may not come, because the step is not kept."""
+"""Most seconds to wait for a step's commit. The commit does not come if the step has no snapshot."""
 TAKE_SECONDS = 0.2
 LOOK_SECONDS = 0.005
 NO_BOUNDARY_SECONDS = 600.0
-"""Seconds without a boundary before a rank counts as stuck."""
+"""Seconds without a boundary after which the control plane considers a rank stuck."""
 VOCABULARY = 128
 WORDS_KEPT = 8
 SHARE_OF_MEMORY = 0.6
-"""Share of the device's and the host's free memory for clones and the holder's copies of them."""
+"""Share of free memory that the compare of bytes may use.
+
+The share applies to the device's memory for clones, and to the host's memory for the holder's copies.
+"""
 
 settings = everstep.training.hyperparameters(
     device="cuda",
@@ -65,7 +69,7 @@ from model import GPT, GPTConfig  # noqa: E402  (the example's, as it is)
 
 
 class Model:
-    """The GPT and its batches, all on the device.
+    """The GPT and its batches, on the device.
 
     Args:
         hardware: the device.
@@ -103,13 +107,13 @@ class Model:
 
 
 class Partner:
-    """Announces steps to rank 1 without waiting for it."""
+    """Sends rank 0's announcements of steps to rank 1, without waiting for rank 1."""
 
     def __init__(self) -> None:
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def tell(self, word: int) -> None:
-        """Send 1 for a step, 0 for the end."""
+        """Send 1 to announce a step, or 0 to announce the end."""
         tensor = torch.tensor([word])
         work = dist.isend(tensor, 1)
         assert work is not None
@@ -126,18 +130,18 @@ class Partner:
 
 @dataclass
 class Verified:
-    """Result of the steps whose bytes are all compared."""
+    """Results of the steps whose bytes are compared with the holder's bytes."""
 
     steps: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
     equal: list[int] = field(default_factory=list)
     torn: list[int] = field(default_factory=list)
     unseen: list[int] = field(default_factory=list)
-    """Steps that were committed, but overwritten before they could be read."""
+    """Committed steps whose slot was overwritten before this script could read it."""
 
 
 class Holder:
-    """Copies the holder's bytes of each requested step before they are overwritten, in a thread of its own.
+    """Copies the holder's bytes of each requested step before the slot is overwritten, in a separate thread.
 
     Args:
         memory: this node's folder.
@@ -155,13 +159,13 @@ class Holder:
         self._thread.start()
 
     def want(self, step: int) -> None:
-        """Request a copy of this step once it is committed."""
+        """Request a copy of this step. The thread makes the copy after the step's commit."""
         with self._changed:
             self._wanted.append(step)
             self._changed.notify()
 
     def end(self) -> None:
-        """Wait until all available copies are made."""
+        """Wait until the thread has handled all requests."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -185,7 +189,7 @@ class Holder:
         path, header = found
         file = torch.from_file(str(path), shared=True, size=HEADER_BYTES + header.payload_bytes, dtype=torch.uint8)
         payload = file[HEADER_BYTES:].clone()
-        if header_of(path) == header:  # otherwise the slot was overwritten meanwhile
+        if header_of(path) == header:  # a changed header means that the slot was overwritten during the copy
             self.payloads[step] = payload, header
 
 
@@ -205,7 +209,7 @@ class Trainer:
         self._last = 0
         self._waits: list[str] = []
         self._counted: list[int] = []
-        """Steps with snapshots whose time is counted."""
+        """Steps with snapshots whose duration is counted."""
 
     def step(self, *, is_kept: bool) -> None:
         """Run one step, with or without a boundary after it."""
@@ -226,7 +230,7 @@ class Trainer:
         self._watch.wait(self._last, SETTLE_SECONDS)
 
     def block(self, kind: str) -> list[float]:
-        """Run a block; return the seconds of its steps by events on the training stream."""
+        """Run a block of steps; return the seconds of each step, timed by events on the training stream."""
         self.settle()
         timeline, is_kept = self._hardware.timeline(), kind == "A"
         with contextlib.nullcontext() if is_kept else self._session.phase("eval", limit_seconds=NO_BOUNDARY_SECONDS):
@@ -240,13 +244,13 @@ class Trainer:
             return timeline.seconds()
 
     def warm_up(self) -> None:
-        """Run the first steps, some with audited snapshots, while slots are registered."""
+        """Run the first steps, until slots are registered. Some of their snapshots are audited."""
         for _ in range(settings.warm_up):
             self.step(is_kept=True)
         self.settle()
 
     def blocks(self) -> dict[str, object]:
-        """Run all blocks."""
+        """Run the blocks with and without snapshots, in the order ABBA."""
         blocked = len(self._session.blocked_seconds)
         seconds = [self.block(kind) for kind in settings.order]
         self.settle()
@@ -260,7 +264,7 @@ class Trainer:
         }
 
     def verified(self, memory: Path, page: Path, state_bytes: int) -> Verified:
-        """Run steps whose bytes are all compared, as many as the memory for clones permits."""
+        """Run steps whose bytes are all compared. The memory for clones limits their number."""
         found, holder, clones = Verified(), Holder(memory, page, self._watch), {}
         room = int(SHARE_OF_MEMORY * min(self._hardware.free_bytes(), _available_bytes()) / state_bytes)
         for _ in range(max(1, min(settings.verified_steps, room))):
@@ -282,7 +286,7 @@ class Trainer:
         return found
 
     def end(self) -> None:
-        """Announce the end to the other rank."""
+        """Announce the end to rank 1."""
         self._partner.end()
 
 
@@ -311,7 +315,7 @@ def train() -> None:
         "warm_up_seconds": time.monotonic() - begun,
     }
     result |= trainer.blocks()
-    leave(directory / "rank0.json", result)  # keep the figures even if the rest fails
+    leave(directory / "rank0.json", result)  # keep the measurements even if a later step fails
     result["verified"] = vars(trainer.verified(memory, page, int(str(result["state_bytes"]))))
     leave(directory / "rank0.json", result)
     trainer.end()
@@ -319,7 +323,7 @@ def train() -> None:
 
 
 def keep_step() -> None:
-    """Run rank 1: it passes the same number of boundaries as rank 0, with a tiny state."""
+    """Run rank 1: pass the same number of boundaries as rank 0, with a tiny state."""
     torch.manual_seed(rank)
     net = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

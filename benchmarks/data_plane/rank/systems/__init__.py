@@ -1,1 +1,1 @@
-"""One adapter per peer, each written as the peer's own documentation recommends."""
+"""One adapter per compared system. Each follows the documentation of its system."""

@@ -1,6 +1,6 @@
-"""torch.distributed.checkpoint's `async_save` into files on tmpfs, with a thread or a process as its writer.
+"""Adapters of torch.distributed.checkpoint's `async_save`, which writes files on tmpfs in a thread or a process.
 
-No bytes are sent to another node.
+This system sends no bytes to another node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.data_plane.rank.state import Meeting, State
 
 
 class DcpAsync:
-    """See `Adapter`."""
+    """Adapter of `async_save` with a thread as the writer; see `Adapter`."""
 
     writer = AsyncCheckpointerType.THREAD
     is_shared = False
@@ -27,7 +27,7 @@ class DcpAsync:
         self._state = state
         self._memory = memory
         self._meeting = meeting
-        # All four are set, because the defaults raise assertions on a machine without a GPU.
+        # All four options are set, because the defaults raise assertions on a machine without a GPU.
         options = StagingOptions(
             use_pinned_memory=False,
             use_shared_memory=self.is_shared,
@@ -39,7 +39,7 @@ class DcpAsync:
         self._count = 0
 
     def snapshot(self, _: int) -> None:
-        self.protect()  # one save at a time, as a second one would need a second staging buffer
+        self.protect()  # one save at a time, because a second save would need a second staging buffer
         self._count += 1
         tree = {f"rank{self._meeting.rank}": self._state.tree()}  # each rank saves its own state
         self._pending = dcp.async_save(
@@ -48,7 +48,7 @@ class DcpAsync:
 
     @property
     def _folder(self) -> str:
-        """Return one of two folders in turn: the last complete checkpoint stays until the next is written."""
+        """Return one of two folders alternately, because a save must not overwrite the last complete checkpoint."""
         return str(self._memory / f"step{self._count % 2}")
 
     def fence(self) -> None:
@@ -69,7 +69,7 @@ class DcpAsync:
 
 
 class DcpAsyncProcess(DcpAsync):
-    """Variant with a process as the writer, which shares the staged copy."""
+    """Adapter of `async_save` with a process as the writer. The process and the rank share the staged copy."""
 
     writer = AsyncCheckpointerType.PROCESS
     is_shared = True

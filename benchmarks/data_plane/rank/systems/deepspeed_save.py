@@ -1,6 +1,6 @@
-"""DeepSpeed's own `save_checkpoint` into files on tmpfs.
+"""Adapter of DeepSpeed's `save_checkpoint`, which writes files on tmpfs.
 
-Each rank is an engine with a world of its own, so that each has a complete state.
+Each rank has an engine with world size 1, so that each rank has a complete state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.data_plane.rank.state import Meeting, State
 
 
 class DeepSpeedSave:
-    """See `Adapter`."""
+    """Adapter of DeepSpeed's `save_checkpoint`; see `Adapter`."""
 
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:
         with socket.socket() as probe:

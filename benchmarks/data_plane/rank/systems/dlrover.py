@@ -1,4 +1,7 @@
-"""DLRover's flash checkpoint in the own node's memory; two nodes of one rank each, without its master."""
+"""Adapter of DLRover's flash checkpoint, which copies the state into the memory of the rank's node.
+
+Two nodes run one rank each, without DLRover's master.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ SAVER = "from dlrover.trainer.torch.flash_checkpoint.engine import start_async_s
 
 
 class DlroverFlash:
-    """See `Adapter`.
+    """Adapter of DLRover's flash checkpoint; see `Adapter`.
 
-    DLRover's replicas on a peer do not work as shipped (peer_benchmarks: byte by byte, and `load_checkpoint` returns
-    nothing). The saver is a separate process, as under `dlrover-run`: a saver that the trainer forks itself does not
-    always start.
+    The adapter does not offer restores from a peer: in the shipped version, replicas are copied byte by byte, and
+    `load_checkpoint` returns nothing. The saver is a separate process, as under `dlrover-run`, because a saver that the
+    trainer forks sometimes fails to start.
     """
 
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:

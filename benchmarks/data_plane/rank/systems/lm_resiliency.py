@@ -1,4 +1,4 @@
-"""lm-resiliency: GEMINI-like copies in the private memory of both trainers."""
+"""Adapter of lm-resiliency, which keeps copies in the private memory of both trainers, as GEMINI does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.data_plane.rank.state import Meeting, State
 
 
 class LmResiliency:
-    """See `Adapter`."""
+    """Adapter of lm-resiliency; see `Adapter`."""
 
     gives_back_own_state = True
 
@@ -53,7 +53,7 @@ class LmResiliency:
         order = [
             *(name for name in names if "." not in name),
             *(name for name in names if "." in name),
-        ]  # in the order of the tree
+        ]  # in the order of `State.tree`
         held = dict(zip(order, self._held(), strict=True))
         return [held[name] for name in sorted(held, key=by_place.__getitem__)]
 
@@ -62,7 +62,10 @@ class LmResiliency:
         self._state.load(tree)
 
     def restore_peer(self) -> None:
-        """Use its transfer function, which must be connected by hand; its own `load` never asks the peer."""
+        """Restore with lm-resiliency's transfer function, which the adapter connects.
+
+        lm-resiliency's own `load` never asks the other node.
+        """
         self._fetches += 1
         key = f"fetch{self._fetches}"
         if self._meeting.rank == 0:

@@ -1,4 +1,4 @@
-"""torch.save into a file on tmpfs, the standard method. No bytes are sent to another node."""
+"""Adapter of torch.save into a file on tmpfs, the standard method. It sends no bytes to another node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.data_plane.rank.state import Meeting, State
 
 
 class TorchSave:
-    """See `Adapter`."""
+    """Adapter of torch.save; see `Adapter`."""
 
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:
         self._state = state

@@ -1,4 +1,7 @@
-"""torchft's transports: a live replica sends its state to a joining one. There is no copy per step."""
+"""Adapters of torchft's transports, with which a live replica sends its state to a joining replica.
+
+torchft keeps no copy per step.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class TorchftInPlace:
-    """Transport over a process group, directly into the live tensors; see `Adapter`."""
+    """Adapter of torchft's transport over a process group, directly into the live tensors; see `Adapter`."""
 
     gives_back_own_state = False
 
@@ -52,7 +55,7 @@ class TorchftInPlace:
 
 
 class TorchftHttp(TorchftInPlace):
-    """Transport over HTTP in four parallel chunks, then into the live tensors."""
+    """Adapter of torchft's HTTP transport in four parallel chunks. The chunks are then copied into the live tensors."""
 
     def _make(self) -> HTTPTransport:
         return HTTPTransport(TIMEOUT, 4)
