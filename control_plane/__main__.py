@@ -229,7 +229,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
 
 
 def _keys(file: Path | None) -> LocalKeys | None:
-    """Read the local cloud's access key from the configured file."""
+    """Read the local cloud's access key from the file that the settings name."""
     try:
         return LocalKeys.read(Path(file)) if file else None
     except UnusableKeys as error:
@@ -237,7 +237,7 @@ def _keys(file: Path | None) -> LocalKeys | None:
 
 
 def _retention(given: Sequence[str]) -> Retention:
-    """Return the default limits, changed by the `--keep` options."""
+    """Return the default retention limits, changed by the `--keep` options."""
     known = {limit.name for limit in fields(Retention)}
     changes: dict[str, int] = {}
     for limit in given:
@@ -251,7 +251,7 @@ def _retention(given: Sequence[str]) -> Retention:
 
 
 def _announce(settings: Settings) -> None:
-    """Log timeouts and event queue, and identify the AWS account.
+    """Log the timeouts and the event queue, then ask AWS for the account and log it.
 
     Runs before the server opens or changes anything.
     """
@@ -286,7 +286,7 @@ def listening(host: str, port: int) -> socket.socket:
 
     Accepted connections inherit TCP_NODELAY from the listening socket. asyncio sets the option only on sockets whose
     protocol number is set, and accepted sockets have none. Without the option, a response's body waits for the
-    acknowledgement of its headers. This takes 40 ms on Linux.
+    acknowledgement of its headers. The wait takes 40 ms on Linux.
     """
     listener = socket.create_server(
         (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
@@ -313,8 +313,8 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
             ws_ping_interval=settings.detection_seconds,
             ws_ping_timeout=4 * settings.detection_seconds,
         )
-        # After its graceful stop, uvicorn raises these signals again for the previous handlers. They are ignored here,
-        # so that the process exits with code 0.
+        # After its graceful stop, uvicorn raises these signals again for the previous handlers. The process ignores the
+        # repeated signals, so that it exits with code 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         asyncio.run(Server(config).serve(sockets=[listener]))

@@ -2,7 +2,7 @@
 
     settings → database, cloud, registry of agents → loops (background tasks of the server) and routes
 
-Invariant: only this module creates database engines, cloud clients and loops. It also closes them.
+Invariant: only this module creates database engines, cloud clients and loops. It also closes all of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ log = logging.getLogger(__name__)
 LOOP_THREADS = 32
 """Number of threads for calls to the database and to AWS.
 
-Most threads wait, so the number does not depend on the cores. Requests that read or upload data use a separate pool.
+Most threads wait, so the number does not depend on the cores. Requests that read or upload data use a separate pool of
+threads.
 """
 STOP_SECONDS = 10.0
 """Seconds that the loops may take to finish their current pass when the server stops."""
@@ -95,7 +96,7 @@ def create_app(
         operator: replaces the cloud that the settings name. Used by tests.
         objects: replaces the S3 client. Used by tests.
         loops: creates the background tasks from the services and the server secret. None: the real loops.
-        now: returns the time in UTC.
+        now: returns the present time in UTC.
         when_ready: called in a thread once the application has started. It may block.
 
     Returns:
@@ -103,7 +104,7 @@ def create_app(
 
     Raises:
         SchemaMismatch: the database has another schema than this version needs.
-        EndpointRefused: local mode, and the AWS endpoint is not on this machine.
+        EndpointRefused: the cloud mode is local, and the AWS endpoint is not on this machine.
     """
     settings.state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     spool_directory = settings.state_directory / "spool"
@@ -220,7 +221,7 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server.
+    """uvicorn's HTTP server, which also limits the time of TLS handshakes.
 
     At shutdown, the server ends open event streams instead of waiting for them.
     """

@@ -1,6 +1,6 @@
 """Errors that the control plane's core and loops raise.
 
-Packages that talk to callers or to AWS define their own: `api/errors.py`, `cloud/errors.py`.
+The API and the cloud client define further errors: `api/errors.py`, `cloud/errors.py`.
 
     ControlPlaneError
     ├── InvalidTransition     a state machine has no transition for an event   programmer error: ends the pass
@@ -42,12 +42,12 @@ class InvalidTransition(ControlPlaneError):
 
 
 class ImpossiblePlacement(ControlPlaneError):
-    """The copies need more nodes than there are, or zero copies were requested."""
+    """The requested copies of each shard need more nodes than exist, or fewer than one copy was requested."""
 
 
 class TooManyCases(ControlPlaneError):
-    """The exact probability needs more cases than the limit permits."""
+    """The exact probability of a recovery needs more cases than the limit of the computation permits."""
 
 
 class InvalidTimeouts(ControlPlaneError):
-    """A timeout is not positive, or not longer than the timeout below it."""
+    """A timeout is not positive, or it is shorter than a timeout that it must not undercut."""

@@ -5,7 +5,7 @@ uvicorn has no deadline for request headers, and no limit on connections per add
 - Until its headers are complete, a connection is limited to `HEADER_SECONDS` and about `HEADER_BYTES`.
 - Until a request has a valid token, the connection counts toward `max_strangers`. At the limit, a new connection closes
   the oldest one of the address with the most connections.
-- Afterwards the connection is not limited.
+- After a request with a valid token, neither limit applies to the connection.
 
 Slow and idle clients without a token therefore lose their connections once the limit is reached. The server answers a
 client that sends its request immediately, even while thousands of slow connections share its address behind a proxy.
@@ -37,14 +37,14 @@ OPEN_FILES: Final = 65_536
 Each connection of an agent, browser or API client needs one.
 """
 TRUST: Final = "everstep.trust"
-"""Key in a request's state for a function without arguments.
+"""Key in a request's state for a function that ends the limits of the request's connection.
 
-Call the function once the request's token is verified.
+The API calls the function, without arguments, once it has verified the request's token.
 """
 
 
 def raise_open_files() -> int:
-    """Raise this process's limit of open files as far as the hard limit permits.
+    """Raise this process's limit of open files, as far as the kernel's hard limit permits.
 
     The limit rises to at most `OPEN_FILES`.
 
@@ -98,7 +98,7 @@ class Gate:
         oldest.transport.abort()
 
     def leave(self, connection: GuardedHttp) -> None:
-        """Stop counting a connection. Idempotent."""
+        """Stop counting a connection, because it ended or has sent a valid token. Idempotent."""
         self._strangers.pop(connection, None)
 
 
@@ -128,7 +128,8 @@ class GuardedHttp(HttpToolsProtocol):
         self._header_bytes = 0
         self._is_body_whole = True
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn's own
+    # the same code as in uvicorn's base class
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection and start the deadline for headers. Called by asyncio."""
         super().connection_made(transport)
         self._gate.enter(self)

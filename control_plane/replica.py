@@ -28,12 +28,12 @@ LINEAGE_CHARS = 16
 MAX_REPLICAS = 64
 """Limit of processes with a lineage per state directory.
 
-Further processes get an owner without a lineage.
+Further processes get an owner without a lineage, so after a restart they wait until their old leases expire.
 """
 
 
 class Replica:
-    """Identity of this process, and its file lock. The lock is held until the context ends.
+    """Identity of this process, and the file lock that proves it. A context manager that holds the lock until its end.
 
     Args:
         state_directory: state directory of the server; must be writable.
@@ -67,7 +67,7 @@ def is_predecessor(owner: str, other: str) -> bool:
         other: an owner read from a lease.
 
     Returns:
-        True only if both owners have the same lineage, which proves that `other` is dead.
+        True only if `other` has the lineage of `owner` and another incarnation, which proves that `other` is dead.
     """
     lineage, dash, _ = owner.partition("-")
     return bool(dash) and other != owner and other.startswith(f"{lineage}-")
@@ -79,7 +79,7 @@ def _lock_free_place(directory: Path) -> int | None:
         descriptor = os.open(directory / str(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # locked by another process, or the file system has no locks
+        except OSError:  # another process holds the lock, or the file system supports no locks
             os.close(descriptor)
         else:
             return descriptor
@@ -87,7 +87,7 @@ def _lock_free_place(directory: Path) -> int | None:
 
 
 def _lineage(lock: int | None) -> str:
-    """Return an id that is unique to the locked file. Empty without a lock or boot id."""
+    """Return an id that is unique to the locked file. It is empty if no file is locked or the kernel has no boot id."""
     if lock is None or not BOOT_ID.exists():
         return ""
     file = os.fstat(lock)

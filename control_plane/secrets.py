@@ -30,7 +30,7 @@ def server_secret(state_directory: Path) -> bytes:
 
     The first start creates it.
 
-    If the secret is lost, running generations end. The secret has no other use.
+    If the secret is lost, the running generations end, because their keys can no longer be derived.
     """
     return bytes.fromhex(_kept(state_directory / "server_secret", secrets.token_hex(SERVER_SECRET_BYTES)))
 
@@ -46,8 +46,8 @@ def server_id(state_directory: Path) -> str:
 def ensure_admin(database: Database, state_directory: Path, now: datetime) -> None:
     """Create the first administrator's token, unless one exists in the database.
 
-    The file is written before the database. After a crash between both writes, the next start stores the digest of the
-    same token.
+    The file is written before the database. After a crash between the two writes, the next start stores the digest of
+    the token in the file.
     """
     with database.write() as session:
         if tokens.has_admin(session):

@@ -34,7 +34,7 @@ class Settings:
     region: str = LOCAL_REGION
     aws_endpoint_url: str | None = None
     aws_keys: LocalKeys | None = None
-    """The local cloud's access key. None in AWS mode: boto3 finds the instance's credentials."""
+    """The local cloud's access key. None in AWS mode, where boto3 finds the instance's credentials."""
     database_url: str = ""
     """SQLAlchemy URL. Empty: SQLite in the state directory."""
     host: str = "127.0.0.1"
@@ -47,7 +47,7 @@ class Settings:
     log_group: str = ""
     """CloudWatch log group that receives a copy of the ranks' output. Empty: no copy."""
     is_other_host_allowed: bool = False
-    """Whether the server may listen beyond loopback without TLS."""
+    """Whether the server may listen on other addresses than loopback without TLS."""
     tls_certificate: Path | None = None
     """PEM file with the server's certificate and the intermediate certificates."""
     tls_key: Path | None = None
@@ -114,7 +114,7 @@ class Settings:
 
     @property
     def default_max_slowdown(self) -> float:
-        """Default limit of the slowdown by snapshots, as a part of the mean iteration.
+        """Default limit of the slowdown by snapshots, as a fraction of the mean time of an iteration.
 
         The local cloud permits 100 %: its nodes share the cores of one machine, so measured step times are not
         reliable.
@@ -128,5 +128,5 @@ class Settings:
 
     @property
     def database(self) -> str:
-        """URL of the database, with the default applied."""
+        """URL of the database: `database_url`, or SQLite in the state directory if that is empty."""
         return self.database_url or f"sqlite:///{self.state_directory / 'everstep.db'}"

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 SLEW = 0.05
-"""Maximum correction toward the wall clock, in seconds per second. A jump of 60 s is corrected within 20 minutes."""
+"""Maximum correction toward the wall clock, in seconds per second.
+
+After the wall clock jumps by 60 s, this clock agrees with the wall clock again within 20 minutes.
+"""
 
 
 def boot_seconds() -> float:
@@ -26,11 +29,11 @@ class SteadyClock:
     """A clock: calling the object returns the time. Safe for threads."""
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = boot_seconds) -> None:
-        """Start at the wall clock's time.
+        """Start the clock at the present time of the wall clock.
 
         Args:
             wall: returns Unix seconds; may jump.
-            elapsed: returns the seconds of a clock that never jumps.
+            elapsed: returns the seconds of a clock that never jumps, such as `boot_seconds`.
         """
         self._wall = wall
         self._elapsed = elapsed
@@ -49,7 +52,7 @@ class SteadyClock:
 
 
 steady_now = SteadyClock()
-"""The clock of this process. Share this instance: two instances would differ after a jump of the wall clock."""
+"""The clock of this process. All code must use this instance, because two instances can differ after a clock jump."""
 
 
 def steady_seconds() -> float:

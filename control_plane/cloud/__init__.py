@@ -1,4 +1,4 @@
 """The cloud as the control plane uses it: Auto Scaling groups, instances and S3.
 
-Each of them is a Protocol with one boto3 implementation, and a fake in memory for tests.
+`CloudOperator` and `ObjectStore` are Protocols, each with one implementation over boto3 and one in memory for tests.
 """

@@ -32,16 +32,17 @@ from everstep.protocol.ids import NodeId
 log = logging.getLogger(__name__)
 
 SETTINGS_TTL_SECONDS: Final = 5.0
-"""How long hooks, policies and the instance type of a group are cached.
+"""Seconds for which hooks, policies and the instance type of a group are cached.
 
-Reading them takes three calls, and only people change them. Drift is detected at most this much later.
+Reading them takes three calls, and only people change them. The control plane notices a change at most this much later.
 """
 FILTERED_PER_CALL: Final = 200
 INSTANCES_PER_CALL: Final = 100
 MEMBERS_PER_CALL: Final = 50
-"""Limit of SetInstanceProtection and DescribeAutoScalingInstances for ids per call.
+"""Limit of instance ids per call of SetInstanceProtection and DescribeAutoScalingInstances.
 
-`FILTERED_PER_CALL` is EC2's limit for values of a filter, `INSTANCES_PER_CALL` that of DescribeInstanceTopology.
+`FILTERED_PER_CALL` is EC2's limit for the values of a filter. `INSTANCES_PER_CALL` is the limit of
+DescribeInstanceTopology.
 """
 
 
@@ -55,7 +56,7 @@ class _Settings:
     template: LaunchTemplateRef | None
     read_at: float
     trouble: str
-    """Why the launch template could not be read. Empty if it was read."""
+    """Why the launch template could not be read. Empty if AWS returned the template."""
 
 
 class AwsOperator:
@@ -133,7 +134,7 @@ class AwsOperator:
         (member,) = answer["AutoScalingInstances"]
         self._require_tag(member["AutoScalingGroupName"])
         if member["LifecycleState"].startswith("Terminat"):
-            return  # already terminating; a second request would decrement again
+            return  # the instance is terminating already; a second request would lower the desired capacity again
         with translated():
             self._auto_scaling.terminate_instance_in_auto_scaling_group(
                 InstanceId=instance_id, ShouldDecrementDesiredCapacity=decrement
@@ -194,7 +195,8 @@ class AwsOperator:
         """Return the statuses of the instances that EC2 still describes.
 
         DescribeInstanceStatus has no filter for ids, and one unknown id fails the whole call. EC2 drops an instance
-        about an hour after its end. A refused batch is halved until only the unknown ids are left out.
+        about an hour after its end. The method halves a refused batch until the unknown ids are isolated, and omits
+        only these.
         """
         try:
             with translated():
@@ -245,7 +247,7 @@ class AwsOperator:
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend processes; see `CloudOperator`."""
         if not processes:
-            return  # an empty list means "all" to AWS
+            return  # AWS applies an empty list to all processes
         self._require_tag(name)
         with translated():
             self._auto_scaling.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
@@ -253,7 +255,7 @@ class AwsOperator:
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
         """Resume processes; see `CloudOperator`."""
         if not processes:
-            return  # an empty list means "all" to AWS
+            return  # AWS applies an empty list to all processes
         self._require_tag(name)
         with translated():
             self._auto_scaling.resume_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
@@ -388,9 +390,9 @@ def _status(status: dict[str, Any]) -> InstanceStatus:
 
 
 def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:
-    """Yield events that are not over.
+    """Yield the scheduled events that are not over.
 
-    AWS lists finished events for a week, with a word in front of their description.
+    AWS lists a finished event for a week, and puts the word `[Completed]` or `[Canceled]` before its description.
     """
     for event in status.get("Events") or ():
         description = event.get("Description", "")
@@ -408,7 +410,7 @@ def _failures_since_success(activities: Iterable[dict[str, Any]]) -> Iterator[La
 
     `activities` is sorted newest first. Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities. A
     failed launch is Failed or Cancelled, and its StatusMessage contains the reason. A cancelled launch without a
-    message was called off.
+    message did not fail: Auto Scaling no longer needed it.
     """
     for activity in activities:
         if not activity.get("Description", "").startswith("Launching"):

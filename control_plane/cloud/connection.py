@@ -51,7 +51,7 @@ LOCAL_REGION: Final = "us-east-1"
 NO_KEYS: Final = LocalKeys(access_key_id="none", secret_access_key="none")
 """Keys for local mode without a keys file.
 
-The local cloud rejects them, and no other keys are searched.
+The local cloud rejects these keys. botocore then does not search for the user's own keys.
 """
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 READ_TIMEOUT_SECONDS: Final = 20.0
@@ -83,7 +83,7 @@ class CloudSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudIdentity:
-    """The account, region and endpoint of a cloud. A server prints them at its start."""
+    """The account, region and endpoint of a cloud. A server logs them when it starts."""
 
     account: str
     region: str
@@ -103,7 +103,7 @@ class Connection:
         max_attempts: attempts per call, including the first. botocore waits between them.
 
     Raises:
-        EndpointRefused: local mode without an endpoint, or with one that is not on this machine. No request was made.
+        EndpointRefused: the mode is local, and the endpoint is missing or not on this machine. No request was made.
     """
 
     def __init__(self, settings: CloudSettings, *, max_attempts: int = MAX_ATTEMPTS) -> None:
@@ -131,7 +131,7 @@ class Connection:
             Account, region and endpoint.
 
         Raises:
-            CloudError: no answer, or no credentials.
+            CloudError: STS did not answer, or the process has no credentials.
         """
         with translated():
             account = self.client("sts").get_caller_identity()["Account"]
@@ -178,7 +178,7 @@ def translated() -> Iterator[None]:
     """Turn botocore's exceptions inside the block into a `CloudError`.
 
     Raises:
-        CloudError: of the type that matches AWS's code or the failure.
+        CloudError: the error has the type that matches AWS's error code or the kind of failure.
     """
     try:
         yield
@@ -188,7 +188,8 @@ def translated() -> Iterator[None]:
         raise AccessDenied(str(error)) from error
     except ParamValidationError as error:
         raise InvalidRequest(str(error)) from error
-    except (BotoCoreError, ResponseParserError) as error:  # connection errors, timeouts, answers that do not parse
+    except (BotoCoreError, ResponseParserError) as error:
+        # covers connection errors, timeouts and answers that do not parse
         raise CloudUnavailable(str(error)) from error
 
 

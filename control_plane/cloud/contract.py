@@ -6,9 +6,9 @@
     processes suspended                    AWS neither rebalances, replaces, refreshes nor scales by itself
     a terminating hook of at most 60 s     a termination by AWS becomes a notice
 
-`checks` returns the conditions that only the owner can meet, and `changes` what Everstep changes itself. `drift`
-returns their sentences in every fleet pass. All three are pure. `ensure` makes the changes when a fleet is created, and
-may be called again at any time.
+`checks` returns the conditions that only the owner can meet. `changes` returns the changes that Everstep makes itself.
+`drift` returns the sentences of both, and every fleet pass calls it. The three functions are pure. `ensure` makes the
+changes when a fleet is created, and may be called again at any time.
 
 Invariant: the changes that a caller sees are the changes that `ensure` makes. Each `Change` contains its own call.
 """
@@ -40,8 +40,8 @@ TERMINATION_HOOK: Final = LifecycleHook(
 )
 """The hook that turns a termination by AWS into a notice.
 
-CONTINUE: without an answer, the instance ends. ABANDON would have the same effect on a termination, but looks like a
-failure in the activities.
+Its default result is CONTINUE: if nobody answers in time, AWS ends the instance. ABANDON would have the same effect,
+but the group's activities would show it as a failure.
 """
 
 
@@ -53,7 +53,7 @@ class Check:
     """The name of the setting in Auto Scaling's API."""
     is_met: bool
     words: str
-    """A sentence with the group's name: the present value, or the problem."""
+    """A sentence that names the group, and its present value of the setting or the problem with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Change:
     setting: str
     """The name of the setting in Auto Scaling's API."""
     before: str | None
-    """The present value as text. None if there is none."""
+    """The present value of the setting as text. None if the group has no value."""
     after: str
     why: str
     """The reason for the change: the sentence that `drift` returns."""
@@ -205,8 +205,8 @@ def changes(group: GroupState) -> tuple[Change, ...]:
 def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
     """Apply the contract to a group, and return the group and the changes. Idempotent.
 
-    CreateFleet calls it. It makes exactly the changes that `changes` returns for `group`, because the caller may have
-    asked a person to confirm them. It never changes the conditions in `checks`.
+    CreateFleet calls it. `ensure` makes exactly the changes that `changes` returns for `group`, because the caller may
+    have asked a person to confirm them. `ensure` never changes the settings in `checks`.
 
     Args:
         operator: the cloud that owns the group.
@@ -218,7 +218,8 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
     Raises:
         ContractViolation: the group spans zones, has scaling policies, has no launch template, or is being deleted.
             Nothing was changed.
-        CloudError: the cloud refused or did not answer. Some changes may have been made, and another call continues.
+        CloudError: the cloud refused a change or did not answer. Some changes may have been made, and another call
+            makes the others.
     """
     require_fit(group)
     wanted = changes(group)
@@ -234,7 +235,7 @@ def require_fit(group: GroupState) -> None:
         group: the group as just described.
 
     Raises:
-        ContractViolation: a check is not met. The message contains all their sentences.
+        ContractViolation: at least one check is not met. The message contains the sentences of all unmet checks.
     """
     unmet = [check.words for check in checks(group) if not check.is_met]
     if unmet:

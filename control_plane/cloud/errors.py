@@ -26,7 +26,7 @@ class CloudError(Exception):
     """Base class of all errors of cloud calls.
 
     Args:
-        message: a sentence for the operator of the service, in AWS's words if AWS answered.
+        message: a sentence for the operator of the service: AWS's own message if AWS answered.
         code: AWS's error code, or empty if AWS gave none.
     """
 
@@ -45,7 +45,7 @@ class Throttled(CloudError):
 
 
 class CloudUnavailable(CloudError):
-    """No answer in time, a 5xx answer, or an answer that does not parse.
+    """AWS did not answer in time, answered with a status 5xx, or sent an answer that does not parse.
 
     The caller does not know whether the call had an effect.
     """
@@ -86,7 +86,7 @@ class GroupNotOurs(CloudError):
 
 
 class MalformedEvent(CloudError):
-    """A message of the event queue is no event, or lacks fields that AWS documents."""
+    """A message of the event queue is not an event of AWS, or lacks fields that AWS documents."""
 
 
 class ContractViolation(CloudError):

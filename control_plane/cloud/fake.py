@@ -38,7 +38,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 class _Member:
     state: MemberState
     due_at: datetime
-    """When a pending member becomes InService, or a held one ends."""
+    """Time at which a pending member becomes InService, or an instance that a hook holds ends."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class FakeOperator:
         self.exhausted_zones: set[str] = set()
         """Availability zones without capacity for more instances."""
         self.launch_retry = timedelta(0)
-        """How long a group waits after a failed launch, unless a caller requests capacity again."""
+        """Time that a group waits after a failed launch before it retries. A caller's new request ends the wait."""
         self.now = now
         self.calls: list[tuple[object, ...]] = []
         """The changes that callers requested, in order, for assertions of tests."""
@@ -77,7 +77,7 @@ class FakeOperator:
         self.failed_checks: dict[NodeId, tuple[str, ...]] = {}
         """Names of impaired status checks by instance."""
         self.topology: dict[NodeId, tuple[str, ...]] = {}
-        """Network nodes by instance, the nearest last. EC2 returns none for other instances."""
+        """Network nodes by instance, the nearest last. The fake returns none for an instance without an entry."""
         self._launched = 0
 
     # Controls for tests
@@ -114,13 +114,13 @@ class FakeOperator:
             self._reconcile()
 
     def change_group(self, name: str, change: Callable[[GroupState], GroupState]) -> None:
-        """Change a group outside of Everstep, to cause drift."""
+        """Change a group as a person would outside of Everstep, so that it differs from the contract."""
         with self._lock:
             group = self._group(name)
             group.state = change(group.state)
 
     def advance(self, by: timedelta) -> None:
-        """Advance the time."""
+        """Advance the simulated time, and make every change that is due by then."""
         with self._lock:
             self.now += by
             self._reconcile()
@@ -147,7 +147,7 @@ class FakeOperator:
             self._instances[instance_id] = replace(self._instances[instance_id], capacity_reservation_id=reservation)
 
     def fail_next(self, error: CloudError) -> None:
-        """Make the next call raise an error."""
+        """Make the next call of the operator raise this error."""
         with self._lock:
             self._next_error.append(error)
 
@@ -411,7 +411,7 @@ class FakeOperator:
 
 
 class MemoryObjectStore:
-    """`ObjectStore` in memory. Its buckets are named at construction."""
+    """`ObjectStore` in memory. The constructor receives the names of its buckets."""
 
     def __init__(self, *buckets: str) -> None:
         self._lock = threading.Lock()

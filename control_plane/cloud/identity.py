@@ -25,18 +25,18 @@ TIMEOUTS_SECONDS: Final = (3.0, 5.0)
 """Connect timeout and read timeout."""
 MAX_ANSWER_BYTES: Final = 16 * 1024
 MAX_QUESTIONS: Final = 16
-"""Limit for concurrent requests. Callers without a token can cause these requests."""
+"""Limit for concurrent requests to STS. The limit is needed because callers without a token cause these requests."""
 _NAMESPACE: Final = "{https://sts.amazonaws.com/doc/2011-06-15/}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """The settings to verify instances. Set only if the cloud is AWS."""
+    """The settings with which the server verifies instances. They exist only if the cloud is AWS."""
 
     sts: RegionalSts
     region: str
     account: Callable[[], str]
-    """Returns the control plane's own account. The first call asks AWS."""
+    """Function that returns the control plane's own account. The first call asks AWS."""
 
 
 class RegionalSts:
@@ -64,7 +64,7 @@ class RegionalSts:
 
         Raises:
             AccessDenied: STS rejects the signature as invalid, expired, or made for another request.
-            CloudUnavailable: STS did not answer, or not in its documented form.
+            CloudUnavailable: STS did not answer, or its answer does not have the documented form.
             Throttled: too many verifications are in progress.
         """
         if not self._room.acquire(blocking=False):

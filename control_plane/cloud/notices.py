@@ -32,7 +32,7 @@ BLOCK_END_LEAD: Final = timedelta(minutes=30)
 MAX_BODY_CHARACTERS: Final = 256 * 1024
 """SQS's limit for the length of a message."""
 RECEIVE_SECONDS: Final = 5
-"""Duration of a long poll: short enough for a stopping server, long enough to save calls."""
+"""Seconds of a long poll: short enough that a server can stop quickly, long enough to save calls."""
 MESSAGES_PER_CALL: Final = 10
 """SQS's limit for messages per call."""
 
@@ -63,13 +63,13 @@ class CloudEvent:
     group: str = ""
     """The Auto Scaling group concerned, if the event names it."""
     capacity_reservation_id: str = ""
-    """The capacity block whose end is announced. It concerns all its instances."""
+    """The capacity block whose end AWS announces. The event then concerns all instances of the block."""
     kind: NoticeKind | None = None
-    """The kind of a notice that cannot be polled. None: the event is only a hint."""
+    """The kind of notice, if the control plane cannot poll for it. None if the event is only a hint."""
     ends_at: datetime | None = None
-    """When the instances may end."""
+    """Time at which AWS may end the instances. None if the event names no time."""
     is_scheduled_change: bool = False
-    """EC2 has scheduled, changed or cancelled an event, so scheduled events must be polled."""
+    """True if EC2 has scheduled, changed or cancelled an event. The server then polls the scheduled events."""
 
     @property
     def message(self) -> str:
@@ -98,7 +98,7 @@ class EventQueue(Protocol):
     def receive(self) -> tuple[QueuedMessage, ...]:
         """Wait a few seconds for messages, and return them.
 
-        A message stays in the queue until it is deleted. Other readers cannot see it for a while.
+        A message stays in the queue until it is deleted. SQS hides a received message from other readers for a while.
         """
 
     def delete(self, receipts: Collection[str]) -> None:
@@ -153,10 +153,10 @@ def parse(body: str) -> CloudEvent | None:
         body: the event as EventBridge writes it.
 
     Returns:
-        The event, or None if its kind concerns no instance, because the rule is too broad.
+        The event. None for a kind of event that concerns no instance, which a broad rule can deliver.
 
     Raises:
-        MalformedEvent: the message is no event, or lacks fields that AWS documents.
+        MalformedEvent: the message is not an event of AWS, or lacks fields that AWS documents.
     """
     if len(body) > MAX_BODY_CHARACTERS:
         raise MalformedEvent(f"{len(body)} characters")
@@ -166,7 +166,7 @@ def parse(body: str) -> CloudEvent | None:
         raise MalformedEvent(f"not JSON: {error}") from error
     if not isinstance(event, dict):
         raise MalformedEvent("not a JSON object")
-    # AWS's page on Capacity Blocks shows two keys with names that no other event uses.
+    # The examples in AWS's page on Capacity Blocks name two fields differently from all other events.
     detail_type = _text(event, "detail-type", "detail_type")
     source = _text(event, "source")
     base = _Base(_text(event, "id", "customer_event_id"), detail_type, _time(_text(event, "time")))

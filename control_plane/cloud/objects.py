@@ -43,8 +43,8 @@ class SignedUpload:
 class ObjectStore(Protocol):
     """Objects by bucket and key.
 
-    Every method raises `NotFound` if the bucket or an object to read does not exist, and the retryable kinds of
-    `CloudError`.
+    Every method raises `NotFound` if the bucket or an object to read does not exist. It raises one of the retryable
+    subclasses of `CloudError` if S3 does not answer.
     """
 
     def put(self, reference: ObjectReference, body: bytes, *, if_absent: bool = False) -> ObjectInfo:
@@ -108,7 +108,7 @@ class ObjectStore(Protocol):
             seconds: how long the URL is valid.
 
         Returns:
-            The URL, or None if the store has no address that others can reach.
+            The URL, or None if clients cannot reach the store over the network.
         """
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:

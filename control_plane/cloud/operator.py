@@ -16,7 +16,7 @@ from typing import Protocol
 from everstep.protocol.ids import NodeId
 
 FLEET_TAG = "everstep:fleet"
-"""Everstep changes only groups with this tag, whatever its value."""
+"""Everstep changes only groups with this tag. The value of the tag does not matter."""
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
 USER_SUSPENDED = "User suspended"
 """First words of Auto Scaling's reason for a suspension by a customer.
@@ -68,7 +68,7 @@ class InstanceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberState:
-    """One instance as its group lists it."""
+    """One instance as its Auto Scaling group lists it."""
 
     instance_id: NodeId
     lifecycle_state: str
@@ -86,7 +86,7 @@ class MemberState:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the group is terminating or detaching the instance, which then does not count as capacity."""
+        """Whether the group is terminating or detaching the instance. Such an instance does not count as capacity."""
         return self.lifecycle_state.startswith(("Terminat", "Detach"))
 
     @property
@@ -146,7 +146,7 @@ class GroupState:
     def is_suspended_by_aws(self, process: str) -> bool:
         """Return whether AWS itself suspended a process (an administrative suspension).
 
-        A suspension without a reason counts as a person's.
+        If AWS gives no reason, this method assumes that a person suspended the process.
         """
         reason = self.suspension_reasons.get(process, "")
         return process in self.suspended_processes and bool(reason) and not reason.startswith(USER_SUSPENDED)
@@ -197,8 +197,8 @@ class InstanceStatus:
 class CloudOperator(Protocol):
     """The cloud as the fleet and job loops use it.
 
-    Threads share one instance per control plane. Every method raises `CloudError`: `NotFound`, `GroupNotOurs`,
-    `InvalidRequest`, `AccessDenied`, or one of the retryable kinds.
+    Each server has one instance, which its threads share. Every method can raise a `CloudError`: `NotFound`,
+    `GroupNotOurs`, `InvalidRequest`, `AccessDenied`, or one of the retryable kinds.
     """
 
     def describe_group(self, name: str) -> GroupState:
@@ -219,26 +219,26 @@ class CloudOperator(Protocol):
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
         """Terminate one instance of a tagged group, or remove one that has already ended.
 
-        Another call for an instance that is leaving or gone raises `NotFound` or does nothing. It never ends another
-        instance.
+        A repeated call for an instance that is terminating or has ended raises `NotFound` or does nothing. The call
+        never ends another instance.
 
         Args:
             instance_id: the instance. No call ends instances by count.
-            decrement: lower the desired capacity too. False makes the group launch a replacement.
+            decrement: whether to lower the desired capacity too. If false, the group launches a replacement.
         """
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
         """Reboot one instance of a tagged group. Not idempotent.
 
         The instance keeps its host and its addresses, and loses the content of its memory. Raises `NotFound` if the
-        instance is no member or is leaving, so no instance outside a fleet is ever rebooted.
+        instance is no member of the group or is terminating, so no instance outside a fleet is ever rebooted.
         """
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
         """Terminate one instance of a tagged group in EC2, as a failure would. Idempotent.
 
-        Only drills call it. The group and its hooks get no notice. Raises `NotFound` if the instance is no member or is
-        leaving.
+        Only drills call it. The group and its hooks get no notice. Raises `NotFound` if the instance is no member of
+        the group or is terminating.
         """
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
@@ -256,19 +256,19 @@ class CloudOperator(Protocol):
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
         """Return scheduled events and failed checks of instances.
 
-        Ids without either, and ids that EC2 does not know, are left out.
+        The result omits instances that have neither, and ids that EC2 does not know.
         """
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
         """Return the network nodes above each instance, the nearest last.
 
-        Ids without this information are left out.
+        The result omits instances for which EC2 returns no network nodes.
         """
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return failed launches since the last successful one, newest first.
 
-        After very many failures, the result contains only the newest ones.
+        AWS lists only recent activities, so older failures of a long series are missing.
         """
 
     def protect_new_instances(self, name: str) -> None:

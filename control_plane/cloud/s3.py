@@ -56,7 +56,7 @@ class S3ObjectStore:
         size = self.head(reference).size_bytes
         stop = size if end is None else min(end, size)
         if start >= stop:
-            return  # S3 answers 416 to an empty range
+            return  # S3 answers a request for an empty range with status 416
         with translated():
             body = self._s3.get_object(Bucket=reference.bucket, Key=reference.key, Range=f"bytes={start}-{stop - 1}")[
                 "Body"
@@ -71,7 +71,8 @@ class S3ObjectStore:
         try:
             with translated():
                 answer = self._s3.head_object(Bucket=reference.bucket, Key=reference.key)
-        except NotFound as error:  # HEAD has no body, so S3 cannot say what is missing
+        except NotFound as error:
+            # S3's answer to HEAD has no body, so it does not show whether the bucket or the object is missing
             raise NotFound(f"s3://{reference.bucket}/{reference.key} does not exist", code=error.code) from error
         return ObjectInfo(
             reference=reference,
@@ -100,7 +101,7 @@ class S3ObjectStore:
             "ContentLength": size_bytes,
             "ChecksumSHA256": checksum,
         }
-        with translated():  # fetching credentials can fail
+        with translated():  # botocore can fail to fetch credentials
             url: str = self._s3.generate_presigned_url("put_object", Params=asked, ExpiresIn=seconds)
         return SignedUpload(url, {"x-amz-checksum-sha256": checksum})
 
@@ -113,7 +114,7 @@ class S3ObjectStore:
                 Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True}
             )
             refused = answer.get("Errors", ())
-            if refused:  # the call itself succeeds even if objects were refused
+            if refused:  # the call succeeds even if S3 refuses to delete some of the objects
                 error = {
                     "Code": refused[0].get("Code", ""),
                     "Message": f"{len(refused)} objects, {refused[0].get('Key')}: {refused[0].get('Message')}",

@@ -8,9 +8,8 @@
                   as in ListEvents
 
 Invariant: one call contains at most `ENTRIES_AT_ONCE` entries, all of different jobs, so a partly refused call cannot
-reorder a job's events. The sink reports refused entries.
-Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB
-in total).
+reorder a job's events. The sink returns why the service refused an entry. Source: API references of EventBridge
+(PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB in total).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from control_plane.core.log_batches import Line
 
 ENTRIES_AT_ONCE: Final = 10
 MAX_ENTRY_BYTES: Final = 24_000
-"""Limit for one entry. Ten of them fit one call of either service."""
+"""Size limit for one entry, in bytes. Ten entries of this size fit into one call of EventBridge or SNS."""
 ARN: Final = re.compile(
     r"arn:aws[a-z-]*:(?P<service>events|sns):(?P<region>[a-z0-9-]+):\d{12}:"
     r"(event-bus/[A-Za-z0-9._/-]{1,256}|[A-Za-z0-9_-]{1,256}(\.fifo)?)"
@@ -60,11 +59,11 @@ class EventSink(Protocol):
             entries: at most `ENTRIES_AT_ONCE`.
 
         Returns:
-            Why the service refused at least one entry, or None if it accepted all. The caller may send all entries
-            again: receivers recognize duplicates by their ids.
+            The reason why the service refused an entry, or None if it accepted all entries. The caller may send all
+            entries again: receivers recognize duplicates by their ids.
 
         Raises:
-            CloudError: as far as is known, the service accepted no entry.
+            CloudError: the call failed. Usually the service has accepted no entry.
         """
 
 
@@ -174,10 +173,10 @@ def sink_of(connection: Connection, arn: str) -> EventSink:
 def detail_of(fields: dict[str, Any]) -> str:
     """Return an event's detail as JSON.
 
-    If it is too long, `Detail` is emptied and the message truncated.
+    If the JSON is too long, the function empties the field `Detail` and truncates the message.
 
     Args:
-        fields: the fields of the module docstring. Fields with None are left out.
+        fields: the fields that the module docstring lists. The function omits fields with the value None.
 
     Returns:
         At most `MAX_ENTRY_BYTES` bytes of JSON.
@@ -200,10 +199,10 @@ class LogSink(Protocol):
             batch: a batch from `core.log_batches`.
 
         Returns:
-            How many lines the service refused because their time is too old or too far in the future.
+            The number of lines that the service refused, because their time is too old or too far in the future.
 
         Raises:
-            CloudError: as far as is known, the service accepted no line.
+            CloudError: the call failed. Usually the service has accepted no line.
         """
 
 

@@ -33,12 +33,12 @@ class Bucket(StrEnum):
 
     - QUEUE: the job waits in the queue.
     - PROVISION: the job waits for its first nodes.
-    - START: launches up to the first step of the job.
-    - TRAIN: training with new steps.
-    - STALL: the launch has completed a step, and its next step takes longer than the hang limit.
-    - DETECT, REPLACE, REWORK: the incident phases of the same names.
-    - RESTORE: the incident phase of this name, and launches after a pause up to their first new step.
-    - STOPPING: an agreed stop.
+    - START: a launch, up to the first step that the job completes.
+    - TRAIN: the ranks train, and the launch has completed a new step.
+    - STALL: the launch has completed a step, and the next step already takes longer than the hang limit.
+    - DETECT, REPLACE, REWORK: an open incident is in the phase of the same name.
+    - RESTORE: an open incident is in the phase of this name, or a launch after a pause has completed no new step.
+    - STOPPING: the control plane has requested an agreed stop.
     - PAUSED: the job has no nodes, because a job of higher priority received them or a person paused the job.
     - UNACCOUNTED: no control-plane server was working on the job, and no incident covers this time.
     """
@@ -108,7 +108,7 @@ def microseconds(seconds: float) -> int:
 
 
 def accounted_until(record: JobRecord) -> float:
-    """Return the moment up to which the job's time is charged to its buckets."""
+    """Return the Unix time up to which the ledger has charged the job's time to its buckets."""
     return record.created_at if record.accounted_until is None else record.accounted_until
 
 
@@ -122,7 +122,7 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
 
     Args:
         record: the present record of a job that has not ended.
-        is_stalled: the job runs, but has reported no boundary for longer than a boundary may take.
+        is_stalled: whether the job runs, but its ranks have reported no boundary for longer than the hang limit.
 
     Returns:
         The bucket. An open incident takes precedence over the job's state. A launch without a new step counts neither
@@ -151,9 +151,9 @@ def charge(
 
     Args:
         record: the record as read at the start of the pass.
-        now: Unix seconds. A clock that went back charges nothing.
+        now: Unix seconds. If the clock went back, the function charges no time.
         gap_seconds: the longest time between two passes while a control plane works on the job.
-        node_count: nodes that work for the job from now on, and that the job pays for.
+        node_count: the number of nodes that work for the job from now on, and that the job pays for.
         is_stalled: see `bucket`.
 
     Returns:
@@ -187,14 +187,14 @@ def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
 
     Args:
         record: charged up to this pass.
-        stepped_at: Unix seconds, when a rank completed the step by its own time stamp.
+        stepped_at: Unix seconds at which a rank completed the step, by the rank's own time stamp.
 
     Returns:
-        The record with the same sum. Time without a control plane stays unaccounted.
+        The record with the same sum. Time without an active control plane stays in the bucket UNACCOUNTED.
     """
     since = stepped_at
     if record.unwatched is not None and record.state_since >= record.unwatched[1]:
-        # the previous state is none that applies without an active control plane
+        # the previous state does not apply to a period without an active control plane
         since = max(since, record.unwatched[1])
     return _moved(record, bucket(record), Bucket.TRAIN, microseconds(accounted_until(record)) - microseconds(since))
 
@@ -216,13 +216,13 @@ def follow(
     Args:
         record: charged up to this pass.
         before: the open incident at the start of the pass, or None.
-        after: the same incident and those that the pass opened, in their present state.
+        after: that incident and all incidents that the pass opened, in their present state.
         seemed: the bucket for time without an open incident.
-        stalled_since: Unix seconds since when the job was charged as stalled, or None if it was not.
+        stalled_since: Unix seconds since when the ledger charges the job as stalled, or None if it is not stalled.
 
     Returns:
-        The record with the same sum. Each phase has the length that the incidents show, and the difference is moved
-        from or to `seemed`. No bucket becomes negative.
+        The record with the same sum. Each phase has the length that the incidents show. The function moves the
+        difference from or to `seemed`. No bucket becomes negative.
     """
     now = accounted_until(record)
     booked = {} if before is None else _phases(before, now)
@@ -245,7 +245,7 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    for into in _PHASES if missing else ():  # the failure is older than all charged time
+    for into in _PHASES if missing else ():  # reached if the failure is older than all charged time
         back = min(missing, spent.get(into, 0))
         if back > 0:
             spent[into.value] -= back
@@ -279,7 +279,7 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
     """Return the node time without a new step because of an incident, summed over the job's nodes.
 
     Args:
-        incident: an open incident, or one that this pass has closed.
+        incident: an open incident, or an incident that this pass has closed.
         record: the job's record, charged in this pass.
 
     Returns:
@@ -332,8 +332,8 @@ def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> f
 def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> float | None:
     """Return how long the remaining steps take at the job's mean pace.
 
-    The pace uses only time in which the job completed steps for the first time. The estimate therefore ignores past and
-    future failures, waits and repeated steps.
+    The pace counts only time in which the job completed steps for the first time. The estimate therefore ignores past
+    and future failures, waits and repeated steps.
 
     Args:
         spent: microseconds by bucket, of one job.

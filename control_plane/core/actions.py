@@ -22,7 +22,7 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference, SourceArchiv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendPrepare:
-    """Ask a node's agent to promise a generation: to obey no older one from then on."""
+    """Ask a node's agent to promise a generation. From then on, the agent obeys no older generation."""
 
     node_id: NodeId
     job: JobName
@@ -61,7 +61,7 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendHalt:
-    """Command a node to kill its ranks immediately, because the generation is over."""
+    """Command a node to kill its ranks immediately, because their generation has ended."""
 
     node_id: NodeId
     job: JobName
@@ -83,7 +83,7 @@ class SendTakeCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTakeStacks:
-    """Command a node to read the stacks of its ranks."""
+    """Command a node to read and report the stacks of its ranks."""
 
     node_id: NodeId
     job: JobName
@@ -110,7 +110,7 @@ class PutManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDesired:
-    """Set a group's desired capacity, either to a higher value or to the number of present instances."""
+    """Set a group's desired capacity, either to a higher value or to the number of instances that the group has."""
 
     group: str
     desired_count: int
@@ -128,7 +128,7 @@ class TerminateMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebootMember:
-    """Reboot one named instance, once per stay of its node in state REBOOTING.
+    """Reboot one named instance, once each time that its node enters state REBOOTING.
 
     `since` is the time at which the node entered this state. It distinguishes one reboot from the next.
     """
@@ -168,7 +168,7 @@ class SendKeepSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteTermination:
-    """Permit AWS to terminate an instance that a terminating hook holds."""
+    """Permit AWS to terminate an instance immediately although a terminating hook holds it."""
 
     group: str
     hook: str
@@ -193,7 +193,7 @@ class RetryLaunch:
     group: str
     desired_count: int
     failed_at: float
-    """When the newest launch failed. Each failure causes at most one retry."""
+    """Time at which the newest launch failed, in Unix seconds. Each failure causes at most one retry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +228,7 @@ class EventDraft:
     message: str
     node_id: NodeId | None = None
     run: RunId | None = None
-    """The job concerned.
+    """The run of the job that the event is about.
 
     An event about a node names the job that the node works for, or last worked for. Members of other projects must not
     read this event.
@@ -251,7 +251,7 @@ class Decision:
     incidents: tuple[IncidentRecord, ...] = ()
     """Incidents that this pass opened, changed or closed."""
     implications: tuple[Implication, ...] = ()
-    """Entries to add to the histories of nodes."""
+    """Entries that this pass adds to the histories of nodes, because incidents involved these nodes."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0
 
@@ -277,9 +277,9 @@ class FleetDecision:
     """Whether most of the fleet's agents are silent. A person may have lifted the resulting freeze."""
     reason: str = ""
     implications: tuple[Implication, ...] = ()
-    """Entries to add to the histories of nodes without a job."""
+    """Entries that this pass adds to the histories of nodes without a job."""
     events: tuple[EventDraft, ...] = ()
     forgotten: tuple[NodeId, ...] = ()
-    """Nodes that have ended for good. The control plane deletes their agents' reports."""
+    """Nodes that have ended for good. The control plane deletes the reports of their agents."""
     is_empty: bool = False
     """Whether a fleet that is being deleted has no more nodes. The control plane then deletes the fleet itself."""

@@ -1,4 +1,4 @@
-"""Checks an agent's identity by its signed request and STS's answer (`everstep.protocol.attestation`).
+"""Checks an agent's identity from its signed request and STS's answer (`everstep.protocol.attestation`).
 
 Invariant: pure and strict. The checks accept only the exact request form that Everstep's agents send. Each refusal is a
 sentence that states the reason.
@@ -86,7 +86,7 @@ def refusal_of_signature(signature: Signature, region: str) -> str:
         region: the control plane's own region.
 
     Returns:
-        A sentence. Empty if the form is correct. Only STS can decide whether the signature is genuine.
+        A sentence, or an empty string if the form is correct. Only STS can decide whether the signature is genuine.
     """
     parts = _AUTHORIZATION.fullmatch(signature.authorization)
     if (
@@ -109,7 +109,8 @@ def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[
 
     Args:
         signature: a signature whose form was checked.
-        server_id: the id of this server, even if the agent has signed another one.
+        server_id: the id of this server, even if the agent has signed another server's id. STS then rejects the
+            signature.
         nonce: the nonce of this attempt.
 
     Returns:
@@ -136,7 +137,7 @@ def refusal_of_principal(principal: Principal, *, account: str, role_name: str, 
         node_id: the node that the agent claims to be.
 
     Returns:
-        A sentence. Empty if the principal is that node.
+        A sentence, or an empty string if the principal is that node.
     """
     parts = _ROLE_SESSION.fullmatch(principal.arn)
     if parts is None:

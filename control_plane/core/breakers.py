@@ -7,7 +7,8 @@
     the state   the base of the last two failures is skipped, and an older one used: a bad state, or a bad script?
 
 Each change allows one more attempt, and each is made at most once. A change of node needs a spare. A change of state
-needs an older state other than the script's initial one. If the job still fails after that, the script is at fault.
+needs an older state other than the script's initial one. If the job still fails after both changes, the script is at
+fault.
 
 A failure counts until training passes the highest step that it had reached before the failure.
 
@@ -33,7 +34,7 @@ The limit also applies if the failures differ.
 
 
 class Course(StrEnum):
-    """Way in which a job continues after a failure.
+    """The way in which a job continues, or ends, after a failure.
 
     - AGAIN: it restarts on the same nodes, from the newest state.
     - OTHER_NODE: it restarts with a spare in place of the failing node.
@@ -53,7 +54,7 @@ class Ruling:
 
     course: Course
     why: str = ""
-    """The reason for the course, as a sentence. Empty for AGAIN."""
+    """The reason for the course, as a sentence. Empty if the course is AGAIN."""
 
 
 def rule(
@@ -68,12 +69,14 @@ def rule(
     """Return how a job continues after its last failure.
 
     Args:
-        failures: failures that count as the job's own, oldest first. None is the consequence of a lost node.
+        failures: failures that count as the job's own, oldest first. They exclude consequences of a lost node.
         trials: changes that earlier rulings tried against these failures.
         spec: the job's specification, with `max_attempts`.
-        has_spare: a node can take over, from a state other than the script's initial one.
+        has_spare: whether a spare can take over the failing node's ranks, from a state other than the script's initial
+            one.
         older_base: the newest state older than the last failure's base that every rank can get, or 0.
-        is_sole_holder: leaving the last failure's node would lose committed steps, so the node is changed last.
+        is_sole_holder: whether giving up the last failure's node would lose committed steps. The node is then changed
+            last.
 
     Returns:
         The ruling. Its reason contains the counts and describes the last failure.
@@ -127,7 +130,7 @@ def still_ahead(failures: Sequence[FailureRecord], generation: Generation, bound
     Args:
         failures: failures of the job, oldest first.
         generation: number of the running generation.
-        boundary: the boundary that all its ranks have passed.
+        boundary: the boundary that all ranks of that generation have passed.
 
     Returns:
         The failures after which training has reached no new highest step.
@@ -143,7 +146,7 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
     Args:
         trials: the changes tried so far.
         generation: number of the running generation.
-        boundary: the boundary that all its ranks have passed.
+        boundary: the boundary that all ranks of that generation have passed.
 
     Returns:
         The trials whose failure a later generation has passed.
@@ -168,7 +171,7 @@ def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_b
 
 
 def _alike(failures: Sequence[FailureRecord]) -> list[FailureRecord]:
-    """Return the latest failures that look like the last one."""
+    """Return the last failure and the failures directly before it that look the same."""
     alike: list[FailureRecord] = []
     for failure in reversed(failures):
         if not _looks_like(failure, failures[-1]):

@@ -2,8 +2,8 @@
 
 - Auto Scaling retries by itself, at growing intervals. After failures over a long time, AWS suspends the group's
   launches (an administrative suspension).
-- Everstep retries 30 s after the first failure. Each further pause is twice as long, up to 15 min. Everstep skips a
-  retry if AWS has retried by itself since the planned time.
+- Everstep retries 30 s after the first failure. Each further pause is twice as long as the one before, up to 15 min.
+  Everstep skips a retry if AWS has retried by itself since the planned time.
 - Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
 
 The times of retries depend only on the start of the shortage. Retries by AWS do not shift them.
@@ -24,7 +24,7 @@ LONGEST_RETRY_SECONDS = 900.0
 
 
 def retry_at(group: GroupObserved) -> float | None:
-    """Return when to retry launches, in Unix seconds, or None if no launch has failed.
+    """Return the time of the next retry in Unix seconds, or None if no launch has failed.
 
     The result is the first planned time after the newest failure. A launch that failed after a planned time counts as
     the retry for that time.
@@ -47,11 +47,12 @@ def pause_seconds(failure_count: int) -> float:
 def failing_since(before: GroupObserved | None, first: float) -> float:
     """Return since when launches have been failing.
 
-    AWS lists only the newest activities. In a long shortage, the first failures are no longer among them.
+    AWS lists only the newest activities. In a long shortage, its list no longer contains the first failures.
 
     Args:
         before: the group as the previous poll observed it, or None at the first poll.
-        first: when the oldest listed launch failed, in Unix seconds. No listed launch after it has succeeded.
+        first: time at which the oldest listed launch failed, in Unix seconds. No later launch in the list has
+            succeeded.
 
     Returns:
         Unix seconds.
@@ -64,7 +65,7 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
 def waiting_words(group: GroupObserved) -> str:
     """Return why launches fail, in AWS's words, and what Everstep does next.
 
-    The text is empty while launches succeed. It contains no elapsed time, so it changes only with the situation.
+    The text is empty while launches succeed. It contains no elapsed time, so that its stored copy rarely changes.
     """
     again = retry_at(group)
     when = f"; asked for again at {datetime.fromtimestamp(again, UTC):%H:%M:%S} UTC" if again is not None else ""

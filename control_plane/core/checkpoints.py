@@ -1,10 +1,12 @@
 """Checkpoints: when the control plane writes their manifests, and which checkpoints it deletes.
 
-Uploaded shards become a checkpoint when their manifest is written. A surplus checkpoint exceeds the limits of its job.
+Uploaded shards become a checkpoint when their manifest is written. A surplus checkpoint is a checkpoint beyond the
+limits of its job for number and age.
 
 Invariant: the control plane writes a manifest only for a step whose shards are all complete in S3, were reported in the
 newest generation, and are on its path. The manifest is the last object of a checkpoint. Its name is (generation, step),
-so the same shards never belong to two checkpoints. The newest checkpoint and needed checkpoints are never surplus.
+so the same shards never belong to two checkpoints. The newest checkpoint is never surplus. Neither are pinned
+checkpoints, checkpoints that are being verified, and the one that the job would restore next.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class CheckpointStatus(StrEnum):
     """The status of a checkpoint.
 
     - UPLOADING: some of its shards are in S3.
-    - COMPLETE: its manifest is in S3 too.
+    - COMPLETE: all of its shards and its manifest are in S3.
     - DELETING: the control plane deletes its objects. No job restores from it any more.
     - DELETED: its objects are deleted.
     """
@@ -56,7 +58,7 @@ class KeptCheckpoint:
     generation: int
     step: int
     completed_at: float
-    """Unix seconds."""
+    """Time at which the manifest was written, in Unix seconds."""
     is_needed: bool
     """Whether the checkpoint is pinned, is being verified, or is the one that the job would restore next."""
     is_counted: bool
@@ -70,7 +72,7 @@ def surplus(
 
     Args:
         kept: all complete checkpoints of the job.
-        max_count: how many of the newest checkpoints stay. None: all.
+        max_count: how many of the newest checkpoints the job keeps. None: all.
         max_age_seconds: age limit. None: no limit.
         now: Unix seconds.
 
@@ -96,11 +98,11 @@ def due(
     known: Iterable[CheckpointRecord],
     dropped: Collection[tuple[Generation, Step]] = (),
 ) -> tuple[PutManifest, ...]:
-    """Return the manifests to write now.
+    """Return the manifests that the control plane must write now.
 
     Args:
         plan: the plan of the newest generation.
-        reports: its members' reports about that generation.
+        reports: the members' reports about that generation.
         lineage: all generations with a plan.
         known: checkpoints whose manifests are already written.
         dropped: generation and step of each checkpoint that a person has deleted. Agents still report their shards.

@@ -20,7 +20,7 @@ from everstep.protocol.ids import NodeId
 MAX_CASES = 20_000
 """Limit for the number of partial losses that the count tracks at the same time.
 
-Placements over at most sixteen domains, and losses of two domains, stay below this limit.
+Placements over at most sixteen domains stay below this limit. So do losses of only two domains.
 """
 
 Domain = str
@@ -56,13 +56,13 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
 
     Raises:
         ImpossiblePlacement: more domains are lost than exist.
-        TooManyCases: the placement links so many domains that counting takes too long.
+        TooManyCases: the shards connect so many domains that an exact count takes too long.
     """
     count = domain_count(placement, domains)
     if not 0 <= lost_count <= count:
         raise ImpossiblePlacement(f"{lost_count} lost domains and {count} domains do not fit together")
     edges = _edges(placement, domains)
-    if frozenset() in edges:  # a shard without holders
+    if frozenset() in edges:  # an edge without domains belongs to a shard without holders, which every loss destroys
         return 0.0
     fatal = {domain for edge in edges if len(edge) == 1 for domain in edge}
     return _survivable({edge for edge in edges if not edge & fatal}, count - len(fatal), lost_count) / comb(

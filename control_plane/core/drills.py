@@ -1,4 +1,4 @@
-"""Drills: Everstep injects one fault into a job, on a person's order, and observes the recovery.
+"""Drills: on a person's order, Everstep injects one fault into a job and observes the recovery.
 
 A drill strikes when the control plane injects its fault.
 
@@ -11,8 +11,8 @@ The control plane stores STRUCK before it strikes. A drill therefore strikes at 
 crashes in between.
 
 Consequences of a drill have the cause DRILL. An independent fault during the drill's incident keeps its own cause, and
-turns the incident into a failure. MTTF and MTTR then count the incident. Each lost node except the struck one then
-counts when the fleet computes its number of spares.
+turns the incident into a failure. MTTF and MTTR then count the incident. The fleet then also counts each lost node,
+except the struck node, when it computes its number of spares.
 
 Other nodes can report consequences before the struck node does. Other ranks end because the killed rank is missing.
 Members can report an unreachable coordinator before AWS reports that its instance has ended.
@@ -70,7 +70,7 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """The state of a drill after a pass, and the action of this pass."""
+    """The state of a drill after a pass, and the action that the pass takes for the drill."""
 
     drill: DrillObserved
     course: Course = Course.WAIT
@@ -84,14 +84,14 @@ def follow(
     The job loop calls this function in every pass over a job that has an open drill.
 
     Args:
-        drill: the stored drill, which has not ended.
+        drill: the drill as stored; it has not ended.
         record: the job's record after the decision of this pass.
         plan: the plan of the job's newest generation.
         now: Unix seconds.
         timeouts: a drill may last a multiple of `exclude_seconds`.
 
     Returns:
-        The drill to store, and whether it strikes once it is stored.
+        The drill to store, and whether the control plane then injects its fault.
     """
     patience = PATIENCE_TIMES * timeouts.exclude_seconds
     if drill.state is DrillState.REQUESTED:
@@ -103,7 +103,7 @@ def follow(
             return Followed(drill=_ended(drill, DrillState.NOT_DONE, now, "the job did not train undisturbed"))
         return Followed(drill=drill)
     struck_at = drill.struck_at
-    assert struck_at is not None  # the state is STRUCK
+    assert struck_at is not None  # the drill's state is STRUCK
     if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS
@@ -134,7 +134,7 @@ def attributed(
     *,
     reports: Mapping[NodeId, MemberReport] = MappingProxyType({}),
 ) -> tuple[tuple[Fault, ...], FailureRecord | None]:
-    """Return the faults of a generation, with the consequences of a drill marked as such.
+    """Return the faults of a generation, with the cause DRILL for each consequence of a drill.
 
     The job loop calls this function when faults end a generation, and when later reports show more faults of an ended
     generation.
@@ -142,9 +142,9 @@ def attributed(
     Args:
         drill: the open drill of the job, or None.
         generation: the generation of the faults.
-        found: why the generation ended. Not empty.
-        failure: the failure for the breakers.
-        reports: reports of the generation's members, which show how its ranks ended.
+        found: the faults that ended the generation. Not empty.
+        failure: the failure that the breakers record, or None if the job itself did not fail.
+        reports: reports of the generation's members, which show how the ranks ended.
 
     Returns:
         `found` and `failure`, unchanged if the drill caused none of the faults. Otherwise the drill's faults have the
@@ -217,7 +217,7 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
 
 
 def in_words(drill: DrillObserved) -> str:
-    """Return the evidence that names the drill behind an incident."""
+    """Return the sentence of evidence that names the drill which caused an incident."""
     what = f"rank {drill.rank} on {drill.node_id}" if drill.kind is DrillKind.KILL_RANK else drill.node_id
     return f"a drill ({drill.id}): {drill.requested_by} had {drill.kind} done to {what}"
 

@@ -90,7 +90,7 @@ class Verdict:
     what: str = ""
     """The fault code, or an empty string without a fault."""
     since: float | None = None
-    """When the last evidence showed a silent node alive, in Unix seconds."""
+    """Time of the last evidence that a silent node was alive, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +127,9 @@ def judge(
         silence: the node's tracked silence, or None while the node reports.
         stepped_at: Unix seconds when the newest boundary in other members' reports was passed. Steps after the node's
             last report are evidence that it was alive.
-        out_of_view: other members report that the node's replicas do not answer: the data plane's evidence.
-        is_blind: most of the fleet is silent.
+        out_of_view: whether other members report that the node's replicas do not answer. This is the data plane's
+            evidence.
+        is_blind: whether most of the fleet is silent. Silence then proves nothing.
         now: Unix seconds.
         timeouts: limits for silence and for missing steps.
         impairment: a problem tracked for a node whose agent still reports, or None.
@@ -193,7 +194,7 @@ def judge(
 def _own_word(
     node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool
 ) -> Verdict | None:
-    """Return the verdict that follows from the node's own agent's report, or None.
+    """Return the verdict that follows from the report of the node's own agent, or None.
 
     The result is a verdict if the agent is connected and reports a fault for which the job must give up the node. A
     node that cannot end its old ranks cannot promise a generation, so a launch cannot use the node.
@@ -267,7 +268,7 @@ def unvouched(
         nodes: the nodes of a training job.
         committed_at: Unix seconds of the newest commit, or None.
         now: Unix seconds.
-        timeouts: their lease decides which nodes are silent.
+        timeouts: the timeouts, whose lease decides which nodes are silent.
 
     Returns:
         Node ids.
@@ -294,9 +295,9 @@ def track_silences(
     Args:
         known: the silences of the previous pass.
         nodes: the members.
-        progress: by node, the progress that all other members report.
+        progress: for each node, the progress that all other members report.
         now: Unix seconds.
-        timeouts: their lease decides when a silence begins to count.
+        timeouts: the timeouts, whose lease decides when a silence begins to count.
 
     Returns:
         One entry per silent node, sorted by id, for the next pass.
@@ -308,7 +309,7 @@ def track_silences(
             node.instance is InstanceCondition.ENDED
             or node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds
         ):
-            continue  # AWS's report decides; silence adds nothing
+            continue  # AWS's report is sufficient evidence, so the silence need not be tracked
         seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)
         if silence is None:
@@ -338,7 +339,7 @@ def track_impairments(
         known: the impairments of the previous pass.
         nodes: the members.
         out_of_view: members whose replicas do not answer.
-        progress: by node, the progress that all other members report.
+        progress: for each node, the progress that all other members report.
         now: Unix seconds.
         timeouts: limits that decide which problems count as impairments.
 
@@ -349,7 +350,7 @@ def track_impairments(
     tracked: list[Impairment] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
         if node.instance is InstanceCondition.ENDED or is_silent(node, timeouts):
-            continue  # AWS's report decides, or the silence is tracked instead
+            continue  # AWS's report is sufficient evidence, or the node's silence is tracked instead
         has_fault = remedies.worst(node.faults, node.history, now) is not None
         if not has_fault and node.node_id not in out_of_view:
             continue
@@ -375,8 +376,8 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
         nodes: the members by GROUP_RANK.
 
     Returns:
-        The member that most others report. Among equals: the member that was out of view before with another partner,
-        else the one with the highest GROUP_RANK. None if no member is out of view.
+        The member that most others report. If several members have the most reports: the member that was out of view of
+        another partner before, else the member with the highest GROUP_RANK. None if no member is out of view.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
@@ -396,8 +397,8 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
         left_out: the node whose own report does not count.
 
     Returns:
-        The highest boundary, when it was passed, and the highest committed step. `NO_STEP` if no other member reports
-        one.
+        The highest boundary, the time at which a rank passed it, and the highest committed step. A step is `NO_STEP` if
+        no other member reports it.
     """
     others = {node: report for node, report in reports.items() if node != left_out}
     boundary = max((rank.boundary for report in others.values() for rank in report.ranks), default=NO_STEP)
@@ -470,7 +471,7 @@ def current_reports(
 
 
 def is_fleet_blind(nodes: Collection[NodeObserved], timeouts: Timeouts) -> bool:
-    """Return whether most of a fleet is silent although AWS does not report it ended.
+    """Return whether most of a fleet is silent although AWS does not report the instances ended.
 
     This is the case if more than half of at least `BLIND_FLEET_SIZE` nodes are silent. `nodes` contains all nodes of
     the fleet whose agents have ever connected.

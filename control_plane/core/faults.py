@@ -39,7 +39,7 @@ COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
 def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
     """Return the ranks that ended without success, earliest first.
 
-    Ranks that the control plane halted are at the end of the list.
+    Ranks that the control plane halted come after all others.
     """
     failing = [
         (node, rank)
@@ -50,14 +50,14 @@ def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId,
 
     def moment(item: tuple[NodeId, RankStatus]) -> tuple[bool, float, int]:
         rank_exit = item[1].exit
-        assert rank_exit is not None  # narrows the type: `failing` contains only ended ranks
+        assert rank_exit is not None  # the check narrows the type: `failing` contains only ended ranks
         return rank_exit.exit_class is ExitClass.HALTED, rank_exit.at_seconds, item[1].rank
 
     return tuple(sorted(failing, key=moment))
 
 
 def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None) -> tuple[Fault, ...]:
-    """Return the fault of the first failed rank, or of rank `only`.
+    """Return the fault of the first failed rank, or of rank `only` if it is set.
 
     Later exits are usually consequences of the first.
     """
@@ -71,7 +71,7 @@ def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None
 
 
 def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> float:
-    """Return when the first rank failed by itself, in Unix seconds, or `otherwise` if no rank did.
+    """Return when the first rank failed by itself, in Unix seconds. Return `otherwise` if no rank failed by itself.
 
     Ranks that the control plane halted do not count.
     """
@@ -202,7 +202,7 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
     """Return one fault per connected agent that does not report this generation.
 
-    Such an agent has lost its state, or has promised another generation.
+    The agent has lost its state, or has promised another generation.
     """
     faults: list[Fault] = []
     for member in plan.nodes:
@@ -239,7 +239,7 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
 def of_coordinator(
     plan: GenerationPlan, silence: Silence | None, committed_by_others: Step, now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if the coordinator is silent past its deadline without a commit.
+    """Return a fault if the coordinator is silent for longer than its deadline, and no step was committed meanwhile.
 
     Training continues without a coordinator, but without new commits. This is the only fault that may interrupt
     advancing steps.
@@ -270,10 +270,10 @@ def of_coordinator(
 def of_cut_off_members(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if live members cannot reach the coordinator past its deadline.
+    """Return a fault if live members have not reached the coordinator for longer than its deadline.
 
-    Without the votes of these members, no step is committed. The coordinator may be alive while the network to it is
-    broken.
+    Without the votes of these members, the coordinator commits no step. The coordinator may be alive while the network
+    to it is broken.
     """
     told = [
         (node, fault.message)
@@ -342,10 +342,7 @@ class FailedSources:
     refused: tuple[RefusedSource, ...] = ()
     """Sources that later plans must not use."""
     doubted: tuple[RefusedSource, ...] = ()
-    """Memory slots that were unreachable for the first time.
-
-    The next plan may use such a slot once more.
-    """
+    """Memory slots that were unreachable for the first time. The next plan may still use such a slot."""
 
 
 def failed_sources(
@@ -367,7 +364,7 @@ def failed_sources(
         plan: the plan of the generation.
         reports: the reports of its members.
         nodes: the nodes as observed.
-        doubted: slots that were unreachable before.
+        doubted: memory slots that were unreachable in an earlier load.
 
     Returns:
         Refused and doubted sources. Both are empty if no load failed because of its shards.
@@ -442,7 +439,7 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
 def gone(verdict: Verdict, why: str) -> Verdict:
     """Return the final verdict on a member that the fleet has removed from the job.
 
-    The verdict ignores the reports of the member itself.
+    If the given verdict is not GONE already, the result is GONE with `why` as its evidence.
     """
     if verdict.standing is Standing.GONE:
         return replace(verdict, is_final=True)
@@ -457,7 +454,7 @@ def _how_ended(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
 def _out_of_memory(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
     """Return the message about a rank that ran out of memory, with advice.
 
-    Empty for any other exit.
+    Empty if the rank ended for another reason.
     """
     end = rank_exit.memory
     return "" if end is None else f"{out_of_memory.sentence(rank, node, end)}; {out_of_memory.advice(end)}"

@@ -32,7 +32,7 @@ from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 QUEUE_LIMIT = 64
 """Limit of queued messages per agent.
 
-Above the limit, the oldest message is dropped. The loop repeats the message if it is still needed.
+Above the limit, the registry drops the oldest message. The loop sends the message again if it is still needed.
 """
 MAX_DEPARTED = 1000
 """Limit of ended nodes whose last report and count of rejected messages are kept."""
@@ -40,18 +40,18 @@ MAX_DEPARTED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
-    """State of one agent as this server has seen it since its start."""
+    """State of one agent, from the messages that this server has received since its start."""
 
     node_id: NodeId
     fleet: FleetName
     hello: Hello
     report: AgentReport | None
-    """The newest report. None until the agent's first one."""
+    """The agent's newest report. None until the agent has sent one."""
     is_connected: bool
     heard_at: float
-    """Monotonic seconds of the last message, or of the connection."""
+    """Time of the agent's last message in monotonic seconds. The time of the connection before the first message."""
     heard_at_seconds: float
-    """The same moment as Unix seconds."""
+    """Time of the agent's last message in Unix seconds, for display."""
 
 
 class AgentConnection:
@@ -128,8 +128,8 @@ class AgentRegistry:
     """All agents that have connected since this server started.
 
     Args:
-        monotonic: seconds of a clock that never jumps; used for ages.
-        unix: Unix seconds of the loops' clock; used for display and for the phases of incidents.
+        monotonic: returns the seconds of a clock that never jumps. The registry measures ages with it.
+        unix: returns the Unix seconds of the loops' clock, for display and for the phases of incidents.
     """
 
     def __init__(
@@ -187,10 +187,10 @@ class AgentRegistry:
         return connection
 
     def leave(self, fleets: frozenset[FleetName]) -> None:
-        """Close the connections of agents whose fleets another control-plane server manages.
+        """Disconnect the agents of fleets that another control-plane server manages.
 
         Args:
-            fleets: all such fleets; replaces the set of the previous call.
+            fleets: all fleets that another server manages. The argument replaces the set of the previous call.
         """
         self._elsewhere = fleets
         for node_id, connection in list(self._connections.items()):
@@ -232,7 +232,7 @@ class AgentRegistry:
 
         Args:
             node_id: the agent's node.
-            message: a command that an agent may receive more than once.
+            message: a command that has the same effect if the agent receives it twice.
 
         Returns:
             False if the agent is not connected. The message is then dropped, and the loop repeats it.
@@ -265,7 +265,8 @@ class AgentRegistry:
         """Count a rejected message of this node's agent.
 
         Args:
-            node_id: proven by a token or by admission. Unproven ids would let the counter grow without limit.
+            node_id: id of a node whose token or admission was verified. Callers with invented ids could let the
+                counters grow without limit.
         """
         self._refused[node_id] += 1
 
@@ -285,7 +286,7 @@ class AgentRegistry:
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
         """Wait for the first change that the caller has not seen, or for the timeout.
 
-        Several loops may wait.
+        Several loops may wait at the same time.
 
         Args:
             seen: result of the previous call; 0 for the first call.
@@ -362,8 +363,8 @@ def _news(report: AgentReport) -> object:
 def _identity(message: ControlToAgent) -> object:
     """Return the identity of a queued message.
 
-    Two Loads of one generation are the same message, and so are two Releases of one run. Other messages are the same if
-    their contents are equal.
+    Two `Load` messages of one generation have the same identity, and so have two `Release` messages of one run. Other
+    messages have the same identity if their contents are equal.
     """
     if isinstance(message, Load):
         return Load, message.plan.run, message.plan.generation

@@ -1,6 +1,7 @@
 """Deletes checkpoints from S3.
 
-A deletion starts when a user requests it, or when a checkpoint exceeds the job's limits (`CheckpointConfig`).
+A deletion starts when a user requests it, or when the job has more or older checkpoints than its `CheckpointConfig`
+permits.
 
     complete ──▶ deleting: no restore may start from it ──▶ delete the manifest ──▶ delete the other objects ──▶ deleted
 
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
-"""Limit of checkpoints per job whose deletion one pass starts."""
+"""Limit of checkpoints per job that one pass of the keeper marks as deleting."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
 """Job states in which agents may read any of the job's checkpoints."""
 
@@ -127,7 +128,7 @@ def restorable(session: Session, job: JobRecord) -> RestorableCheckpoint | None:
 
 
 def is_same(checkpoint: CheckpointRecord, other: RestorableCheckpoint | None) -> bool:
-    """Return whether a stored checkpoint and a core record denote the same checkpoint."""
+    """Return whether a database row and a core record describe the same checkpoint."""
     return other is not None and (checkpoint.generation, checkpoint.step) == (other.generation, other.step)
 
 
@@ -152,7 +153,7 @@ def delete(
         The checkpoint's new row.
 
     Raises:
-        CloudError: some objects are left. The checkpoint stays in state deleting.
+        CloudError: S3 has not deleted all objects. The checkpoint stays in state deleting.
         NotFound: the job was removed.
     """
     objects.delete(checkpoint.bucket, [checkpoint.manifest_key])

@@ -84,10 +84,10 @@ class _Known:
     """Nodes with a silent agent, and the monotonic time of the newest call of `suspect`."""
     looked_at_suspects_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
-    """Impaired status checks by node, with the time of the request in monotonic seconds."""
+    """Impaired status checks by node, and the time at which the server requested them, in monotonic seconds."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
-    """AWS's newest answer about failed launches while instances are missing. Empty otherwise."""
+    """AWS's newest list of failed launches. Empty if the group lacks no instance."""
     has_held: bool = True
     """Whether a terminating hook held an instance at the last poll. True before the first poll."""
 
@@ -98,9 +98,9 @@ class CloudWatch:
     Each server has one instance of this class, and uses it on its event loop only.
 
     Args:
-        database: holds the fleets and nodes to ask about, and receives notices.
+        database: contains the fleets and nodes to poll, and stores the notices.
         operator: client of AWS; called in threads.
-        when_changed: called when an answer differs from the previous one.
+        when_changed: function that the poller calls when an answer differs from the previous one.
         monotonic: seconds of a clock that never jumps.
         now: returns the time in UTC.
     """
@@ -147,18 +147,19 @@ class CloudWatch:
             wake.clear()
             try:
                 await ask()
-            except Exception:  # for example a lost database connection: the only poller of this server must continue
+            except Exception:
+                # the database connection may be lost, for example, but this server's only poller must continue
                 log.exception("looking at AWS failed; it is looked at again")
             await pause(POLL_SECONDS, until=wake)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
-        """Ask about each fleet that has no question in flight.
+        """Ask AWS about each fleet for which no earlier question is still unanswered.
 
         Fleets are polled in parallel, so that a hanging call does not delay other fleets.
 
         Args:
-            patience_seconds: time limit of this call; slower questions continue in the background. None: wait for all
-                answers.
+            patience_seconds: time limit of this call in seconds. Slower questions continue in the background. None:
+                wait for all answers.
         """
         for fleet in await asyncio.to_thread(self._fleets):
             if (name := FleetName(fleet.name)) not in self._asking:
@@ -205,12 +206,12 @@ class CloudWatch:
                 self._when_changed()
 
     def look_now(self) -> None:
-        """Poll immediately. Callers use it when AWS's state may have changed."""
+        """Start the next poll of groups and instances immediately. Callers use it when AWS's state may have changed."""
         self._look.set()
         self._look_closer.set()
 
     def look_closely(self) -> None:
-        """Poll immediately, including the scheduled events."""
+        """Start the next poll of groups and instances immediately, and also request the scheduled events."""
         for known in self._known.values():
             known.looked_closely_at = float("-inf")
         self.look_now()
@@ -224,7 +225,7 @@ class CloudWatch:
         self._look.set()
 
     def group(self, fleet: FleetName) -> CloudView | None:
-        """Return the newest answer about the group that includes all requested changes, or None."""
+        """Return the newest answer about the group, or None if a change was requested after AWS was asked."""
         view = self._views.get(fleet)
         return view if view is not None and view.asked_at > self._not_before.get(fleet, float("-inf")) else None
 
@@ -309,7 +310,7 @@ class CloudWatch:
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
         """Return the newest launch failures. After an AWS error, return the previous ones.
 
-        An error of this call does not discard the rest of the poll's answer.
+        An error of this call does not discard the answer about the group and its instances.
         """
         key = f"{fleet.name}/launches"
         try:
@@ -345,7 +346,7 @@ class CloudWatch:
         about.has_held = bool(held)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
-        """Request status and topology for the instances whose interval has passed.
+        """Request status and network topology of the instances that are due for it.
 
         Return whether an answer changed. After an AWS error, the previous answer remains.
         """
@@ -353,12 +354,13 @@ class CloudWatch:
         is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
         is_news = False
         if is_due:
-            for node_id, said_at in list(about.suspects.items()):  # a copy: the event loop adds entries concurrently
+            # iterates over a copy, because the event loop adds entries concurrently
+            for node_id, said_at in list(about.suspects.items()):
                 if asked_at - said_at > FORGET_SECONDS:
                     about.suspects.pop(node_id, None)
             about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
             is_news = self._ask_status(fleet, ids, about, asked_at)
-            about.looked_closely_at = asked_at  # the answer is stored, or AWS returned an error
+            about.looked_closely_at = asked_at  # the request has ended: its answer is stored, or AWS returned an error
         elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
             suspects = {
                 node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS
@@ -380,7 +382,7 @@ class CloudWatch:
         about.domains = {
             **about.domains,
             **{node_id: network[-1] for node_id, network in networks.items()},
-        }  # replaced, not updated: other threads may be reading it
+        }  # the mapping is replaced instead of updated, because other threads may be reading it
         return is_news or bool(networks)
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
@@ -399,7 +401,8 @@ class CloudWatch:
         self._failing.pop(f"{fleet}/events", None)
         failed = {node_id: (asked_at, found[node_id].failed_checks if node_id in found else ()) for node_id in ids}
         before = about.failed_checks
-        about.failed_checks = {**before, **failed}  # replaced, not updated: other threads may be reading it
+        # the mapping is replaced instead of updated, because other threads may be reading it
+        about.failed_checks = {**before, **failed}
         scheduled = [_scheduled(node_id, event) for node_id, status in found.items() for event in status.events]
         with self._database.write() as session:
             is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
@@ -447,7 +450,7 @@ def _first_line(error: CloudError) -> str:
 def _hook_seconds(group: GroupState) -> float:
     """Return the shortest timeout of the terminating hooks, in seconds.
 
-    An instance is held for at least this long.
+    Every hook therefore holds an instance for at least this time.
     """
     timeouts = [hook.heartbeat_timeout for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
     return min(timeouts, default=MAX_HOOK_TIMEOUT).total_seconds()

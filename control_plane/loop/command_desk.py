@@ -8,8 +8,8 @@ All callers with the same command id receive the same answer.
 A caller that lost the answer repeats the call with the same id. The repeated call returns the same answer, or waits for
 it. The agent receives each command once, because a command need not be idempotent.
 
-Invariant: only the node that received the command may answer it. The number of kept commands is bounded. All methods
-run on the server's event loop.
+Invariant: only the node that received the command may answer it. The number of remembered commands is bounded. All
+methods run on the server's event loop.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Asked:
     command: RunCommand
     answer: asyncio.Future[CommandEnded]
     ends_at: float
-    """Monotonic seconds at which waiting for the answer ends."""
+    """Monotonic seconds at which callers stop waiting for the answer."""
 
     def is_waited_for(self, now: float) -> bool:
         """Return whether the answer may still arrive."""
@@ -81,7 +81,7 @@ class CommandDesk:
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
 
     def is_known(self, command_id: str) -> bool:
-        """Return whether a command with this id is still kept."""
+        """Return whether the server still remembers a command with this id."""
         return command_id in self._asked
 
     async def run(self, node_id: NodeId, command: RunCommand) -> CommandEnded:
@@ -89,15 +89,15 @@ class CommandDesk:
 
         Args:
             node_id: id of the agent.
-            command: the command. If its id is kept already, wait for that command's answer.
+            command: the command. If the server remembers its id, the call waits for the earlier command's answer.
 
         Returns:
             The agent's answer.
 
         Raises:
             TooManyCommands: `MAX_WAITING` commands are running already.
-            NotAsked: the agent is not connected here.
-            NotAnswered: the agent did not answer in time.
+            NotAsked: the agent is not connected to this server, so the command did not run.
+            NotAnswered: the agent did not answer in time. The command may have run.
             AnotherCommand: the id belongs to a different command.
         """
         asked = self._asked.get(command.command_id)

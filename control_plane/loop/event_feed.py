@@ -6,8 +6,8 @@ One task reads the event table for all followers of this server.
     table event ──▶ newest events, in memory  ──▶ followers that are up to date
               └───▶ one page per read         ──▶ followers that are behind
 
-Events of other control-plane servers arrive through the same table. Each follower reads at its own pace: a slow
-follower needs a position in memory, but no buffer.
+Events of other control-plane servers arrive through the same table. Each follower reads at its own pace. The server
+stores only the position of a slow follower, and buffers no events for it.
 
 Invariant: a follower receives each event after its position once and in order, if its token permits the event. It
 receives no event after its token has expired or was revoked.
@@ -47,7 +47,7 @@ PAGE_LIMIT: Final = 500
 
 
 class TooManyFollowers(Exception):
-    """The limit of followers is reached, in total or for the caller's token."""
+    """Too many streams are open, in total or for the caller's token."""
 
 
 class End(StrEnum):
@@ -70,9 +70,9 @@ class Interest:
 
     token_id: str
     ends_at: datetime | None
-    """End of the browser's session. None for other clients."""
+    """Time at which the browser's session ends. None for other clients."""
     project: str | None
-    """Project whose events the reader receives. None: all projects."""
+    """Project whose events the follower may see. None: all projects."""
     job_name: str | None
     fleet_name: str | None
 
@@ -94,7 +94,10 @@ class Batch:
 
     events: tuple[EventRecord, ...]
     position: int
-    """Position from which to resume. The follower has received all its events up to this position."""
+    """Position from which to resume.
+
+    The follower has received every event up to this position that it may see and wants.
+    """
 
 
 @dataclass(eq=False, slots=True)
@@ -131,9 +134,9 @@ class EventFeed:
         self._followers: set[_Follower] = set()
         self._recent: deque[EventRecord] = deque()
         self._complete_after = 0
-        """Lower bound of `_recent`: it contains all events with a higher id that were read from the table."""
+        """An event id. `_recent` contains all events with a higher id that the server has read from the table."""
         self._newest: int | None = None
-        """Highest id that was read. None: no poll has finished since the first follower started."""
+        """Highest event id that the server has read. None until the first poll for a follower has finished."""
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -145,10 +148,12 @@ class EventFeed:
             after_id: id of the last event that the follower has. None: start with future events.
 
         Yields:
-            A batch without events first, which contains the position; then batches; at the end the reason, as an `End`.
+            First a batch without events, which contains the position. Then batches with events, and heartbeats. Finally
+            an `End` with the reason.
 
         Raises:
-            TooManyFollowers: at the first step, before the first batch.
+            TooManyFollowers: the limit of followers is reached. The error occurs at the first iteration, before the
+                first batch.
         """
         of_token = sum(follower.interest.token_id == interest.token_id for follower in self._followers)
         if len(self._followers) >= MAX_FOLLOWERS or of_token >= MAX_FOLLOWERS_PER_TOKEN:
@@ -217,8 +222,8 @@ class EventFeed:
     def _take(self, ended: frozenset[str], found: tuple[EventRecord, ...], newest: int) -> None:
         """Apply the result of one poll of the event table.
 
-        The method ends the streams of invalid tokens before it delivers events, because the poll read tokens before
-        events.
+        The method first ends the streams whose tokens are invalid, and then delivers events. The poll also reads the
+        tokens before the events.
         """
         now = self._now()
         for follower in self._followers:

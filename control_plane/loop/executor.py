@@ -1,8 +1,8 @@
 """Executes decisions: messages to agents, calls to AWS, manifests in S3.
 
-Messages to agents are idempotent and repeat stored state, so they need no record. A call that changes AWS or S3 is
-recorded in the database before the attempt, as an intent under the lease. Its outcome is recorded afterwards. The
-executor does not repeat a call whose intent is done.
+Messages to agents are idempotent and follow from stored state, so the executor does not record them. A call that
+changes AWS or S3 is recorded in the database before the attempt, as an intent under the lease. Its outcome is recorded
+afterwards. The executor does not repeat a call whose intent is done.
 
 Invariant: no database session is open during a call. Intents and log lines contain no secrets.
 """
@@ -122,7 +122,7 @@ class Executor:
         secret: the server secret, from which generation keys are derived.
         bucket: receives the evidence of held nodes.
         now: returns the time in UTC.
-        renewed: returns the loop's newest renewal of a lease; called in threads.
+        renewed: function that returns the newest renewal of a lease. The executor calls it in threads.
     """
 
     def __init__(
@@ -197,13 +197,14 @@ class Executor:
     def change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
         """Start to apply changes to a fleet's Auto Scaling group, one after the other.
 
-        If earlier changes are still in progress, the new changes are dropped. A later pass decides them again. A
-        hanging call delays only this group.
+        If earlier changes are still in progress, the new changes are dropped. A later pass decides the dropped changes
+        again. A call that hangs delays only this group.
 
         Args:
             lease: lease of the fleet that the group belongs to.
             actions: changes to the group, in the order of execution.
-            changed: called before and after each change of the group's members, to invalidate older answers of AWS.
+            changed: function that invalidates older answers of AWS. The executor calls it before and after each change
+                of the group's members.
         """
         if actions:
             self._begin_work(f"group/{lease.key}", lambda: self._change_group(lease, actions, changed))
@@ -399,7 +400,7 @@ class Executor:
         )
 
     def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
-        """Run `write` in one transaction under the newest renewal of a lease.
+        """Run `write` in one transaction that is guarded by the newest renewal of a lease.
 
         The loop may renew the lease during an AWS call, which makes the older lease stale. Blocks: call it in a thread.
         """

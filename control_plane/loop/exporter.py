@@ -42,12 +42,12 @@ MOST_RETRY_SECONDS: Final = 300.0
 class Exporter(ABC):
     """Base class of export loops.
 
-    The class holds the lease, repeats the passes, backs off and records failures.
+    The base class claims the lease, repeats the passes, waits after failures and records them.
 
     Args:
         database: stores the position, lease and failures of the export.
         name: key of the export's row and lease.
-        leaser: used by this loop only.
+        leaser: claims and renews the lease of the export. No other loop may use this object.
         now: returns the time in UTC.
     """
 
@@ -61,7 +61,7 @@ class Exporter(ABC):
         self._now = now
         self._lease: Lease | None = None
         self.failure_count = 0
-        """Failed passes since the last successful one."""
+        """Number of failed passes since the last successful pass."""
 
     @abstractmethod
     def export_some(self) -> bool:
@@ -103,7 +103,7 @@ class Exporter(ABC):
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
     def _kept(self) -> Lease:
-        """Return the lease during a pass, renewed if a renewal is due."""
+        """Return the lease for the next write of a pass. Renew it first if a renewal is due."""
         assert self._lease is not None
         if self._leaser.is_due(self._lease):
             with self._database.write() as session:
@@ -139,7 +139,7 @@ class EventExporter(Exporter):
         database: holds the events and the export's position.
         name: name of the export, which is the receiver's ARN.
         sink: client of the bus or topic, called in threads.
-        leaser: used by this loop only.
+        leaser: claims and renews the lease of the export. No other loop may use this object.
         now: returns the time in UTC.
     """
 
@@ -177,13 +177,13 @@ class EventExporter(Exporter):
 def retry_seconds(failure_count: int) -> float:
     """Return the pause after consecutive failures (at least one).
 
-    It doubles up to `MOST_RETRY_SECONDS`.
+    The pause doubles with each failure, up to `MOST_RETRY_SECONDS`.
     """
     return float(min(MOST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failure_count - 1, 16)))
 
 
 class _Taken:
-    """Entries of a page that fit into one call."""
+    """The first events of a page, as entries that fit into one call."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

@@ -27,7 +27,7 @@ PHASE_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 
 
 class LoopFigures:
-    """Counters and histograms of one server. Safe for threads."""
+    """Prometheus counters and histograms of one server. Safe for threads."""
 
     def __init__(self) -> None:
         self._reconcile_seconds = Histogram(
@@ -67,11 +67,11 @@ class LoopFigures:
         return self._reconcile_seconds, self._stale_applies, self._leases_lost, self._phase_seconds
 
     def reconciled(self, loop: Loop, seconds: float) -> None:
-        """Record the duration of a pass, successful or not."""
+        """Record the duration of a pass, whether or not the pass succeeded."""
         self._reconcile_seconds.labels(loop).observe(seconds)
 
     def was_stale(self, loop: Loop) -> None:
-        """Count a pass that stored nothing because its lease was lost."""
+        """Count a pass that stored nothing, because another server had taken over its lease."""
         self._stale_applies.labels(loop).inc()
 
     def lost_lease(self, kind: str) -> None:

@@ -10,8 +10,8 @@ stores the new cursor. One control-plane server exports at a time, under the lea
 After a refused call, the exporter backs off and retries. All runs wait meanwhile, because the usual causes affect all
 of them: a missing group, a missing permission or throttling.
 
-Invariant: a cursor is stored only after CloudWatch has accepted every line before it, or rejected the line for its
-timestamp.
+Invariant: a cursor is stored only after CloudWatch has accepted every line before it, or has rejected the line because
+of its timestamp.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class LogExporter(Exporter):
     Args:
         database: stores the cursor of each run.
         objects: S3, which holds the log chunks.
-        group: name of the log group; part of the lease's key and of log messages.
+        group: name of the log group. The exporter uses it in the lease's key and in log messages.
         sink: client of the log group.
-        leaser: used by this loop only.
+        leaser: claims and renews the lease of the export. No other loop may use this object.
         now: returns the time in UTC.
     """
 
@@ -75,8 +75,9 @@ class LogExporter(Exporter):
         self._sink = sink
         self._calls_left = 0
         self._copied_last = ""
-        """Run that was copied last. The next pass starts with the run after it, so that busy runs do not starve the
-        others.
+        """Run that the last pass copied last.
+
+        The next pass starts with the run after it, so that busy runs do not starve other runs.
         """
 
     def export_some(self) -> bool:

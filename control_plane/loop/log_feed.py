@@ -2,8 +2,8 @@
 
 Used on the server's event loop only.
 
-Invariant: each follower's queue is bounded. Dropped lines are in the object store. Missing line numbers show the
-follower that lines were dropped.
+Invariant: each follower's queue is bounded. A follower detects dropped lines by missing line numbers, and can read them
+from the object store later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAITING_LIMIT: Final = 256
 
 
 class TooManyLogFollowers(Exception):
-    """The limit of followers is reached, in total or for the caller's token."""
+    """Too many log followers are open, in total or for the caller's token."""
 
 
 class LogFollower:
@@ -74,7 +74,7 @@ class LogFeed:
         """Register a follower until the block ends.
 
         Args:
-            run: the run whose lines it receives.
+            run: the run whose lines the follower receives.
             token_id: id of the reader's token.
 
         Yields:

@@ -66,7 +66,7 @@ class Cursor:
     """Number of the generation. 0: before the first one."""
     positions: Mapping[NodeId, int] = field(default_factory=dict)
     told: frozenset[NodeId] = frozenset()
-    """Nodes whose gap was already returned to the reader."""
+    """Nodes whose gap the reader has returned already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class LogFilter:
     generation: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
-    """Exclusive end of the time range."""
+    """End of the time range in Unix milliseconds. The range excludes it."""
     text: str = ""
     """Substring of the line."""
 
@@ -118,7 +118,7 @@ class GenerationFacts:
     ranks: Mapping[NodeId, tuple[Rank, ...]]
     """Ranks of each node. Empty if retention has removed the generation's plan."""
     over_since: datetime | None
-    """When the generation ended. None for the newest generation of an unfinished job."""
+    """Time at which the generation ended. None for the newest generation of an unfinished job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class Page:
     last: Cursor
     """Cursor after the events."""
     is_over: bool = False
-    """Whether the log is complete and all of it was read."""
+    """Whether the log is complete, and the reader has returned its last line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class _Stored:
 
 @dataclass(slots=True)
 class _OfNode:
-    """Stored chunks with one node's lines of one generation."""
+    """The stored chunks that contain one node's lines of one generation."""
 
     chunks: list[_Stored] = field(default_factory=list)
     """Chunks that the node uploaded, in order."""
@@ -156,7 +156,7 @@ class _OfNode:
 class _Extent:
     """Cached facts about a chunk.
 
-    A reader at the chunk's end need not download the chunk again while its ETag is the same.
+    While a chunk's ETag is the same, a reader at its end does not download it again.
     """
 
     etag: str
@@ -182,7 +182,8 @@ class LogReader:
         alive: ids of the nodes that have not ended.
         has_ended: whether the job has ended.
         now: returns the time in UTC.
-        is_stopped: called before each request to the object store. True aborts the read.
+        is_stopped: function that the reader calls before each request to the object store. The result True aborts the
+            read.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class LogReader:
         self.know(generations, alive, has_ended)
 
     def know(self, generations: Iterable[GenerationFacts], alive: frozenset[str], has_ended: bool) -> None:
-        """Replace the facts from the database by newer ones."""
+        """Replace the facts about generations, nodes and job by newer ones from the database."""
         self._facts = {facts.number: facts for facts in generations}
         self._alive = alive
         self._has_ended = has_ended

@@ -1,4 +1,4 @@
-"""The batches of metrics that agents have sent and that are not in the database yet.
+"""Batches of metrics that agents have sent and that the database does not contain yet.
 
 Invariant: at most one batch per node. An agent sends its next batch after the server confirmed the previous one.
 """

@@ -3,11 +3,11 @@
     report ──▶ MetricInbox.take         one batch per node, in memory, without waiting
     once a second ──▶ store, one short transaction per batch ──▶ MetricsStored ──▶ the agent sends its next batch
 
-Rank 0's batch also contains the values that Everstep measures. The newest point of a batch is stored together with the
-latest measurements of all nodes of the job.
+Rank 0's batch also contains the values that Everstep measures. For the newest point of a batch, the writer also stores
+the latest measurements of all nodes of the job.
 
 An agent keeps unconfirmed values and sends them again to the control-plane server to which it is connected. A crash of
-a server therefore loses no values. A slow or missing database delays agents' metrics, but not their heartbeats.
+a server therefore loses no values. A slow or unreachable database delays metrics, but not the heartbeats of agents.
 
 Invariant: a batch is confirmed after its transaction. Values from a node that was not part of the generation are
 dropped.

@@ -51,8 +51,8 @@ class NoticeReader:
         queue: the SQS queue; called in threads. A call in progress is abandoned when the server stops.
         database: receives the notices and the events about them.
         operator: finds the instances of a capacity block.
-        registry: used to wake the loops.
-        cloud: poller of AWS, woken after each event.
+        registry: registry of the agents, through which the reader wakes the loops.
+        cloud: poller of AWS, which the reader wakes after each event.
         now: returns the time in UTC.
     """
 
@@ -170,7 +170,7 @@ class NoticeReader:
         return event
 
     def _store(self, event: CloudEvent) -> None:
-        assert event.kind is not None  # checked by the caller
+        assert event.kind is not None  # the caller has checked that the value is set
         now = self._now()
         if event.ends_at is not None and (now - event.ends_at).total_seconds() > OVER_SECONDS:
             log.info("%s of %s is too late to mean anything", event.detail_type, event.at)

@@ -91,15 +91,15 @@ class StoredFleet:
     notices: tuple[notices.NoticeRecord, ...]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     replaced: tuple[datetime, ...]
-    """Times at which Everstep replaced a node by its own verdict; covers at least the last hour."""
+    """Times at which Everstep replaced a node by its own verdict, for at least the last hour."""
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
-    """When EC2 confirmed the reboot request, by node that is being rebooted."""
+    """Time at which EC2 confirmed the reboot request, for each node that is being rebooted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Stored notices and fault history of a fleet's nodes."""
+    """Stored notices and fault histories of a fleet's nodes."""
 
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
@@ -123,7 +123,7 @@ class _Sight:
 class Hearing:
     """Measures how long each agent has been silent.
 
-    Time in which this server could not receive messages does not count as silence.
+    The measured silence excludes time in which this server could not receive messages.
 
     Args:
         timeouts: the ladder; defines the grace period after the server's start.
@@ -170,9 +170,9 @@ class Hearing:
         )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
-        """Return the seconds until the next silence exceeds its lease, or infinity.
+        """Return the seconds until the next silence exceeds its lease, or infinity if no agent is silent.
 
-        A pass is due at that moment.
+        The loops make a pass at that moment.
         """
         lease = self._timeouts.lease_seconds
         left = [
@@ -187,11 +187,11 @@ class Observer:
     """Builds the input of a pass.
 
     Args:
-        database: holds jobs, nodes and plans.
-        registry: holds the newest report of each agent.
-        cloud: holds the newest answers of AWS.
+        database: contains the jobs, nodes and plans.
+        registry: contains the newest report of each agent.
+        cloud: contains the newest answers of AWS.
         hearing: measures how long each agent has been silent.
-        timeouts: thresholds for silent and for ready nodes.
+        timeouts: the limits after which a node counts as silent or as not ready.
         monotonic: seconds of a clock that never jumps.
     """
 
@@ -219,10 +219,11 @@ class Observer:
 
         Args:
             run: run id of the job.
-            known: `Surroundings` that were read before and may be reused. Missing ones are read together with the job.
+            known: `Surroundings` that were read before and may be reused. The method reads missing ones together with
+                the job.
 
         Returns:
-            The rows, read in one transaction except for reused `Surroundings`.
+            The rows. One transaction reads all of them, except reused `Surroundings`.
 
         Raises:
             NotFound: the job was removed.
@@ -302,7 +303,7 @@ class Observer:
     def _sight(self, around: Surroundings, now: float) -> _Sight:
         """Return the facts derived from `Surroundings`.
 
-        They are cached while the same object is passed.
+        The result is cached for as long as callers pass the same object.
         """
         known = self._sights.get(around.name)
         if known is not None and known.of is around:
@@ -494,5 +495,5 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:
-    """Return the fleet's own reason for not adding nodes, or an empty string."""
+    """Return why the fleet itself launches no further nodes, or an empty string if it may launch some."""
     return fleet.reason if fleet is not None and (NOT_REPLACED in fleet.reason or NOT_JOINED in fleet.reason) else ""

@@ -393,7 +393,8 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
         since=(node.since or node.created_at).timestamp(),
         hold=Hold(node.hold) if node.hold is not None else None,
         replaced_at=_seconds(node.replaced_at),
-        release=node.release,  # type: ignore[arg-type]  # only the API writes it, from the same literal type
+        # only the API writes this column, with a value of the same literal type
+        release=node.release,  # type: ignore[arg-type]
         request=NodeRequest(node.request) if node.request else None,
         request_words=node.request_words,
         connected_at=_seconds(node.connected_at),
@@ -404,10 +405,10 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
 def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> nodes.NodeUpdate:
     """Return the columns that the core has decided for a node.
 
-    Columns that the API or agents write are included only when the node's state changes.
+    The result contains columns that the API or agents write only if the node's state changes.
 
     Args:
-        node: as the core decided.
+        node: the node's record as the core decided it.
         before: the node's state when the pass read it. None: the node is new.
         had_request: whether the pass read a person's request for this node. If False, a newer request is kept.
 
@@ -497,10 +498,7 @@ def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Not
 
 
 def own_notices(report: AgentReport | None) -> tuple[Notice, ...]:
-    """Return the notices from the node's instance metadata.
-
-    The agent's newest report contains them.
-    """
+    """Return the notices that the agent read from the node's instance metadata and reported last."""
     if report is None:
         return ()
     return tuple(

@@ -23,7 +23,7 @@ async def repeat(
         work: may block. It returns True if more work is due immediately.
         stop: ends the repetition after the current call.
         seconds: pause after a call.
-        trouble: log message for a failed call, which says what could not be done.
+        trouble: log message for a failed call, which names the work that failed.
         more_seconds: pause after a call that returned True.
     """
     while not stop.is_set():

@@ -103,7 +103,7 @@ class LoopContext:
 class Runner:
     """All loops of one control-plane server.
 
-    `context` holds the loops' dependencies.
+    `context` contains the dependencies of the loops.
     """
 
     def __init__(self, context: LoopContext) -> None:
@@ -200,7 +200,8 @@ class Runner:
 
         An agent of such a fleet must not stay connected to this server, because the other server would consider the
         agent silent. A disconnected agent connects to the next address. If only this server has lost the database, it
-        cannot see the other server. After a failed pass, an expired lease therefore has the same effect.
+        cannot see which server manages the fleet. After a failed pass, this server therefore also disconnects agents if
+        its lease of their fleet has expired.
         """
         failed = set(self._fleets)
         try:
@@ -226,8 +227,8 @@ class Runner:
     def _leave(self, failed: Collection[FleetName]) -> None:
         """Disconnect the agents of fleets that another control-plane server manages.
 
-        For fleets in `failed`, an expired lease suffices, because another server may have taken the fleet over without
-        this server's knowledge.
+        `failed` names the fleets whose last pass failed. For these, an expired lease suffices, because another server
+        may have taken the fleet over unnoticed.
         """
         leases = self._fleet_leases
         elsewhere = frozenset(
@@ -243,8 +244,8 @@ class Runner:
 
         Args:
             run: run id of the job.
-            around: rows that passes over other jobs of this sweep have read. This pass adds its own, and empties the
-                mapping when it changes such rows. None: no shared rows.
+            around: rows that passes over other jobs of this sweep have read. This pass adds the rows that it reads, and
+                empties the mapping when it changes such rows. None: the pass shares no rows.
 
         Returns:
             The last decision, or None while another server holds the job's lease.
@@ -312,7 +313,7 @@ class Runner:
         if lease is None:
             return None
         if not served_before:
-            # wake the job loop: it makes passes over jobs only while this server holds their fleet's lease
+            # wake the job loop, which makes passes over a job only while this server holds the lease of the job's fleet
             self._context.registry.hint()
         view = self.cloud.group(name)
         if view is None:
@@ -395,7 +396,7 @@ class Runner:
     ) -> None:
         """Advance a drill. The state STRUCK is stored before the fault is injected.
 
-        If the server crashes between both actions, the fault is never injected.
+        If the server crashes between the two actions, no server injects the fault.
         """
         if observed.drill is None:
             return
@@ -501,7 +502,7 @@ class Runner:
             reason=decision.reason,
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
-            # otherwise unchanged: a user may have lifted the freeze after the read
+            # otherwise the column stays unchanged, because a user may have lifted the freeze after the read
             changes["blindness_lifted_at"] = None
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
         told = self.cloud.domains(FleetName(fleet.name))
@@ -610,7 +611,7 @@ class Runner:
 class _Held:
     lease: Lease
     first_counter: int
-    """Counter of the lease at the start of this server's uninterrupted ownership."""
+    """The lease's counter at the time when this server claimed the lease from another owner."""
 
 
 class _Leases:
@@ -712,9 +713,9 @@ def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.S
 
 
 def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
-    """Return a shard without silent nodes among its holders in view.
+    """Return the shard's status without the silent nodes in its list of holders.
 
-    The runner calls this function while no step commits, because the copy of a silent node may be lost with the node.
+    The runner calls this function while no step commits. The silent node may be lost, and its copy with it.
     """
     quiet = next(
         (

@@ -68,13 +68,14 @@ class Verifier:
         The method blocks, for hours if the checkpoint is large. Call it in a thread.
 
         Args:
-            is_stopped: called before each chunk. True aborts the verification and keeps the request.
+            is_stopped: function that is called before each chunk. The result True aborts the verification and keeps the
+                request.
 
         Returns:
             Whether a verdict was stored.
 
         Raises:
-            CloudError: a retryable error. The request is kept.
+            CloudError: S3 failed with a retryable error. The request stays stored.
         """
         with self._database.read() as session:
             asked = checkpoints.to_verify(session)
@@ -129,7 +130,7 @@ def verify_shard(
         objects: S3.
         where: bucket and key of the shard's object.
         shard: entry of the manifest, with the expected size and digest.
-        is_stopped: called before each chunk; True aborts the read.
+        is_stopped: function that is called before each chunk. The result True aborts the read.
 
     Raises:
         _Stopped: the read was aborted.
@@ -178,7 +179,7 @@ class _Reader:
         self._left = memoryview(b"")
 
     def pieces(self, count: int) -> Iterator[memoryview]:
-        """Yield the next `count` bytes."""
+        """Yield the next `count` bytes in pieces, as the stream delivers them."""
         while count:
             if self._is_stopped():
                 raise _Stopped
@@ -192,7 +193,7 @@ class _Reader:
             yield piece
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes. Use it for small counts."""
+        """Return the next `count` bytes as one object. Use `pieces` for large counts."""
         return b"".join(self.pieces(count))
 
     def close(self) -> None:
