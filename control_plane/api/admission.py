@@ -128,7 +128,7 @@ def admit(
 
 
 def own_place(bucket: str, name: str, run_id: str) -> str:
-    """Return the prefix in the service's bucket that belongs to one run of a job only.
+    """Return the prefix in the service's bucket below which only one run of a job writes.
 
     The result is an S3 URI below `bucket`, the service's bucket. It ends with a slash.
     """
@@ -180,8 +180,8 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
 def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Iterator[FieldError]:
     """Yield the errors of the output locations.
 
-    Agents write there, and the API reads and deletes there, with their own permissions. A RoleArn does not change that,
-    so the service's bucket is forbidden in any case.
+    Agents write to these locations, and the API reads and deletes objects in them. Both use their own permissions, even
+    if the job has a RoleArn. A location in the service's bucket is therefore always an error.
     """
     asked = {
         "CheckpointConfig.S3Uri": _asked_checkpoints(request),
@@ -294,7 +294,10 @@ def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> It
 
 
 def _asked_checkpoints(request: CreateTrainingJobRequest) -> str | None:
-    """Return the checkpoint prefix that the request sets, or None. Agents append a folder per run."""
+    """Return the checkpoint prefix that the request sets, or None if it sets no prefix.
+
+    Agents append a folder per run to this prefix.
+    """
     uri = request.checkpoint_config.s3_uri
     return None if uri is None else f"{uri.rstrip('/')}/{request.training_job_name}/"
 
@@ -302,7 +305,7 @@ def _asked_checkpoints(request: CreateTrainingJobRequest) -> str | None:
 def _asked_output(request: CreateTrainingJobRequest, run_id: str) -> str | None:
     """Return the output prefix of this run, or None if the request sets no location.
 
-    The prefix contains the run id, because other jobs may have the same name before or after this one.
+    The prefix contains the run id, because an earlier or a later job may have the same name.
     """
     uri = request.output_data_config.s3_output_path
     return None if uri is None else f"{uri.rstrip('/')}/{request.training_job_name}/run={run_id}/"

@@ -79,7 +79,7 @@ class Allowance:
 
 
 def allowance_of(project: str, quota: QuotaRecord | None) -> Allowance:
-    """Return the allowance of a project. Without a quota, it allows no names and no priority above 0."""
+    """Return the allowance of a project. A project without a quota has empty lists and the priority limit 0."""
     return Allowance(quota or QuotaRecord(project=project, max_node_count=None, max_job_count=None))
 
 

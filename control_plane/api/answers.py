@@ -5,9 +5,11 @@
       an identical request is being processed                                       waits for its response
       otherwise                                                                     processes the request
 
-Dashboards, waiters and scripts that poll a job every second cost one response per change instead of one per request. A
-cached response depends only on the database and the time. Therefore the maximum age limits the delay with which changes
-by time take effect, such as the expiry of a token. A revocation is a commit, so it takes effect immediately. If this
+Dashboards, waiters and scripts may poll a job every second. With the cache, the server computes one response per change
+instead of one per request.
+
+A cached response depends only on the database and the time. The maximum age limits how late a change takes effect that
+only time causes, such as the expiry of a token. A revocation is a commit, so it takes effect immediately. If this
 server cannot see the commits of other control-plane servers (`Versions`), their commits take effect after the cache's
 shorter maximum age.
 
@@ -95,7 +97,7 @@ class Answers:
         return answer
 
     async def _make(self, key: Key, version: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the inner application respond, and cache a complete response with status 200."""
+        """Pass the request to the inner application, and cache its response if it is complete and has status 200."""
         made_at = self._now()
         done: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._making[key, version] = done
@@ -125,7 +127,7 @@ class Answers:
             if self._making.get((key, version)) is done:
                 del self._making[key, version]
             if not done.done():
-                done.set_result(None)  # waiting requests then create their own response
+                done.set_result(None)  # without a cached response, each waiting request creates its own
 
     def _hold(self, key: Key, answer: Answer) -> None:
         before = self._held.pop(key, None)
@@ -139,7 +141,7 @@ class Answers:
 def _key(scope: Scope) -> Key | None:
     """Return the cache key of a request, or None if it is not cacheable.
 
-    The key has the token's digest, not the token.
+    The key contains the digest of the token, so that the cache stores no tokens.
     """
     if scope["type"] != "http" or scope["method"] != "GET" or _SHARED.fullmatch(scope["path"]) is None:
         return None

@@ -32,23 +32,26 @@ from everstep.protocol.source_members import RefusedMember, clean_path
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 1024 * 1024
-"""The compression ratio is not checked for archives below this unpacked size."""
+"""Unpacked size below which the compression ratio of an archive is not checked."""
 HEADER_BYTES = 64 * 1024
 """Limit for the header of one file or directory.
 
 pax and GNU headers have a few hundred bytes, or some KiB with extended attributes.
 """
 MEAN_HEADER_BYTES = 4 * tarfile.BLOCKSIZE
-"""Limit for the mean header size. It covers a header plus a pax header with its block."""
+"""Limit for the mean header size of an archive's members.
+
+The limit suffices for members that each have an ordinary header and a pax header with one block of data.
+"""
 GLOBAL_HEADERS = 100
-"""Limit for global pax headers in an archive; git writes one."""
+"""Limit for the number of global pax headers in an archive. git writes one such header."""
 ALL_PATHS_BYTES = 2 * 1024 * 1024
 """Limit for the total length of an archive's paths, because the database stores them."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 512 * 1024 * 1024
 _WAIT_SECONDS = 120.0
 _AT_ONCE = threading.BoundedSemaphore(2)
-"""Limits the number of concurrent inspections."""
+"""Limits the number of inspections that run at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,10 @@ class SourceLimits:
     unpacked_bytes: int = 2 * 1024 * 1024 * 1024
     file_count: int = 20_000
     ratio: int = 200
-    """Unpacked size ÷ packed size. A higher ratio above 1 MiB means a decompression bomb."""
+    """Highest accepted value of unpacked size ÷ packed size.
+
+    The limit rejects decompression bombs. It applies to archives of more than `SMALL_BYTES`.
+    """
 
 
 class RefusedArchive(Exception):
@@ -67,12 +73,12 @@ class RefusedArchive(Exception):
 
 
 class ArchiveTooLarge(RefusedArchive):
-    """The archive has too many files or bytes. The user can exclude files."""
+    """The archive has too many files or bytes. Its author can exclude files and upload it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveContents:
-    """The files of an archive and their total size."""
+    """The paths of the files in an archive, and their total size."""
 
     files: tuple[str, ...]
     """Relative paths, sorted."""
@@ -187,7 +193,7 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
         LookupError,
         ArithmeticError,
     ) as error:
-        # `tarfile` raises the last three for invalid numbers and maps in pax headers.
+        # `tarfile` raises the last three exceptions for invalid numbers and maps in pax headers.
         raise RefusedArchive(f"not a whole gzipped tar: {error}") from error
     if not files:
         raise RefusedArchive("no files in it")
@@ -217,7 +223,7 @@ def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
 
 
 class _Bounded:
-    """A stream that raises when an archive reads more bytes than its members may have.
+    """A stream that raises RefusedArchive once the headers and padding of an archive exceed their limits.
 
     Args:
         stream: the unpacked archive, at its beginning.
@@ -231,9 +237,9 @@ class _Bounded:
         self._left_before_next = HEADER_BYTES + tarfile.RECORDSIZE
 
     def expect(self, content_bytes: int) -> None:
-        """Allow the content of the next file, and one more header.
+        """Allow the reader to read the content of the next file, and one more header.
 
-        The caller calls it before it reads on after a header. `tarfile` reads ahead by at most one record.
+        The caller calls this method after each header, before it reads on. `tarfile` reads ahead by at most one record.
         """
         padded = -(-content_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         self._left += padded

@@ -12,7 +12,7 @@ table generated from these dependencies.
 All projects share fleets and nodes, so every caller may see them. Only callers who may see a job see which nodes run
 it.
 
-Invariant: for a caller, resources of other projects do not exist; the response is the same as for an unknown name. The
+Invariant: a request for a resource of another project gets the same response as a request for an unknown name. The
 server reads a request's body only after it has verified the token, except on `OPEN_PATHS`.
 """
 
@@ -55,7 +55,10 @@ class Caller:
     token: TokenRecord
     """The token that authenticates the request."""
     ends_at: datetime | None = None
-    """When the browser session ends, or None if the request uses none. The token may expire earlier."""
+    """When the browser session ends. None if the request was authenticated without a session.
+
+    The token may expire earlier.
+    """
 
     @property
     def project_filter(self) -> str | None:
@@ -64,7 +67,7 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """The caller's name in reasons and histories: the token's description and id."""
+        """The caller's name in reasons and event messages: the token's description and id."""
         return f"{self.token.description}, {self.token.id}" if self.token.description else self.token.id
 
     def choose_project(self, wanted: str | None) -> str:
@@ -142,14 +145,14 @@ async def reader(request: Request, services: ServicesDep) -> Caller:
 
     Args:
         request: carries an Authorization header or, without one, a browser's session cookie.
-        services: provides the tokens and the key of sessions.
+        services: provides the tokens and the key that signs browser sessions.
 
     Returns:
         The caller.
 
     Raises:
         Unauthenticated: the request has no token, or one that is unknown, expired or revoked.
-        Forbidden: the token is an agent's, or a page of another site used the session.
+        Forbidden: the token belongs to an agent, or a page of another site sent the request with the session's cookie.
     """
     found: Caller | None = getattr(request.state, "caller", None)
     return found or await _identify(request, services)
@@ -201,7 +204,7 @@ def require_user(record: TokenRecord | None) -> TokenRecord:
 
     Raises:
         Unauthenticated: the record is None.
-        Forbidden: the token is an agent's.
+        Forbidden: the token belongs to an agent.
     """
     if record is None:
         raise Unauthenticated("The token is unknown, expired or revoked.", hint="Ask an administrator for a new one.")

@@ -1,6 +1,6 @@
 """Thread pool for the downloads and uploads of callers.
 
-These calls wait for S3. Because of the separate pool, they do not block the loops, the agents' connections and
+These calls wait for S3. The pool is separate, so that they do not delay the loops, the agents' connections and
 sign-ins.
 
 Invariant: the number of running calls never exceeds the number of threads, even if callers disconnect. A queued call
@@ -30,7 +30,8 @@ class CallerThreads:
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
         """Run a blocking function in one of the threads. Called on the event loop.
 
-        Further arguments are passed on to `work`. The result or exception of `work` is passed back.
+        The method passes `arguments` to `work`. It returns the result of `work`, or raises the exception that `work`
+        raised.
         """
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 

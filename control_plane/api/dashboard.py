@@ -24,9 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 STATIC: Final = Path(__file__).resolve().parents[1] / "static"
 NONCE: Final = "__CSP_NONCE__"
-"""Placeholder in index.html for the response's nonce.
+"""Placeholder in index.html for the nonce of the response.
 
-Styles that the dashboard creates at run time carry the nonce.
+The dashboard's script sets this nonce on the styles that it creates at run time.
 """
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _HEADERS: Final = {
@@ -124,7 +124,10 @@ def _file(file: Path, headers: Headers, *, cache: str) -> Response:
 
 
 def _missing() -> Response:
-    """Return 404 for a file of an older build. The browser would run index.html as a script."""
+    """Return 404 for a missing file, for example one of an older build.
+
+    With index.html as the response, the browser would run the page as a script.
+    """
     return Response(
         "There is no such file; reload the page.",
         404,

@@ -67,7 +67,7 @@ class Router(APIRouter):
 
 
 def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
-    """Return an endpoint that serializes its response to JSON in its own thread.
+    """Return an endpoint that serializes its response to JSON in the thread that runs the endpoint.
 
     FastAPI would validate the model in another thread and serialize it on the event loop. Coroutines and endpoints that
     set their own headers stay unchanged.
@@ -94,7 +94,10 @@ class _NothingUnknown:
     def __init__(self) -> None:
         self.query: frozenset[str] = frozenset()
         self.takes_body = True
-        """True for a route with a body, and for methods whose requests never have one."""
+        """Whether this dependency ignores the body.
+
+        True for a route that declares a body, and for methods whose requests never have a body.
+        """
 
     async def __call__(self, request: Request) -> None:
         names = [name for name in request.query_params if name not in self.query]
@@ -127,12 +130,12 @@ class Services:
     tokens: HeldTokens
     operator: CloudOperator
     events: EventQueue | None
-    """The SQS queue of AWS's events. None: the server only polls AWS."""
+    """The SQS queue that receives AWS's events. None if the server only polls AWS."""
     objects: ObjectStore
     registry: AgentRegistry
     timeouts: Timeouts
     bucket: str
-    """Bucket for sources, logs, and all job data without its own location."""
+    """Bucket for sources, logs, and the data of jobs that set no location of their own."""
     default_max_slowdown: float
     spool_directory: Path
     """Directory for request bodies that are too large for memory."""
@@ -144,7 +147,7 @@ class Services:
     server_id: str
     """Id of this installation. Agents sign this id, so that their proof is valid for this installation only."""
     attestation: Attestation | None = None
-    """Verifies which instance an agent runs on. None: agents join with join tokens only."""
+    """Verifies which instance an agent runs on. None if agents join with join tokens only."""
     feed: EventFeed
     figures: LoopFigures = field(default_factory=LoopFigures)
     """Prometheus metrics that the loops collect."""
@@ -173,7 +176,7 @@ NextToken = Annotated[str | None, Query(alias="NextToken", max_length=1024)]
 
 
 def binary_body(media_type: str) -> dict[str, Any]:
-    """Return the OpenAPI description of a binary request body, for a route that reads it as a stream."""
+    """Return the OpenAPI description of a binary request body, for a route that reads the body as a stream."""
     return {
         "requestBody": {"required": True, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}
     }

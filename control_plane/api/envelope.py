@@ -1,9 +1,12 @@
 """Outermost middleware of HTTP requests: request id, limits of body and time, security headers, error responses.
 
-Invariant: no request reads more than `max_body_bytes` into memory. Only PutSource streams to disk, with its own limit.
-The envelope drops a client that sends nothing of its body, or reads nothing of its response, for `SILENT_SECONDS`. It
-also drops a client whose body takes longer than `BODY_SECONDS`, or `UPLOAD_SECONDS` for PutSource. A client can detect
-that a response was cut off.
+Invariant: no request reads more than `max_body_bytes` into memory. Only PutSource streams its body to disk; the size of
+an archive has a separate limit. The envelope disconnects a client in each of these cases:
+
+- The client sends no part of its body, or reads no part of its response, for `SILENT_SECONDS`.
+- The body takes longer than `BODY_SECONDS`, or `UPLOAD_SECONDS` for PutSource.
+
+A client can detect that a response was cut off.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ _OVER_TLS: Final = {"strict-transport-security": "max-age=31536000"}
 
 
 class _NotRead(Exception):
-    """The client does not read its response."""
+    """Raised when the client has read no part of its response for too long."""
 
 
 class Envelope:
@@ -42,7 +45,7 @@ class Envelope:
     Args:
         app: inner ASGI application, which this middleware calls for every request.
         max_body_bytes: maximum size of a body that is not streamed to disk.
-        silent_seconds: seconds after which a client that neither sends nor reads is dropped.
+        silent_seconds: seconds without data sent or read by the client, after which the middleware disconnects it.
         body_seconds: maximum time to receive a body that is not streamed to disk.
         on_failure: receives each exception that a route did not handle.
     """
@@ -113,7 +116,7 @@ class Envelope:
         async def receive_in_time() -> Message:
             nonlocal is_whole
             if is_whole:
-                return await receive()  # returns when the client disconnects
+                return await receive()  # this call returns when the client disconnects
             try:
                 async with asyncio.timeout_at(min(clock() + self._silent_seconds, end)):
                     message = await receive()

@@ -50,7 +50,7 @@ _KINDS = {
     "dict_type": "map",
     "model_": "structure",
 }
-"""Prefixes of pydantic's error types for wrongly typed values, and the contract's name of the expected type."""
+"""The contract's name of the expected type, by the prefix of pydantic's error type for a value of a wrong type."""
 
 
 class ApiError(Exception):
@@ -142,7 +142,7 @@ class Unavailable(ApiError):
 
 
 class DiskFull(Unavailable):
-    """The server cannot write, because its disk or that of its database is full. Reading still works."""
+    """The server cannot write, because its own disk or the database's disk is full. Reads still work."""
 
 
 class InternalError(ApiError):
@@ -158,9 +158,9 @@ MODELED: tuple[type[ApiError], ...] = (
     InternalError,
     Unavailable,
 )
-"""One class per error type of the contract.
+"""The error types of the contract, one class each.
 
-`control_plane.contract` generates the model's errors from them.
+`control_plane.contract` generates the errors of the service model from them.
 """
 
 
@@ -283,7 +283,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _words(path: str, entry: Mapping[str, Any]) -> str:
-    """Return pydantic's error in the words that the client's own validation uses."""
+    """Return pydantic's error as a sentence in the words of the client's own validation."""
     kind, given, context = str(entry["type"]), entry.get("input"), entry.get("ctx", {})
     match kind:
         case "missing":

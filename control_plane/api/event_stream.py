@@ -6,7 +6,7 @@
     4       CRC-32 of these eight bytes
     …       headers: length of the name (1), name, type 7 (text), length of the value (2), value
     …       payload: JSON
-    4       CRC-32 of everything before
+    4       CRC-32 of all preceding bytes
 
 Source: https://smithy.io/2.0/aws/amazon-eventstream.html
 

@@ -3,8 +3,8 @@
     the token was valid, no commit since, and it has not expired    returns the cached record
     otherwise                                                       reads the database
 
-A revocation is a commit by some control-plane server, so the next request reads the database again. If this server
-cannot see the commits of other servers (`Versions`), it caches nothing.
+Each revocation is a commit, so the next request after it reads the database again. If this server cannot see the
+commits of other control-plane servers (`Versions`), it caches nothing.
 
 Invariant: a record is returned only for its own token, and only if that token is valid. The cache stores digests of
 tokens, not tokens.

@@ -1,8 +1,8 @@
 """Parser for the JSON bodies of requests.
 
-Python's parser accepts values that the contract does not allow: non-finite numbers, integers of any size, and single
-halves of surrogate pairs. The models accept null for optional fields. This parser reports each of these with the path
-of its field. The models validate the rest.
+Python's parser accepts values that the contract does not allow: non-finite numbers, integers of any size, and unpaired
+surrogates. The models accept null for optional fields. This parser reports each such value, null included, with the
+path of its field. The models check all other rules.
 
 Invariant: a value that `read` returns without complaints contains no null, no non-finite number and no text that a
 database or UTF-8 cannot store. It has at most `MAX_DEPTH` levels.
@@ -26,7 +26,7 @@ from everstep.protocol import constraints
 
 MAX_DEPTH: Final = 32
 MAX_COMPLAINTS: Final = 100
-"""Maximum number of complaints per request. A body of 1 MiB can contain 200,000 nulls."""
+"""Maximum number of complaints per request. Without a limit, a body of 1 MiB could yield 200,000."""
 
 Path = tuple[str | int, ...]
 
@@ -34,8 +34,8 @@ Path = tuple[str | int, ...]
 class JsonRoute(APIRoute):
     """A route whose body is parsed by `read` instead of FastAPI.
 
-    Complaints are reported after the route's dependencies have run, so that a caller without the required role gets
-    403.
+    The route reports complaints after its dependencies have run. A caller without the required role therefore gets 403,
+    whatever the body contains.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -46,7 +46,8 @@ class JsonRoute(APIRoute):
             if not _is_json(request) or not (body := await request.body()):
                 return await handle(request)
             value, wrong = read(body)
-            request._json = [] if wrong else value  # no model accepts a list, so the route is not called
+            # no model accepts a list, so validation fails before the endpoint runs
+            request._json = [] if wrong else value
             try:
                 return await handle(request)
             except RequestValidationError:
@@ -85,7 +86,7 @@ def text_complaint(text: str) -> str | None:
 def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
     """Yield the path and the message of each invalid part.
 
-    It iterates instead of recursing, because the caller controls the depth.
+    The function iterates instead of recursing, because the caller of the API controls the depth.
     """
     open_parts: list[tuple[Path, Any]] = [((), value)]
     while open_parts:

@@ -3,7 +3,8 @@
 A response ends when its source ends, or when the client disconnects or stops reading. `control_plane.api.envelope`
 detects clients that stop reading.
 
-Invariant: at most the connection's own buffer is queued for a slow client. The source is closed in every case.
+Invariant: data for a slow client is queued only in the buffer of its connection. The source is closed however the
+response ends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class LiveResponse(StreamingResponse):
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response until its end. The server calls it once."""
+        """Send all parts of the body, until the source or the client ends the response. The server calls it once."""
         try:
             await super().__call__(scope, receive, send)
         finally:

@@ -1,9 +1,10 @@
 """Ends long responses when the token of their request becomes invalid.
 
-A request's token is checked once at its start. A stream such as FollowLogs would outlive a revocation. Therefore, from
-the second part of a response on, the token is checked every `LOOK_SECONDS`.
+The API checks a token once, at the start of the request. Without further checks, a stream such as FollowLogs would
+outlive a revocation. This middleware therefore checks the token every `LOOK_SECONDS`, from the second part of a
+response on.
 
-Invariant: a response in one part has no extra cost.
+Invariant: a response that consists of one part causes no check.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class WhileTokenIsGood:
 
     Args:
         app: the inner application. It stores the token's id in the request's state.
-        is_good: returns whether the token of that id is valid, for the application in the scope. May block.
+        is_good: returns whether the token with the given id is valid, for the application in the scope. May block.
         look_seconds: seconds between two checks.
     """
 

@@ -2,8 +2,8 @@
 
     token = base64url(deflate?(JSON array))       opaque to callers, not secret, not signed
 
-A token contains only a position. Each part is checked for type and range. A forged token is either rejected, or a valid
-position in a list that its sender may read anyway.
+A token contains only a position. Each part is checked for type and range. A forged token is either rejected, or it
+decodes to a valid position in a list that its sender may read.
 
 Invariant: `decode` and the part checks raise `ValueError` for every input that is not valid.
 """
@@ -32,7 +32,7 @@ def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
 
     Args:
         parts: JSON values that name the position, such as the last item's sort key.
-        is_compressed: compress the token; for positions with one number per node.
+        is_compressed: compress the token. Used for positions that contain one number per node.
 
     Returns:
         URL-safe text that `decode` accepts.

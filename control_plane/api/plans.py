@@ -1,7 +1,7 @@
 """Forecast for a training job that is not created yet, for dry runs. Pure.
 
-Invariant: all values follow the rules that apply to real jobs. The number of slots follows the agents' rule.
-Probabilities and queue position are computed by the functions that the loops use.
+Invariant: all values follow the rules that apply to real jobs. The number of slots follows the rule by which agents
+reserve slots. The functions that the loops use compute probabilities and the queue position.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def plan(
         job: the job as an entry of the queue.
         turns: the fleet's schedule, including this job.
         fleet: the fleet's record, nodes, connected agents and history.
-        only_project: restrict job names in the plan to this project. None: show all.
+        only_project: restrict job names in the plan to this project. None: show all jobs.
 
     Returns:
         The plan.

@@ -1,9 +1,9 @@
 """Metrics of this service in Prometheus's text format 0.0.4.
 
-Values come from the database and the connected agents at the time of the scrape. Only the loops count their own metrics
-(`control_plane.loop.figures`). Labels are unfinished jobs, fleets and causes, so the number of series does not grow
-with steps, incidents, nodes or ranks. Names and units follow https://prometheus.io/docs/practices/naming: base units,
-and `_total` for counters.
+Values come from the database and the connected agents at the time of the scrape. The loops additionally count their own
+metrics (`control_plane.loop.figures`). Labels are unfinished jobs, fleets and causes, so the number of series does not
+grow with steps, incidents, nodes or ranks. Names and units follow https://prometheus.io/docs/practices/naming: base
+units, and `_total` for counters.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Facts:
     """Nodes that have not ended."""
     connected: frozenset[NodeId]
     refused_count: int
-    """Number of rejected messages of agents."""
+    """Number of agents' messages that this server rejected."""
     exports: tuple[ExportRecord, ...] = ()
     newest_event_id: int = 0
 
@@ -63,7 +63,7 @@ def exposition(facts: Facts, figures: LoopFigures | None) -> bytes:
 
 
 class _Once(Collector):
-    """A collector that returns the given metrics for one collection."""
+    """A prometheus_client collector that returns the given metrics. It serves one scrape."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics

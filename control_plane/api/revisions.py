@@ -5,7 +5,7 @@ Pure; all errors are reported together.
     applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, Tags: read on every pass
     applies with the next generation  Protection, CheckpointConfig: part of a generation's plan, which never changes
 
-Invariant: admission would accept the resulting job.
+Invariant: admission would accept the updated job.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ from control_plane.db.revisions import Change
 from everstep.protocol import constraints
 
 _WITHOUT_PLAN = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING})
-"""States without a plan in use: the next plan will already contain the changes."""
+"""States in which no generation uses a plan.
+
+In these states every change applies immediately, because the next plan already contains it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Facts that limit the changes of a job."""
+    """Facts outside of the job that limit its changes."""
 
     largest_shard_bytes: int
     """Largest reported shard of the job; 0 before the first report."""
     node_memory_bytes: int | None
-    """Memory of the fleet's smallest node, or None if unknown."""
+    """Memory for slots on the fleet's smallest node. None if the value is unknown."""
     has_price: bool
-    """Whether the fleet has a price."""
+    """Whether the fleet has a price, which a cost limit requires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

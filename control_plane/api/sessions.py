@@ -2,9 +2,9 @@
 
     cookie   everstep-<installation> = <token id>.<expiry, unix seconds>.<random>.<HMAC-SHA256 of all three>
 
-The cookie is HttpOnly and SameSite=Strict and lasts at most `SESSION_SECONDS`. Only signed-out sessions are stored,
-until they expire. Each request looks up the token by its id. Therefore a session ends with its token, and has the
-token's current role and project.
+The cookie is HttpOnly and SameSite=Strict and lasts at most `SESSION_SECONDS`. The server stores only sessions that
+were signed out, until they expire. Each request looks up the token by its id. Therefore a session ends with its token,
+and has the token's current role and project.
 
 Invariant: a request from another site is never signed in. A cookie never grants more than its token. Each sign-in
 creates a new cookie, and signing out invalidates all copies of the cookie.
@@ -96,7 +96,7 @@ def find(request: Request, services: Services) -> tuple[TokenRecord, datetime] |
         services: provides the key, the time and the tokens.
 
     Returns:
-        None if the request has no cookie of this installation.
+        The token and the end of the session, or None if the request has no cookie of this installation.
 
     Raises:
         Unauthenticated: the session has expired, was signed out or is forged, or its token is no longer valid.
@@ -122,7 +122,8 @@ def find(request: Request, services: Services) -> tuple[TokenRecord, datetime] |
 def require_own_site(request: Request) -> None:
     """Reject requests that a page of another site made the browser send.
 
-    SameSite=Strict already keeps the cookie off such requests. This check does not rely on it.
+    Browsers do not send a SameSite=Strict cookie with such requests. This check is a second defence, independent of
+    that rule.
 
     Args:
         request: with or without a cookie.
@@ -135,7 +136,7 @@ def require_own_site(request: Request) -> None:
     if origin is not None:
         is_own = urlsplit(origin).netloc == request.headers.get("host") and site in (None, "same-origin")
     elif site is not None:
-        # none: the user typed the URL or used a bookmark
+        # browsers send `none` if the user typed the URL or used a bookmark
         is_own = site == "same-origin" or (is_safe and site == "none")
     else:
         is_own = is_safe

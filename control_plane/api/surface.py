@@ -1,8 +1,8 @@
 """The FastAPI application with all routes, and its OpenAPI document.
 
-The document is FastAPI's, corrected where the service differs: errors have one form, times are seconds since 1970, and
-fields without a value are absent instead of null. `control_plane.contract` generates all other descriptions of the API
-from it.
+FastAPI generates the document. This module corrects it where the service differs: all errors have one form, times are
+seconds since 1970, and fields without a value are absent instead of null. `control_plane.contract` generates all other
+descriptions of the API from the corrected document.
 
 Invariant: this module does not depend on the services behind the routes.
 """
@@ -51,12 +51,12 @@ Json = dict[str, Any]
 API_VERSION: Final = "2026-01-01"
 DESCRIPTION: Final = "Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."
 EPOCH: Final = "epoch-seconds"
-"""Format name of times: seconds since 1970, UTC."""
+"""JSON Schema format of a time in the contract: seconds since 1970, UTC."""
 OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
 """Operations that need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 _GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, auth.reader: Role.VIEWER.value}
-"""Dependencies of routes, and the least role that each one accepts."""
+"""The least role that each authentication dependency of a route accepts."""
 ROOMS: Final = (
     jobs,
     revisions,
@@ -79,7 +79,7 @@ ROOMS: Final = (
     health,
     agents,
 )
-"""All modules of routes."""
+"""All modules that define routes."""
 
 
 def make_surface(**options: Any) -> FastAPI:
@@ -89,7 +89,7 @@ def make_surface(**options: Any) -> FastAPI:
         **options: further options of FastAPI, for example its lifespan.
 
     Returns:
-        The application. Its services are set in its state when it starts to serve.
+        The application. At startup, the caller must store the services in the application's state.
     """
     app = FastAPI(
         title="Everstep",
@@ -143,7 +143,7 @@ def least_roles() -> dict[str, str]:
 
 
 def is_server_sent(operation: Json) -> bool:
-    """Return whether an operation returns server-sent events, which browsers can read but botocore cannot."""
+    """Return whether an operation returns server-sent events, which botocore cannot read."""
     return any(EVENT_STREAM in answer.get("content", {}) for answer in operation["responses"].values())
 
 
@@ -214,7 +214,7 @@ def _plain(schema: Any) -> Any:
     if schema.get("format") == "date-time":
         return {**schema, "type": "number", "format": EPOCH}
     plain = {key: _plain(value) for key, value in schema.items()}
-    if "schema" in schema:  # the schema describes a parameter
+    if "schema" in schema:  # only the description of a parameter has the key `schema`
         plain["schema"] = _not_null(plain["schema"])
     if "properties" in schema:
         plain["properties"] = {name: _not_null(value) for name, value in plain["properties"].items()}

@@ -88,7 +88,7 @@ def secondary_status_of(job: JobRecord) -> SecondaryStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """Fields of a job that only lists contain. None: absent."""
+    """Fields of a job that only lists contain. A field with the value None is absent from the entry."""
 
     protection_state: ProtectionState | None = None
     """Result of `listed_protection`."""
@@ -152,7 +152,9 @@ def _remaining_seconds(job: JobRecord) -> float | None:
 
 
 def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView]) -> int:
-    """Return how many nodes are healthy: their agent is connected to this server and reports no fault of the node.
+    """Return how many nodes are healthy.
+
+    A node is healthy if its agent is connected to this server and reports no fault of the node.
 
     Args:
         node_ids: nodes of a job.
@@ -166,7 +168,7 @@ def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView])
 
 
 def holds_memory(job: JobRecord) -> bool:
-    """Return whether agents hold a job's snapshots: it was launched, and is neither ended nor paused."""
+    """Return whether agents hold a job's snapshots: the job was launched, and is neither ended nor paused."""
     return job.generation > 0 and job.state not in states.ENDED_JOBS and not _is_paused(job)
 
 
@@ -391,7 +393,7 @@ def protection(
         job: the job as stored, in any state.
         shards: reported shards of the job's newest generation. Ranks that have not reported are missing.
         checkpoint: the newest complete checkpoint, or None.
-        domains: failure domains of the holders, by node. Unknown ones are missing.
+        domains: failure domains of the holders, by node. Nodes without a known domain are missing.
 
     Returns:
         The description.
@@ -454,7 +456,7 @@ def _holders(job: JobRecord, shard: ShardRecord, domains: Mapping[str, str]) -> 
 
 
 def _placement(job: JobRecord, shards: Sequence[ShardRecord]) -> placement.Placement:
-    """Return the placement of the shards, with holders in view only.
+    """Return the placement of the shards on their holders in view.
 
     The placement is empty until all shards are reported and committed.
     """
@@ -473,13 +475,13 @@ def _placement(job: JobRecord, shards: Sequence[ShardRecord]) -> placement.Place
 def _odds(planned: placement.Placement, domains: Mapping[NodeId, str]) -> list[tuple[int, float]]:
     """Return the probabilities that every shard keeps a copy after a simultaneous loss of 1, 2, 3 domains.
 
-    A node without a known domain counts as its own domain.
+    A node whose failure domain is unknown counts as a separate domain.
     """
     odds: list[tuple[int, float]] = []
     for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(planned, domains)) + 1):
         try:
             odds.append((count, domain_loss.recovery_probability(planned, domains, count)))
-        except TooManyCases:  # the number of cases grows with the count, so larger counts would fail, too
+        except TooManyCases:  # the number of cases grows with the count, so larger counts would exceed the limit, too
             break
     return odds
 
@@ -516,8 +518,8 @@ def incident(
 ) -> incidents_schemas.Incident:
     """Convert the record of an incident into its response model.
 
-    `cost_usd` is the cost until now. `stacks_event_id` is the event with the stacks of the ranks, or None if there is
-    none.
+    `cost_usd` is the cost until now. `stacks_event_id` identifies the event with the stacks of the ranks. It is None if
+    no such event is stored.
     """
     return incidents_schemas.Incident(
         incident_id=record.id,
@@ -636,7 +638,7 @@ def fleet(
     Args:
         record: the fleet as stored, in any state.
         nodes: nodes of the fleet, without ended ones.
-        agents: agents of all fleets that this server has seen.
+        agents: agents of all fleets that have connected to this server.
         history: totals of the fleet's jobs and incidents.
 
     Returns:
@@ -690,7 +692,7 @@ def node(
 
     Args:
         record: the node as stored.
-        agent: this server's view of the node's agent, or None.
+        agent: the state of the node's agent on this server, or None if the agent has not connected to this server.
         refused_message_count: messages of the agent that this server rejected.
         job_name: job that the node works for, or None.
         history: incidents in which the node was involved.
@@ -761,11 +763,11 @@ def _transitions(job: JobRecord) -> list[jobs_schemas.SecondaryStatusTransition]
     has_started = has_stepped = False
     is_undated = job.max_boundary > FIRST_STEP and all(
         transition.stepped_at is None for transition in job.transitions
-    )  # stored by an older server version
+    )  # an older server version did not record first steps
     for transition, end in zip(job.transitions, ends, strict=True):
         state, stepped_at = JobState(transition.state), transition.stepped_at
         moments = [(transition.at, is_undated)]
-        # by the ranks' clock, so it may be earlier than the control plane's transition to running
+        # The ranks' clock set this time, so it may precede the control plane's transition to running.
         if stepped_at is not None:
             moments = (
                 [(transition.at, False), (stepped_at, True)] if stepped_at > transition.at else [(transition.at, True)]

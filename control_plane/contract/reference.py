@@ -76,7 +76,7 @@ def _contents(nouns: Mapping[str, list[str]], model: Json) -> str:
 
 
 def _stream(path: str, method: str, operation: Json) -> Iterator[str]:
-    """Yield the description of an operation with server-sent events, which botocore clients do not have."""
+    """Yield the description of an operation with server-sent events, which the service model does not contain."""
     yield f"## {operation['operationId']}\n"
     yield f"{operation['description']}\n"
     yield f"`{method} {path}` · server-sent events: for browsers, and whatever reads `text/event-stream`\n"

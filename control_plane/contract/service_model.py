@@ -31,9 +31,9 @@ from control_plane.contract.errors import ContractError
 Json = dict[str, Any]
 
 LARGEST_INTEGER: Final = 2**31 - 1
-"""Largest value of botocore's type integer. Fields with a larger maximum are a long."""
+"""Largest value of botocore's type integer. A field with a larger maximum gets the type long."""
 LOGGED_NUMBER: Final = "LoggedNumber"
-"""Name of the shape of a number that may be NaN or infinite, sent as text in that case."""
+"""Name of the shape for a number that may be NaN or infinite. Both values are sent as text."""
 _NOT_FINITE = [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]
 _PROSE = frozenset({"description", "default", "title", "examples"})
 _SAID = {
@@ -56,7 +56,7 @@ _SAID = {
         }
     ),
 }
-"""Keywords that the service model can express, by JSON type."""
+"""JSON Schema keywords that the service model can express, by JSON type."""
 _PLAIN_NAMES = {
     "string": "String",
     "integer": "Long",
@@ -124,7 +124,7 @@ def paginators(model: Json) -> Json:
             continue
         given = model["shapes"][operation["output"]["shape"]]["members"]
         if given.keys() & {"NextForwardToken", "EventStream"}:
-            continue  # pages in both directions, or a stream
+            continue  # operations with pages in both directions, or with a stream, have no paginator
         lists = [member for member, reference in given.items() if model["shapes"][reference["shape"]]["type"] == "list"]
         if len(lists) != 1 or "NextToken" not in given or "MaxResults" not in taken:
             raise ContractError(

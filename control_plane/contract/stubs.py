@@ -2,7 +2,7 @@
 
 Pure.
 
-Invariant: every call that the stub allows exists in the model.
+Invariant: every call that the stub allows exists in the service model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Waiters of the client: the only part of the contract that does not follow from routes and models.
 
-`waiters` checks them against the model.
+`waiters` checks them against the service model.
 
-Invariant: a waiter never waits for a state that cannot occur any more. Each final state makes it succeed or fail.
+Invariant: a waiter never waits for a state that cannot occur any more. It succeeds or fails in each final state.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _fields(node: Json) -> list[str]:
 
 
 def _compared(node: Json) -> list[tuple[str, object]]:
-    """Return the fields that an expression compares with a value, and the value."""
+    """Return the fields that a waiter's expression compares with a value, and the value."""
     children = [child for child in node["children"] if isinstance(child, dict)]
     if node["type"] == "comparator" and [child["type"] for child in children] == ["field", "literal"]:
         return [(children[0]["value"], children[1]["value"])]

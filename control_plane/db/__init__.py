@@ -1,6 +1,6 @@
-"""The database: one module per noun.
+"""The database: one module per kind of record.
 
 Functions accept and return frozen dataclasses.
 
-Invariant: ORM rows never leave this package. No code calls anything outside the database while a transaction is open.
+Invariant: ORM rows never leave this package. While a transaction is open, no code calls anything outside the database.
 """

@@ -75,7 +75,7 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
     leases.guard(session, lease)
     row = session.get(Checkpoint, (lease.key, checkpoint.generation, checkpoint.step))
     if row is not None and row.completed_at is not None:
-        return False  # complete or deleted: a repeated report of the shards must not recreate the row
+        return False  # The checkpoint is complete or deleted. A repeated report of its shards must not change the row.
     if row is None:
         row = Checkpoint(
             run_id=lease.key, generation=checkpoint.generation, step=checkpoint.step, created_at=checkpoint.created_at
@@ -132,7 +132,8 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
         session: from `Database.read` or `Database.write`.
         run_id: run id of the job.
         step: step of the checkpoint.
-        generation: generation that made it. None: prefer checkpoints that are not deleted, then the newest generation.
+        generation: generation that made the checkpoint. None: prefer checkpoints that are not deleted, then the newest
+            generation.
 
     Returns:
         The stored checkpoint.
@@ -170,10 +171,10 @@ def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state
 
 
 def runs_to_look_after(session: Session) -> tuple[str, ...]:
-    """Return the runs whose checkpoints the keeper must check.
+    """Return the runs whose checkpoints the checkpoint keeper must check.
 
-    The result contains a run if one of its checkpoints is in state deleting. It also contains a run with a limit and at
-    least two complete checkpoints, which may exceed the limit.
+    The result contains each run with a checkpoint in state deleting. It also contains each run that has a limit of its
+    checkpoints and at least two complete checkpoints, because these may exceed the limit.
     """
     has_limit = or_(
         *(Job.spec[limit].as_string().is_not(None) for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds"))
@@ -189,9 +190,9 @@ def runs_to_look_after(session: Session) -> tuple[str, ...]:
 
 
 def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, now: datetime) -> CheckpointRecord:
-    """Record a user's request to verify a checkpoint, unless a request is open.
+    """Record a user's request to verify a checkpoint, and return the row.
 
-    Return the row.
+    If the checkpoint already has an open request, that request remains.
     """
     return (
         checkpoint
@@ -201,7 +202,7 @@ def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, n
 
 
 def to_verify(session: Session) -> tuple[str, CheckpointRecord] | None:
-    """Return run and checkpoint of the oldest verification request, or None."""
+    """Return run and checkpoint of the oldest verification request, or None without requests."""
     query = select(Checkpoint).where(Checkpoint.verify_requested_at.is_not(None), Checkpoint.state == COMPLETE)
     row = session.scalar(query.order_by(Checkpoint.verify_requested_at).limit(1))
     return None if row is None else (row.run_id, record_of(row, CheckpointRecord))
@@ -213,8 +214,8 @@ def store_verdict(session: Session, run_id: str, checkpoint: CheckpointRecord, *
     Args:
         session: from `Database.write`.
         run_id: run id of the job.
-        checkpoint: the verified one. If it was deleted meanwhile, nothing is stored.
-        verdict: the faults. Empty: intact.
+        checkpoint: the verified checkpoint. If it was deleted meanwhile, nothing is stored.
+        verdict: the faults that the verification found. Empty: the checkpoint is intact.
         now: the time in UTC.
     """
     if session.get(Checkpoint, (run_id, checkpoint.generation, checkpoint.step)) is not None:
@@ -242,7 +243,10 @@ def pinned_steps(session: Session, run_id: str) -> tuple[int, ...]:
 
 
 def newest_complete(session: Session, run_id: str) -> CheckpointRecord | None:
-    """Return the newest complete checkpoint of a run without a bad verdict, or None."""
+    """Return the newest complete checkpoint of a run, or None.
+
+    Checkpoints in which a verification found faults do not count.
+    """
     is_whole = (Checkpoint.completed_at.is_not(None), Checkpoint.state == COMPLETE, Checkpoint.verdict == "")
     query = select(Checkpoint).where(Checkpoint.run_id == run_id, *is_whole)
     row = session.scalar(query.order_by(Checkpoint.step.desc(), Checkpoint.generation.desc()).limit(1))

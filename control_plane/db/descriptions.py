@@ -3,8 +3,8 @@
     job ─ newest generation ─ totals of its incidents ─ unfinished drill       one joined row
     node                                                                       one row per node
 
-Waiters and scripts call DescribeTrainingJob most often. The queries use Core tables, because creating ORM objects takes
-longer than the database's answer.
+DescribeTrainingJob is the most frequent call of waiters and scripts. The queries use SQLAlchemy's Core tables, because
+the creation of ORM objects takes longer than the database's answer.
 
 Invariant: all data of a description is from the same moment.
 """
@@ -56,9 +56,9 @@ class JobDescription:
 
     job: JobRecord
     plan: GenerationPlan | None
-    """Plan of the newest generation. None before the first."""
+    """Plan of the newest generation. None before the first generation."""
     observed_revision: int | None
-    """Revision from which the newest generation was planned."""
+    """Revision of the job from which the newest generation was planned."""
     incidents: IncidentTotals
     open_drill_id: str | None
     node_ids: tuple[str, ...]

@@ -1,9 +1,9 @@
 """Detects full disks from failed writes of requests and loops.
 
     Database.write   reports all failed transactions, SQLite and PostgreSQL
-    Envelope         reports failed requests that write files, such as the spool of sources
+    Envelope         reports failed requests that write files, such as temporary files of source archives
 
-Invariant: all methods may be called from any thread. None of them writes or raises.
+Invariant: any thread may call any method. No method writes to a disk or raises.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _POSTGRESQL_DISK_FULL = "53100"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullDisk:
-    """A full disk of the service."""
+    """A full disk to which the service writes."""
 
     place: str
-    """The directory on the disk. For a remote database: its name."""
+    """A directory on the disk. For a remote database: its description."""
     free_bytes: int | None
-    """Free space in bytes. Free space in bytes. None: the disk is not on this machine."""
+    """Free space in bytes. None if the disk is not on this machine."""
     words: str
     """Error message of the newest failed write."""
     seconds: float
@@ -41,7 +41,7 @@ class FullDisk:
 
 
 class DiskWatch:
-    """The disks to which one server writes.
+    """Records failed writes for the disks to which one server writes.
 
     Args:
         place: directory of SQLite's file, or a description of a remote database for users.
@@ -74,7 +74,7 @@ class DiskWatch:
             self._records[place] = full_disk.failed(self._records.get(place), self._monotonic(), str(cause).strip())
 
     def stored(self) -> None:
-        """Record a committed transaction."""
+        """Record a committed transaction, which is evidence that the database's disk has space again."""
         if not self._records:  # without a recorded failure, no lock is needed
             return
         with self._lock:
@@ -85,7 +85,7 @@ class DiskWatch:
     def full(self) -> tuple[FullDisk, ...]:
         """Return the disks that are full now, sorted.
 
-        The method also removes records of disks that have free space again.
+        The method also removes records of disks that have space again.
         """
         if not self._records:
             return ()

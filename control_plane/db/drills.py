@@ -1,6 +1,6 @@
 """Drills: faults that users inject deliberately, and their outcome.
 
-Invariant: a job has at most one unfinished drill. Its progress is written under the job's lease.
+Invariant: a job has at most one unfinished drill. The progress of a drill is written under the job's lease.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def create(session: Session, drill: NewDrill) -> DrillRecord:
 
 
 _OPEN_OF_RUN: Final = select(Drill).where(Drill.run_id == bindparam("of_run"), Drill.ended_at.is_(None)).limit(1)
-"""The statement is built once, because each description of a job executes it."""
+"""A constant, because each description of a job executes this statement and building it costs time."""
 
 
 def open_of_run(session: Session, run_id: str) -> DrillRecord | None:

@@ -1,9 +1,11 @@
 """Errors that database functions raise.
 
-DatabaseError ├── StaleLease          another control-plane server has the row's lease: discard results computed under
-it ├── NotFound            no row with this name ├── AlreadyExists       a row with this name exists ├── Conflict
-the row's state does not allow the change └── SchemaMismatch      the database's schema is not the one that this version
-needs
+DatabaseError
+├── StaleLease          another control-plane server has the row's lease: discard results computed under it
+├── NotFound            no row with this name
+├── AlreadyExists       a row with this name exists
+├── Conflict            the row's state does not allow the change
+└── SchemaMismatch      the database's schema is not the one that this version needs
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Events: an append-only history of jobs, fleets and nodes.
 
-A reader continues from the last id that it has seen, so a smaller id must never appear later. Databases assign ids at
+A reader continues from the last id that it has read, so a smaller id must never appear later. Databases assign ids at
 the insert, but rows become visible at the commit. Ids become visible in order because only one write transaction runs
 at a time (`control_plane.db.session`).
 
@@ -64,7 +64,7 @@ def newest_id(session: Session) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """Selects events. None does not restrict."""
+    """Conditions that select events. A field with the value None does not restrict the selection."""
 
     job_name: str | None = None
     fleet_name: str | None = None
@@ -82,16 +82,14 @@ class EventFilter:
 def newest_of(
     session: Session, event_type: str, *, job_name: str, since: datetime, until: datetime | None
 ) -> int | None:
-    """Return the id of a job's newest event of a type within a period.
-
-    Return None if no such event is stored.
+    """Return the id of a job's newest event of a type within a period, or None without such an event.
 
     Args:
         session: from `Database.read` or `Database.write`.
         event_type: for example `RanksHang`.
         job_name: only events of this job count.
         since: start of the period, inclusive.
-        until: end of the period, inclusive. None: no end.
+        until: end of the period, inclusive. None: the period has no end.
 
     Returns:
         The event's id.

@@ -1,6 +1,6 @@
 """Positions of exports: one row per event receiver, one cursor per exported log.
 
-Invariant: a position only grows, and only under the lease of its row.
+Invariant: a position only grows. It is written only under the lease of the export.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ExportRecord:
     """Id of the last event that the receiver accepted."""
     failing_since: datetime | None
     failure: str
-    """Error of the last attempt. Empty: it succeeded."""
+    """Error of the last attempt. Empty if the last attempt succeeded."""
 
 
 class ExportUpdate(TypedDict, total=False):
@@ -41,7 +41,7 @@ class ExportUpdate(TypedDict, total=False):
 def ensure(session: Session, name: str) -> None:
     """Create the row of an export if it is missing.
 
-    A new export starts with future events.
+    A new export sends only events that are stored after its creation.
     """
     if session.get(Export, name) is None:
         session.add(Export(name=name, position=events.newest_id(session), failure=""))
@@ -76,7 +76,7 @@ def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> N
 def logs_to_copy(session: Session) -> tuple[str, ...]:
     """Return the runs whose logs are not completely copied.
 
-    These are the runs of unfinished jobs, and runs of ended jobs whose copying has begun.
+    These are the runs of unfinished jobs, and the runs of ended jobs whose copy has begun.
     """
     is_over = LogExport.is_over.is_(True)
     query = select(Job.run_id).outerjoin(LogExport, LogExport.run_id == Job.run_id)
@@ -85,7 +85,7 @@ def logs_to_copy(session: Session) -> tuple[str, ...]:
 
 
 def log_cursor(session: Session, run_id: str) -> str | None:
-    """Return the cursor up to which a log was copied, or None at the beginning."""
+    """Return the cursor up to which a log was copied, or None before the first copy."""
     return session.scalar(select(LogExport.cursor).where(LogExport.run_id == run_id))
 
 

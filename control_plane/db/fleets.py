@@ -2,7 +2,7 @@
 
 A row contains the users' settings and the fleet loop's observations.
 
-Invariant: users change the settings (for example the number of spares). Only the fleet loop writes its observations,
+Invariant: users change the settings, for example the number of spares. Only the fleet loop writes the observations,
 under the fleet's lease.
 """
 
@@ -57,7 +57,7 @@ class FleetRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFleet:
-    """A fleet to store. The caller has checked the group in AWS."""
+    """Columns of a new fleet. The caller has checked the group in AWS."""
 
     name: str
     auto_scaling_group_name: str
@@ -79,7 +79,7 @@ class NewFleet:
 
 
 class FleetUpdate(TypedDict, total=False):
-    """Columns that the fleet loop may change. The update does not change missing keys."""
+    """Columns that the fleet loop may change. A missing key leaves its column unchanged."""
 
     state: str
     max_node_count: int
@@ -93,7 +93,7 @@ class FleetUpdate(TypedDict, total=False):
 
 
 class FleetWishes(TypedDict, total=False):
-    """Settings that a user may change. The update does not change missing keys."""
+    """Settings that a user may change. A missing key leaves its column unchanged."""
 
     min_node_count: int
     spare_count: int
@@ -159,7 +159,7 @@ def get(session: Session, name: str) -> FleetRecord:
 
 
 def find(session: Session, name: str) -> FleetRecord | None:
-    """Return the fleet with this name, or None. A job may name a deleted fleet."""
+    """Return the fleet with this name, or None. For example, the fleet of an ended job may be deleted."""
     row = session.get(Fleet, name)
     return None if row is None else record_of(row, FleetRecord)
 

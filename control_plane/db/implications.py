@@ -1,6 +1,6 @@
 """Implications: the fault histories of nodes, with one entry per node and incident.
 
-The core chooses remedies by these histories.
+The core uses these histories to choose the remedy for a fault.
 
 Invariant: an entry is written once, under the lease of the job or fleet, and never changed. Each node keeps at most
 `KEPT` entries.
@@ -21,7 +21,7 @@ from control_plane.db.models import Implication, Incident
 from control_plane.db.session import record_of, values_of
 
 KEPT = 20
-"""Limit of entries per node. The newest entries are kept."""
+"""Limit of entries per node. Above the limit, the oldest entries are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,12 @@ class ImplicationRecord:
 
 
 def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -> None:
-    """Store entries. Existing entries are not changed.
+    """Store entries of fault histories. Existing entries are not changed.
 
     Args:
         session: from `Database.write`.
         lease: lease of the job or fleet that found the faults.
-        lines: entries of the nodes' fault histories.
+        lines: entries to store, for any nodes.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over. Nothing was written.

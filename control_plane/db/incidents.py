@@ -1,7 +1,7 @@
 """Incidents: failures and their recoveries.
 
 Invariant: an incident is written under its job's lease, except for its acknowledgement by a user. A closed incident
-does not change otherwise.
+does not change, except by the acknowledgement.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class IncidentRecord:
 
 
 class IncidentUpdate(TypedDict, total=False):
-    """Columns that change during a recovery. Missing keys are not changed."""
+    """Columns that change during a recovery. A missing key leaves its column unchanged."""
 
     phase: str
     cause: str
@@ -99,7 +99,7 @@ class IncidentUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewIncident:
-    """The facts of an incident at the detection of its failure."""
+    """The facts of an incident that are final when its failure is detected."""
 
     job_name: str
     project: str
@@ -120,12 +120,12 @@ class NewIncident:
 
 
 def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> IncidentRecord:
-    """Store a new incident of the lease's job. An id that is stored already is not changed.
+    """Store a new incident of the lease's job. An incident that is stored already is not changed.
 
     Args:
         session: from `Database.write`.
         lease: lease of the incident's job.
-        incident_id: new, or equal to that of a repeated call.
+        incident_id: a new id, or the id that an earlier, repeated call has stored.
         incident: facts that are final at the detection.
 
     Returns:
@@ -185,13 +185,16 @@ class IncidentTotals:
     count: int
     closed_count: int
     failure_count: int
-    """Incidents that were failures, as opposed to announced, requested or drilled ones."""
+    """Number of incidents that were failures. Announced, requested and drilled incidents do not count."""
     recovered_count: int
-    """Failures whose incidents are closed."""
+    """Number of failures whose incidents are closed."""
     recovery_seconds: float
     """Total recovery time of recovered failures, each from the failure to the end of the rework."""
     lost_node_count: int
-    """Nodes that failed or that AWS ended. Drained nodes and nodes that a drill ended do not count."""
+    """Number of nodes that failed or that AWS ended.
+
+    Drained nodes and nodes that a drill ended do not count.
+    """
     lost_steps: int
     cost_usd: float | None
     """Sum of the incidents' costs. None if no incident has a cost."""
@@ -224,7 +227,7 @@ def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
     ).select_from(Incident.__table__)
 
 
-# Built once: building the statements takes longer than executing them.
+# The statements are constants, because building them takes longer than executing them.
 _TOTALS = _totals()
 _TOTALS_OF_RUN = _TOTALS.where(Incident.run_id == bindparam("of_run"))
 _TOTALS_OF_FLEET = _TOTALS.join(Job, Job.run_id == Incident.run_id).where(
@@ -274,7 +277,7 @@ def totals_of(row: Sequence[Any]) -> IncidentTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoveries:
-    """Closed incidents of one job with the same cause and restore source."""
+    """Number and times of one job's closed incidents with the same cause and restore source."""
 
     job_name: str
     cause: str
@@ -307,9 +310,9 @@ def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now:
 
 
 def find(session: Session, incident_id: str) -> IncidentRecord | None:
-    """Return one incident, or None.
+    """Return one incident, or None if the id is not stored.
 
-    An implication may name an incident without a job, which is not stored.
+    For example, an implication names an incident that is not stored if the node had no job.
     """
     row = session.get(Incident, incident_id)
     return None if row is None else record_of(row, IncidentRecord)
@@ -332,7 +335,7 @@ def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentFilter:
-    """Selects incidents. None does not restrict."""
+    """Conditions that select incidents. A field with the value None does not restrict the selection."""
 
     job_name: str | None = None
     project: str | None = None

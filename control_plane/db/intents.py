@@ -1,9 +1,7 @@
 """Intents: records of external calls with side effects.
 
-Each call is recorded before it is attempted.
-
-A crash between the call and the record of its outcome leaves an open intent. A later pass with the same key repeats the
-call and finishes the intent.
+Each call is recorded before it is attempted. A crash between the call and the record of its outcome leaves an open
+intent. A later pass with the same key repeats the call and finishes the intent.
 
 Invariant: an intent is written under a lease. A finished intent is never reopened, so its key cannot be used again.
 """
@@ -28,7 +26,7 @@ from control_plane.db.session import columns_of
 class IntentState(StrEnum):
     """Progress of an intent.
 
-    - OPEN: the call is recorded, and perhaps attempted.
+    - OPEN: the call is recorded. It may have been attempted.
     - DONE: the call succeeded.
     - FAILED: the call was rejected. A new attempt needs another key.
     """
@@ -135,5 +133,5 @@ def _record_of(row: Intent) -> IntentRecord:
 
 
 def subject_of(lease: Lease) -> str:
-    """Return the subject of a lease's intents: `job/<run id>` or `fleet/<name>`."""
+    """Return the text that names a lease's job or fleet in intents: `job/<run id>` or `fleet/<name>`."""
     return f"{lease.kind}/{lease.key}"

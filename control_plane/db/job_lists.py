@@ -36,12 +36,12 @@ _COLUMNS: dict[SortBy, InstrumentedAttribute[Any]] = {
     SortBy.NAME: Job.name,
 }
 Position = tuple[datetime | str, str]
-"""Value of the sorted column and run of the last job of a page."""
+"""Position after which a page starts: the last job's value of the sorted column, and its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Selects jobs. None does not restrict."""
+    """Conditions that select jobs. A field with the value None does not restrict the selection."""
 
     status: TrainingJobStatus | None = None
     name_contains: str | None = None
@@ -53,7 +53,7 @@ class JobFilter:
     modified_before: datetime | None = None
     tag_key: str | None = None
     tag_value: str | None = None
-    """Value of the tag `tag_key`. None: any value."""
+    """Value of the tag `tag_key`. None: the tag may have any value."""
 
 
 def page(
@@ -125,8 +125,8 @@ def _conditions(which: JobFilter, sort_by: SortBy) -> list[ColumnElement[bool]]:
 def _column(column: InstrumentedAttribute[str], *, is_indexed: bool) -> ColumnElement[str]:
     """Return a column, or an equal expression that no index covers.
 
-    The second form keeps the query planner from an index that filters but does not sort. With such an index, each page
-    would sort all matches.
+    With the expression, the query planner cannot choose an index that filters but does not sort. With such an index,
+    each page would sort all matches.
     """
     return column.expression if is_indexed else column + literal_column("''")
 

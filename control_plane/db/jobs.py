@@ -28,7 +28,10 @@ from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan
 LAUNCHES_LIMIT = 400
 """Limit of launches that `launches` returns. Older launches are omitted."""
 TRANSITIONS_LIMIT = 400
-"""Limit of transitions kept per job: the first one and the newest ones."""
+"""Limit of transitions stored per job.
+
+Above the limit, the first transition and the newest ones are kept.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +76,9 @@ class JobSpec:
     max_pending_seconds: int | None = None
     max_cost_usd: float | None = None
     max_attempts: int = 3
-    """The job fails after this many equal failures at the same step."""
+    """Number of equal failures at the same step after which the job fails."""
     preemptible: bool = False
-    """Whether a job of higher priority may pause this one."""
+    """Whether a job of higher priority may pause this job."""
     fleet_names: list[str] = field(default_factory=list)
     """Fleets in which the job may start, in order of preference. Empty: only the fleet of the request."""
     inputs: tuple[JobInput, ...] = ()
@@ -148,13 +151,16 @@ class JobRecord:
     cost_usd: float | None
     """Cost of the node time at the fleet's price. None if the fleet has no price."""
     memo: Mapping[str, Any]
-    """State that only the loop reads (`loop.records.Memo`); JSON values only."""
+    """State that the job loop keeps between passes (`loop.records.Memo`). JSON values only."""
     project_quota: int | None = None
-    """Nodes per fleet that the project's jobs may use together. None: no limit, or not read by `unfinished`."""
+    """Nodes per fleet that the project's jobs may use together.
+
+    None if the project has no limit, or if the record does not come from `unfinished`.
+    """
 
 
 class JobUpdate(TypedDict, total=False):
-    """Columns that the loop may change. Missing keys are not changed."""
+    """Columns that the loop may change. A missing key leaves its column unchanged."""
 
     fleet_name: str
     reason: str
@@ -179,7 +185,7 @@ class JobUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """A job to store."""
+    """Columns of a new job that the request determines."""
 
     run_id: str
     name: str
@@ -259,7 +265,7 @@ def made_by(session: Session, request_token: str, request_digest: str) -> JobRec
         The stored job.
 
     Raises:
-        Conflict: a different request with this token created a job.
+        Conflict: an earlier request with the same token but other content created a job.
     """
     row = session.scalar(select(Job).where(Job.request_token == request_token))
     if row is None:
@@ -270,7 +276,7 @@ def made_by(session: Session, request_token: str, request_digest: str) -> JobRec
 
 
 _BY_NAME: Final = select(Job).where(Job.name == bindparam("name"))
-"""The statement is built once, because most requests about a job execute it."""
+"""A constant, because most requests about a job execute this statement and building it costs time."""
 
 
 def get(session: Session, name: str) -> JobRecord:
@@ -293,7 +299,7 @@ class Owner:
 
 
 def owners(session: Session, run_ids: Collection[str]) -> Mapping[str, Owner]:
-    """Return the owners of several runs, in one query. Unknown runs are missing."""
+    """Return name and project of the jobs of several runs, in one query. Unknown runs are missing."""
     if not run_ids:
         return {}
     query = select(Job.run_id, Job.name, Job.project).where(Job.run_id.in_(run_ids))
@@ -410,7 +416,7 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
     Args:
         session: from `Database.write`.
         run_id: run id of the job.
-        step: the newest committed step.
+        step: lowest step that fulfils the request: the newest committed step.
         now: the time in UTC.
     """
     session.execute(
@@ -428,7 +434,7 @@ class JobRows:
 
 
 def rows_of(session: Session, run_id: str) -> JobRows:
-    """Count the rows that would be deleted together with a job's row."""
+    """Count the rows that the deletion of a job would delete with it."""
 
     def count(table: type[Generation | Checkpoint | Incident]) -> int:
         return session.scalar(select(func.count()).select_from(table).where(table.run_id == run_id)) or 0
@@ -473,16 +479,16 @@ def remove(session: Session, run_id: str) -> None:
 
 
 def take_over(session: Session, name: str, who: str, now: datetime) -> bool:
-    """Record that a user manages a job instead of Everstep.
+    """Record that a user controls a job instead of Everstep.
 
-    Return False if a user already manages the job, or if it has ended. An earlier entry is not changed.
+    Return False, and change nothing, if a user already controls the job or if the job has ended.
     """
     query = update(Job).where(Job.name == name, Job.ended_at.is_(None), Job.taken_over_at.is_(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=now, taken_over_by=who))))
 
 
 def hand_back(session: Session, name: str) -> bool:
-    """End a user's control of a job. Return whether a user had taken the job over."""
+    """End a user's control of a job. Return False if no user had control."""
     query = update(Job).where(Job.name == name, Job.taken_over_at.is_not(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 
@@ -612,7 +618,7 @@ def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
 def mark_generation_started(session: Session, lease: Lease, number: int, now: datetime) -> None:
     """Record that the ranks of a generation received the start command.
 
-    Only the first call counts.
+    A repeated call changes nothing.
 
     Args:
         session: from `Database.write`.
@@ -687,7 +693,7 @@ def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
 def launched(session: Session, run_id: str, *, since: int = 0) -> tuple[GenerationRecord, ...]:
     """Return the started generations from number `since`, oldest first.
 
-    Generations whose plan retention has removed are missing.
+    Generations whose plan has been removed by retention are missing.
     """
     query = select(Generation.number).where(
         Generation.run_id == run_id, Generation.started_at.is_not(None), Generation.plan != b""

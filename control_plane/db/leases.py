@@ -4,10 +4,10 @@
     contender   takes over when owner and counter have not changed for `ttl_seconds` of the contender's monotonic clock
     successor   takes over immediately from a dead process with the same lineage (`control_plane.replica`)
 
-Clocks of two machines are never compared, and no lease expires by itself. Results computed under a lease are written
-only if `guard` finds owner and counter unchanged in the same transaction.
+No server compares the clocks of two machines, and a lease never expires without a contender. Results computed under a
+lease are written only if `guard` finds owner and counter unchanged in the same transaction.
 
-Invariant: if two writers hold leases of one row, at most one of them commits.
+Invariant: if two servers believe that they hold the lease of one row, at most one of them can commit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Table = type[Job] | type[Fleet] | type[Export]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write one row, valid until another control-plane server claims the row."""
+    """The right to write one row. It is lost once another control-plane server claims the row."""
 
     kind: LeaseKind
     key: str
@@ -45,7 +45,7 @@ class Leaser:
     """Claims leases for one control-plane server. Only one thread at a time may use an instance.
 
     Args:
-        owner: `Replica.owner`, new at each start of the server.
+        owner: `Replica.owner`, a new id at each start of the server.
         ttl_seconds: how long a lease must be unchanged before another control-plane server may take it over.
         monotonic: seconds of a clock that never jumps.
     """
@@ -66,7 +66,7 @@ class Leaser:
             session: from `Database.write`.
             kind: kind of the row; selects the table.
             key: primary key of the row.
-            at_once: take over without waiting, because the caller knows that the present owner has lost its right.
+            at_once: take the lease over without waiting, because its present owner can no longer use it.
 
         Returns:
             The lease, or None while another control-plane server holds it.

@@ -38,7 +38,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.rank_messages import OWN_METRICS
 
 MAX_NAMES = 256
-"""Limit of metric names per run. Values of further names are dropped and counted."""
+"""Limit of metric names per run. Values of further names are dropped and counted as dropped."""
 MAX_NAME_LENGTH = 255
 NOBODY: Mapping[NodeId, Mapping[str, float]] = {}
 _INTS = ("step", "last_step", "count", "finite_count")
@@ -48,7 +48,7 @@ _NODES = ("least_on", "most_on")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRecord:
-    """One metric of a run and its newest value."""
+    """One metric of a run, with its newest value."""
 
     name: str
     last_step: int
@@ -63,10 +63,10 @@ def store(
 
     Args:
         session: from `Database.write`.
-        agent_id: id of the sender. Its value numbers identify new values.
-        batch: as received. If the run was deleted, nothing is stored.
-        measured: newest measurements by node, for the generation of the newest point. Only names that rank 0 sent are
-            stored, so that other nodes cannot use up the run's names.
+        agent_id: id of the sending agent. An agent numbers its values, so new values are recognized by their number.
+        batch: the batch as received. If the run was deleted, nothing is stored.
+        measured: newest measurements by node, for the generation of the newest point. Only metrics whose names rank 0
+            sent are stored, so that other nodes cannot use up the run's names.
     """
     if session.get(Job, batch.run) is None:
         return
@@ -141,9 +141,9 @@ def _can_be_named(name: str) -> bool:
 
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
-    """Return the lowest base step of some started generations, or None.
+    """Return the lowest base step of the started generations after `before` and up to `upto`, or None.
 
-    The generations are those after `before`, up to `upto`.
+    Generation `upto` counts even before it is started.
     """
     is_later = (
         (Generation.number > before)
@@ -215,10 +215,10 @@ def _fold(session: Session, metric: Metric) -> None:
 
 
 def _report_difference(session: Session, run_id: str, base: int, repeated: Sequence[MetricPoint]) -> None:
-    """Append an event if a repeated step has another loss than before, because the run is then not deterministic.
+    """Append an event if a repeated step has another loss than before the repetition.
 
-    The function compares the first values that a generation logs. Its caller then deletes the old values of these
-    steps.
+    Such a difference means that the run is not deterministic. The function compares the first values that a generation
+    logs. Its caller then deletes the old values of these steps.
 
     Args:
         session: from `Database.write`.
@@ -307,9 +307,9 @@ def read(
     Args:
         session: from `Database.read` or `Database.write`.
         run_id: run id of the job.
-        name: name of one metric. None: all.
-        first_step: points that end before this step are left out.
-        last_step: points that begin after this step are left out. None: no limit.
+        name: name of one metric. None: all metrics.
+        first_step: points that end before this step are omitted.
+        last_step: points that begin after this step are omitted. None: no limit.
 
     Returns:
         Points by name, ordered by step.
@@ -335,7 +335,7 @@ def read(
 
 
 def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:
-    """Encode points. Return the packed bytes and the names of nodes."""
+    """Encode points. Return the packed bytes, and the ids of the nodes with the minimum and maximum of each point."""
     nodes = (
         tuple(getattr(point, field) for field in _NODES for point in points)
         if any(point.least_on for point in points)

@@ -106,7 +106,7 @@ _Runs: TypeAlias = tuple[tuple[str | float, int], ...]
 class RunLengths(TypeDecorator[_Runs]):
     """A run-length encoded sequence, stored as JSON.
 
-    It consists of pairs: a string or number, and its count.
+    The value consists of pairs. Each pair is a string or number, and how often it is repeated.
     """
 
     impl = JSON
@@ -130,7 +130,10 @@ class RunLengths(TypeDecorator[_Runs]):
 
 
 _BigId = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite generates row ids only for columns of type INTEGER."""
+"""Type of generated row ids: INTEGER on SQLite, BIGINT on other databases.
+
+SQLite generates ids only for columns of type INTEGER.
+"""
 
 
 class Base(DeclarativeBase):
@@ -176,7 +179,7 @@ class Fleet(Base):
     min_node_count: Mapped[int]
     spare_count: Mapped[int]
     spare_probability: Mapped[float | None]
-    """Wanted probability of a free spare.
+    """Required probability that a spare is free when a node fails.
 
     If set, it determines the number of spares, and `spare_count` does not apply.
     """
@@ -198,7 +201,7 @@ class Fleet(Base):
     price_usd_per_hour: Mapped[float | None]
     desired_node_count: Mapped[int] = mapped_column(default=0)
     vacancies: Mapped[tuple[tuple[float, int], ...]] = mapped_column(default=())
-    """Vacancies of the group as pairs: start in Unix seconds, number of vacancies."""
+    """Vacancies of the group as pairs: start of the vacancy in Unix seconds, and number of vacancies."""
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
     reason: Mapped[str] = mapped_column(default="")
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
@@ -216,7 +219,7 @@ class Node(Base):
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     state: Mapped[str] = mapped_column(String(NAME_LENGTH))
     run_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
-    """Run to which the node is assigned. None: a spare, or an unusable node."""
+    """Run to which the node is assigned. None for a spare and for a node that no job may use."""
     address: Mapped[str] = mapped_column(default="")
     peer_port: Mapped[int] = mapped_column(default=0)
     memory_bytes: Mapped[int] = mapped_column(default=0)
@@ -225,14 +228,14 @@ class Node(Base):
     instance_type: Mapped[str] = mapped_column(default="")
     availability_zone: Mapped[str] = mapped_column(default="")
     failure_domain: Mapped[str | None]
-    """Innermost network node of the instance. None until AWS has reported it."""
+    """Innermost EC2 network node of the instance. None until AWS has reported it."""
     reason: Mapped[str] = mapped_column(default="")
     hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     """Reason why the fleet holds the node."""
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
-    """A user's request for a held node. Empty: none."""
+    """A user's request to return or terminate a held node. Empty without a request."""
     request: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
-    """A user's request for the node. Empty: none."""
+    """A user's request to drain, replace, reboot or hold the node. Empty without a request."""
     request_words: Mapped[str] = mapped_column(default="")
     since: Mapped[datetime | None]
     """When the node entered its state."""
@@ -241,19 +244,22 @@ class Node(Base):
     returned_at: Mapped[datetime | None]
     """When a user last returned the node to service. Older entries of its fault history do not count."""
     evidence_at: Mapped[datetime | None]
-    """When all evidence of a held node was in S3."""
+    """When the upload of a held node's evidence to S3 was complete."""
     created_at: Mapped[datetime]
     wanted_at: Mapped[datetime | None]
     """Start of the vacancy that the instance fills. None if the vacancy was not observed."""
     connected_at: Mapped[datetime | None]
     joined_at: Mapped[datetime | None]
-    """When its agent first reported with a session. None: not yet, or an administrator reset the session."""
+    """When the node's agent first reported with a session.
+
+    None before that report, and after an administrator has reset the session.
+    """
     arrival_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
 
 
 class Notice(Base):
-    """An announcement of AWS for an instance. Repeated deliveries of an event have one row."""
+    """An announcement of AWS for an instance. Repeated deliveries of an event share one row."""
 
     __tablename__ = "notice"
 
@@ -276,7 +282,7 @@ class Implication(Base):
 
     node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     incident_id: Mapped[str] = mapped_column(String(NAME_LENGTH + 32), primary_key=True)
-    """Id of the job's incident. Without a job: `fleet-<fleet>-<Unix seconds>`."""
+    """Id of the job's incident. If the node had no job: `fleet-<fleet>-<Unix seconds>`."""
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     at: Mapped[datetime]
     what: Mapped[str] = mapped_column(String(NAME_LENGTH))
@@ -303,29 +309,32 @@ class Job(Base):
     spec: Mapped[dict[str, Any]]
     """The specification (`jobs.JobSpec`) of the newest revision, validated before it is stored."""
     revision: Mapped[int] = mapped_column(default=1)
-    """Number of the newest revision. `Generation.revision` is the one from which a launch was planned."""
+    """Number of the job's newest revision.
+
+    `Generation.revision` is the revision from which a launch was planned.
+    """
     state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     reason: Mapped[str]
     transitions: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     stop_requested_at: Mapped[datetime | None]
     pause_requested_at: Mapped[datetime | None]
-    """When a user paused the job. None if not paused, or resumed."""
+    """When a user paused the job. None if no user has paused it, or after a user has resumed it."""
     checkpoint_wanted_step: Mapped[int] = mapped_column(default=-1)
-    """A user requested a checkpoint of this step or a later one. -1: none."""
+    """Lowest step of the checkpoint that a user requested. -1 without a request."""
     checkpoint_wanted_at: Mapped[datetime | None]
     taken_over_at: Mapped[datetime | None]
-    """When a user began to manage the job instead of Everstep."""
+    """When a user took control of the job instead of Everstep. None if Everstep controls the job."""
     taken_over_by: Mapped[str] = mapped_column(default="")
     created_at: Mapped[datetime]
     modified_at: Mapped[datetime]
     """When the job entered its state, or a user last changed its settings or requests."""
     started_at: Mapped[datetime | None]
-    """When its ranks were first started."""
+    """When the job's ranks were first started."""
     ended_at: Mapped[datetime | None]
     generation: Mapped[int] = mapped_column(default=0)
-    """Number of the newest generation with a plan. 0 before the first."""
+    """Number of the newest generation with a plan. 0 before the first generation."""
     issued_generation: Mapped[int] = mapped_column(default=0)
-    """Highest number that an agent may have received. It is never used again."""
+    """Highest generation number that an agent may have received. No later launch may use it."""
     base_step: Mapped[int] = mapped_column(default=0)
     committed_step: Mapped[int] = mapped_column(default=-1)
     proposed_step: Mapped[int] = mapped_column(default=-1)
@@ -333,7 +342,7 @@ class Job(Base):
     max_boundary: Mapped[int] = mapped_column(default=-1)
     """Highest boundary that any generation has reached."""
     target_step: Mapped[int] = mapped_column(default=-1)
-    """Last step of the script, as its ranks last reported. -1: not reported."""
+    """Last step of the script, as its ranks last reported. -1 before they have reported one."""
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     """Recent failures, which the breakers compare. The core defines the format."""
@@ -343,7 +352,7 @@ class Job(Base):
     node_microseconds: Mapped[int] = mapped_column(default=0)
     cost_usd: Mapped[float | None]
     memo: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """State that the job loop needs in its next pass and that only the loop reads."""
+    """State that the job loop keeps between passes. Only the loop reads it."""
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 
@@ -406,7 +415,7 @@ class Generation(Base):
 class Revision(Base):
     """A change of a job after its creation.
 
-    The first revision, the creation, has no row.
+    The created job is revision 1. It has no row.
     """
 
     __tablename__ = "revision"
@@ -436,7 +445,7 @@ class Shard(Base):
 
 
 class Replica(Base):
-    """One holder of a shard. Written when the holders change, not for each step."""
+    """One holder of a shard. The row is written when the holders change, not for each step."""
 
     __tablename__ = "replica"
 
@@ -444,7 +453,7 @@ class Replica(Base):
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     holder_node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     position: Mapped[int]
-    """Order of the holders. 0: the owner's own node."""
+    """Position in the order of the holders. 0 is the owner's own node."""
     is_in_view: Mapped[bool]
     changed_at: Mapped[datetime]
 
@@ -474,7 +483,7 @@ class Checkpoint(Base):
     verified_at: Mapped[datetime | None]
     """When the last verification ended."""
     verdict: Mapped[str] = mapped_column(default="")
-    """Faults that the last verification found. Empty: none."""
+    """Faults that the last verification found. Empty if it found none."""
 
 
 class Incident(Base):
@@ -521,7 +530,7 @@ class Incident(Base):
     acknowledgement: Mapped[str] = mapped_column(default="")
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
-    __table_args__ = (Index(None, "opened_at", "id"),)  # index for the sort order of lists
+    __table_args__ = (Index(None, "opened_at", "id"),)  # serves the sort order of lists
 
 
 class Drill(Base):
@@ -560,7 +569,7 @@ class MetricLog(Base):
     """Newest generation that has logged a value."""
     agent_id: Mapped[str]
     next_number: Mapped[int]
-    """Number of the agent's next value. Smaller numbers are stored or lost."""
+    """Number of the agent's next value. Values with smaller numbers are already stored or were lost."""
     dropped_count: Mapped[int]
 
 
@@ -576,7 +585,7 @@ class Metric(Base):
     last_step: Mapped[int]
     last_at: Mapped[datetime]
     last_value: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    """Python's repr of the float: SQLite would store NaN as NULL."""
+    """The newest value as Python's repr of the float, because SQLite would store NaN as NULL."""
 
 
 class MetricChunk(Base):
@@ -597,9 +606,9 @@ class MetricChunk(Base):
 
 
 class Event(Base):
-    """An event, never changed.
+    """A stored event. Events never change.
 
-    Ids are never reused, even after retention has deleted the newest events: clients continue from an id.
+    Ids are never reused, even after retention has deleted the newest events, because clients continue from an id.
     """
 
     __tablename__ = "event"
@@ -697,7 +706,10 @@ class Source(Base):
 
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    """The project uploaded the complete archive. Other projects cannot use it by naming the digest."""
+    """The project that uploaded the archive.
+
+    Another project that names the digest cannot use the archive until it has uploaded the archive, too.
+    """
     bucket: Mapped[str]
     key: Mapped[str] = mapped_column(String(1024))
     archive_bytes: Mapped[int]

@@ -1,7 +1,7 @@
 """Nodes: the instances of all fleets, their states and assignments.
 
-Invariant: only the fleet loop changes the run of a node. The agents' route only stores what agents report about
-themselves.
+Invariant: only the fleet loop changes which run a node is assigned to. The agents' route only stores what agents report
+about themselves.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class NodeRecord:
 
 
 class NodeUpdate(TypedDict, total=False):
-    """Columns that the fleet loop may change. Missing keys are not changed."""
+    """Columns that the fleet loop may change. A missing key leaves its column unchanged."""
 
     state: str
     run_id: str | None
@@ -81,7 +81,7 @@ class NodeUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFacts:
-    """Facts from an agent's first message."""
+    """Facts about an agent and its node, from the agent's first message."""
 
     node_id: str
     fleet_name: str
@@ -114,7 +114,7 @@ def get(session: Session, node_id: str) -> NodeRecord:
 def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: bool = False) -> tuple[NodeRecord, ...]:
     """Return the nodes of a fleet, or of all fleets, oldest first.
 
-    Ended nodes are included on request.
+    Ended nodes are included only if the caller requests them.
     """
     return tuple(record_of(row, NodeRecord) for row in session.scalars(_of_fleet(fleet_name, with_ended=with_ended)))
 
@@ -161,7 +161,7 @@ _BY_RUN: Final = (
 _IDS_OF_RUN: Final = (
     select(Node.__table__.c.id).where(Node.__table__.c.run_id == bindparam("of_run")).order_by(Node.__table__.c.id)
 )
-"""The statement is built once, because each description of a job executes it."""
+"""A constant, because each description of a job executes this statement and building it costs time."""
 
 
 def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
@@ -193,9 +193,9 @@ def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, st
 
 
 def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
-    """Return the number and the sum of measured arrival times of a fleet's nodes.
+    """Return the number and the sum of the measured arrival times of a fleet's nodes.
 
-    The sum is in seconds.
+    An arrival time is the time from the vacancy in the group to the agent's first connection. The sum is in seconds.
     """
     taken = Node.arrival_seconds
     count, total = session.execute(
@@ -226,9 +226,9 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
 
 
 def has_joined(session: Session, node_id: str) -> bool:
-    """Return True if an agent of the node has reported with a session.
+    """Return whether an agent of the node has reported with a session.
 
-    Return False if an administrator has reset the session since.
+    Sessions from before an administrator's last reset do not count.
     """
     row = session.get(Node, node_id)
     return row is not None and row.joined_at is not None
@@ -243,7 +243,7 @@ def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
         now: the time in UTC.
 
     Returns:
-        False if an agent of the node had joined before.
+        True if this call recorded the join. False if an agent of the node had joined before.
     """
     query = update(Node).where(Node.id == node_id, Node.joined_at.is_(None)).values(joined_at=now)
     return bool(changed_rows(session.execute(query)))
@@ -258,9 +258,9 @@ def reset_joined(session: Session, node_id: str) -> None:
 
 
 def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
-    """Return when Everstep replaced nodes of a fleet by its own verdict.
+    """Return the times at which Everstep decided to replace nodes of a fleet.
 
-    Only replacements since `moment` count, including those of ended nodes.
+    Only replacements since `moment` count. Replaced nodes that have ended count, too.
     """
     query = select(Node.replaced_at).where(
         Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment
@@ -269,10 +269,10 @@ def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple
 
 
 def failed_join_count(session: Session, fleet_name: str) -> int:
-    """Count the consecutive failed joins of a fleet.
+    """Count the failed joins of a fleet since its last successful join.
 
-    The result counts ended instances that never connected, were replaced, and are newer than the newest connected
-    instance.
+    A failed join is an instance that never connected, was replaced, and has ended. Only instances that are newer than
+    the newest connected instance count.
     """
     joined = (
         select(func.max(Node.created_at))
@@ -290,14 +290,14 @@ def failed_join_count(session: Session, fleet_name: str) -> int:
 
 
 def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> NodeRecord:
-    """Record a user's request for a held node. The fleet loop executes the request.
+    """Record a user's request to return or terminate a held node. The fleet loop executes the request.
 
     Args:
         session: from `Database.write`.
         node_id: id of the node.
         state: state in which the node must be.
         release: the user's request, stored for the fleet loop.
-        now: the time in UTC. Older entries of the node's fault history no longer count.
+        now: the time in UTC. Entries of the node's fault history before this time no longer count.
 
     Returns:
         The changed node.

@@ -1,6 +1,6 @@
 """Used nonces of agents, and browser sessions that were signed out.
 
-Unused nonces are not stored.
+Nonces that no agent has used are not stored.
 
 Invariant: `spend` returns True once per nonce, even for concurrent calls.
 """
@@ -21,11 +21,11 @@ def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
 
     Args:
         session: from `Database.write`.
-        nonce: the caller has verified that this server issued it.
-        ends_at: expiry of the nonce; afterwards it is rejected without a lookup, and the row can be deleted.
+        nonce: a nonce that this server issued; the caller has verified its origin.
+        ends_at: expiry of the nonce. Afterwards the nonce is rejected without a lookup, so its row can be deleted.
 
     Returns:
-        False if it was used before.
+        True if this call marked the nonce. False if the nonce was used before.
     """
     digest = hashlib.sha256(nonce.encode()).hexdigest()
     if session.get(SpentNonce, digest) is not None:

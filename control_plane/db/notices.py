@@ -1,7 +1,7 @@
 """Notices: announcements of AWS for instances.
 
-Any control-plane server may store a notice. The server that holds the job's lease reads it. Level-triggered: a row
-remains while the announced change may still happen, and each pass reads the row.
+Any control-plane server may store a notice. The server that holds the job's lease reads it. A row remains while the
+announced change may still happen. Each pass of the loop reads all rows, so a pass that misses a notice does no harm.
 
 Invariant: an event yields one row per node and kind, however often it is delivered.
 """
@@ -43,12 +43,12 @@ class NoticeRecord:
     kind: str
     """Value of `everstep.protocol.agent_messages.NoticeKind`."""
     event_id: str
-    """AWS's id of the event. For polled sources: a name that is stable between polls."""
+    """AWS's id of the event. For polled sources: a name that stays the same between polls."""
     source: str
     message: str
-    """AWS's words."""
+    """The text of AWS's announcement."""
     ends_at: datetime | None
-    """When the instance may end."""
+    """When the instance may end. None if the notice states no time."""
 
 
 def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
@@ -77,12 +77,12 @@ def replace_polled(
 ) -> bool:
     """Replace the notices of a polled source by its newest answer.
 
-    Only the notices of the nodes in the question are replaced.
+    Only notices of the polled nodes are replaced.
 
     Args:
         session: from `Database.write`.
         source: polled source, which is STATUS or GROUP.
-        node_ids: nodes in the question. Other nodes' notices are not changed.
+        node_ids: nodes that the poll covered. Other nodes' notices are not changed.
         found: all notices in the answer.
         now: the time in UTC.
 
@@ -113,9 +113,9 @@ def replace_polled(
 
 
 def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
-    """Store a new expiry time of a terminating hook.
+    """Store a new expiry time of an instance's terminating hook.
 
-    Return whether the instance has a notice of a hook.
+    Return False if the instance has no notice of such a hook.
     """
     held = update(Notice).where(Notice.node_id == node_id, Notice.source == NoticeSource.GROUP)
     return changed_rows(session.execute(held.values(ends_at=ends_at))) > 0

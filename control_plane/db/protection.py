@@ -26,7 +26,7 @@ _IN_VIEW = and_(
 """SQL condition for a holder that counts as in view.
 
 The owner's last report shows the holder in view, and the holder's instance has not ended since. The second condition is
-needed because an owner that has ended sends no more reports.
+needed because an owner that has ended no longer reports changes of its holders.
 """
 
 
@@ -37,7 +37,10 @@ class HolderRecord:
     node_id: str
     is_in_view: bool
     changed_at: datetime | None = None
-    """When the holder was added or changed its view. None before the row is stored."""
+    """When the holder was added, or last entered or left the view.
+
+    None before the row is stored.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,7 @@ class VerifiedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """One rank's shard."""
+    """One rank's shard, as its owner last reported it."""
 
     rank: int
     generation: int
@@ -72,11 +75,11 @@ class ShardTotals:
     fewest_in_view: int
     """Smallest number of holders in view over all shards."""
     has_reason: bool
-    """Whether an owner reports a reason for incomplete protection."""
+    """Whether at least one owner reports why its shard's protection is incomplete."""
 
 
 def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: datetime) -> int:
-    """Store shards of a job. Ranks without an entry are not changed.
+    """Store shards of a job. Shards of ranks without an entry are not changed.
 
     Args:
         session: from `Database.write`.

@@ -1,6 +1,6 @@
 """Quotas: limits of projects.
 
-A quota limits jobs and sources, and the AWS resources that submitters may name.
+A quota limits a project's jobs and sources, and the AWS resources that its submitters may use.
 
 Invariant: a quota never stops a running job. It applies to new and to waiting jobs.
 """
@@ -23,18 +23,18 @@ class QuotaRecord:
 
     project: str
     max_node_count: int | None
-    """Nodes per fleet. None: no limit."""
+    """Limit of nodes per fleet for all jobs of the project together. None: no limit."""
     max_job_count: int | None
-    """Unfinished jobs. None: no limit."""
+    """Limit of the project's unfinished jobs in all fleets. None: no limit."""
     max_source_bytes: int | None = None
-    """Size of all source archives, including running uploads. None: no limit."""
+    """Limit of the size of all source archives, including running uploads. None: no limit."""
     max_priority: int = 0
     """Highest priority that submitters may set."""
     allowed_role_arns: tuple[str, ...] = ()
-    """Role ARNs that submitters may name. A trailing `*` matches any suffix."""
+    """Role ARNs that submitters may use. A trailing `*` matches any suffix."""
     allowed_secrets: tuple[str, ...] = ()
     allowed_data: tuple[str, ...] = ()
-    """S3 URIs, and directories on nodes."""
+    """S3 URIs, and directories on nodes, that submitters may use as inputs."""
 
 
 def put(session: Session, quota: QuotaRecord) -> None:

@@ -2,10 +2,10 @@
 
     intents        all, by creation time: keys of past minutes are not used again
     events         all
-    nodes          ended ones, their fault histories, and their agents' session tokens
-    tokens         revoked and expired ones; used nonces after their expiry
-    generations    of ended jobs, except the newest
-    plans          of all jobs, except the newest few; the lineage remains because restores follow it
+    nodes          ended nodes, their fault histories, and their agents' session tokens
+    tokens         revoked and expired tokens; used nonces after their expiry
+    generations    of ended jobs, except the newest generation
+    plans          of all jobs, except the newest few plans; the lineage remains because restores follow it
     protection     of ended jobs
     metrics        of ended jobs
 
@@ -40,12 +40,12 @@ from control_plane.db.models import (
 )
 
 LET_GO = b""
-"""Value of `Generation.plan` after the plan was deleted."""
+"""Value of `Generation.plan` after retention has deleted the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Limits: days per kind, plans per job, and rows per pass."""
+    """Limits of retention: days per kind of row, plans per job, and rows per pass."""
 
     intents: int = 7
     events: int = 90

@@ -1,6 +1,6 @@
 """Revisions: changes of a job after its creation. The created job has revision 1.
 
-Invariant: revisions are numbered without gaps, and the job's row contains the newest one.
+Invariant: revisions are numbered without gaps, and the job's row contains the newest revision.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from everstep.protocol.codec import resolve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of one field."""
+    """The change of one field by an update of a job."""
 
     field: str
     """Path in the API's names, as `CheckpointConfig.EverySteps`."""
     before: str | None
     after: str | None
-    """New value as text. For both values None means: not set."""
+    """New value as text. In both values, None means that the field is not set."""
     needs_generation: bool
-    """Whether the change takes effect only in the next generation."""
+    """Whether the change takes effect only with the next generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Schema versions: checks and migrates the database's schema.
 
-Invariant: a server runs only on exactly the schema that its code needs.
+Invariant: a server runs only if the database has exactly the schema that the server's code needs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def migrate(database: Database) -> str | None:
 def require_current(database: Database) -> None:
     """Check that the database has the schema that this code needs.
 
-    Raises SchemaMismatch if the schema is older, newer or missing. The message says what to do.
+    Raises SchemaMismatch if the schema is older, newer or missing. The message describes how to resolve the problem.
     """
     found, wanted = current(database), newest()
     if found == wanted:

@@ -38,13 +38,13 @@ BUSY_TIMEOUT_MILLISECONDS = 5_000
 """Longest wait of a writer for another writer. Normal transactions take milliseconds."""
 
 SILENCE_MILLISECONDS = 10_000
-"""Time limit for a silent control-plane server, after which PostgreSQL ends its connection.
+"""Time without traffic after which PostgreSQL ends the connection of a control-plane server.
 
 The limit applies to idle transactions and to unacknowledged network traffic. The end of the connection also releases
 the writers' lock.
 """
 WRITER_LOCK = 0x45560001
-"""Number of the advisory lock of writers, within this database."""
+"""Number of the advisory lock that each write transaction holds, unique within this database."""
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 POSTGRESQL: Final[dict[str, str | int]] = {
     "application_name": "everstep",
@@ -57,7 +57,7 @@ POSTGRESQL: Final[dict[str, str | int]] = {
     f"idle_in_transaction_session_timeout={SILENCE_MILLISECONDS} "
     f"-c tcp_user_timeout={SILENCE_MILLISECONDS} -c statement_timeout=30000",
 }
-"""Default connection parameters of libpq. Parameters in the URL take precedence."""
+"""Default connection parameters for libpq. Parameters in the URL take precedence."""
 
 R = TypeVar("R", bound="DataclassInstance")
 
@@ -87,7 +87,7 @@ class Database:
         self.commit_number = 0
         """Changes with each commit of this process."""
         self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
-        if not self.is_sqlite:  # independent of the database's defaults
+        if not self.is_sqlite:  # set explicitly, because the database's default may differ
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             self._writing = self._writing.execution_options(
                 isolation_level="READ COMMITTED"
@@ -97,7 +97,7 @@ class Database:
     def is_sqlite(self) -> bool:
         """Whether the database is SQLite.
 
-        SQLite is one local file with one writer, and its `data_version` shows all commits.
+        With SQLite, the database is a local file with one writer, and its `data_version` shows all commits.
         """
         return self.url.get_backend_name() == "sqlite"
 
@@ -148,9 +148,9 @@ def record_of(row: Base, kind: type[R]) -> R:
 def columns_of(
     row: Base | Row[*tuple[Any, ...]], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return the columns that a dataclass's fields name.
+    """Return the columns with the names of a dataclass's fields.
 
-    The caller converts the columns in `leave_out`, which are not returned.
+    The result excludes the fields in `leave_out`, because the caller converts their columns itself.
     """
     return {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in leave_out}
 
@@ -158,7 +158,7 @@ def columns_of(
 def values_of(record: DataclassInstance, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a dataclass's fields as columns of a new row.
 
-    The fields in `leave_out` are not returned. Reverses `record_of`.
+    The result excludes the fields in `leave_out`. Reverses `record_of`.
     """
     found = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in leave_out}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}

@@ -18,7 +18,7 @@ from control_plane.db.session import record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """A stored source archive."""
+    """A stored source archive of one project."""
 
     sha256: str
     project: str
@@ -78,7 +78,7 @@ def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -
         session: from `Database.read` or `Database.write`.
         project: project that owns the archives.
         now: the time in UTC; uploads that have expired do not count.
-        besides: SHA-256 of an archive that does not count, because the caller is checking its admission.
+        besides: SHA-256 of an archive that does not count, because the caller checks whether this archive still fits.
 
     Returns:
         Bytes. An archive that is stored and being uploaded again counts once.

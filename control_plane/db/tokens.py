@@ -42,9 +42,9 @@ class Role(StrEnum):
     """Permissions of a caller.
 
     - ADMIN: all actions in every project.
-    - SUBMITTER: all actions on jobs of its project, and reading the project's other data.
-    - VIEWER: reading data of its project.
-    - AGENT: only the agents' connection.
+    - SUBMITTER: all actions on jobs of the token's project, and reading all other data of the project.
+    - VIEWER: reading data of the token's project.
+    - AGENT: only the websocket of agents.
     """
 
     ADMIN = "admin"
@@ -77,7 +77,7 @@ class NewToken:
     kind: TokenKind
     role: Role
     project: str = ""
-    """Project that the token may access. Empty: all projects."""
+    """Project that the token may access. Empty: the token may access all projects."""
     fleet_name: str | None = None
     node_id: str | None = None
     description: str = ""
@@ -182,13 +182,13 @@ def get(session: Session, token_id: str) -> TokenRecord:
 
 
 _BY_DIGEST: Final = select(Token).where(Token.digest == bindparam("digest"))
-"""The statement is built once, because each request executes it."""
+"""A constant, because each request executes this statement and building it costs time."""
 
 
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
     """Return the record of a valid token, or None.
 
-    The lookup by digest reveals nothing about the token. The final comparison takes constant time.
+    The duration of the lookup by digest reveals nothing about the token. The final comparison takes constant time.
     """
     digest = _digest(token)
     row = session.scalar(_BY_DIGEST, {"digest": digest})
@@ -215,7 +215,7 @@ def good_ids(session: Session, token_ids: Collection[str], now: datetime) -> fro
 def is_revoked(session: Session, token_id: str) -> bool:
     """Return True if a token was revoked or deleted.
 
-    A token that has only expired counts as not revoked.
+    An expired token that was not revoked does not count.
     """
     row = session.get(Token, token_id)
     return row is None or row.revoked_at is not None
@@ -254,7 +254,7 @@ def revoke(session: Session, token_id: str, now: datetime) -> bool:
 
 
 def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str | None = None) -> None:
-    """Revoke all session tokens of a node, except the one with the id `but`."""
+    """Revoke all session tokens of a node, except the token with the id `but`."""
     query = update(Token).where(Token.node_id == node_id, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None))
     if but is not None:
         query = query.where(Token.id != but)

@@ -1,10 +1,10 @@
 """Checks within microseconds whether the database may have changed.
 
-    SQLite        the pragma `data_version`: changes with each commit of another connection; this one is read-only
+    SQLite        the pragma `data_version` changes with each commit of another connection; this module only reads
     PostgreSQL    counts commits of this process only; callers must limit the age of their caches
 
-Invariant: two equal versions mean that no visible commit happened in between. All commits are visible only if
-`sees_everything`.
+Invariant: two equal versions mean that no visible commit happened in between. Commits of other processes are visible
+only if `sees_everything` is true.
 """
 
 from __future__ import annotations

@@ -4,29 +4,29 @@
     GET /v1/agents/connect, Authorization: Bearer <join token, or session token>
                                      ◀──           HTTP 403: the token is unknown, used up or not an agent's
     Hello                            ──▶
-                                     ◀──           AgentWelcome with the session token to use from now on
+                                     ◀──           AgentWelcome with the session token for later connections
     AgentReport …                    ◀─▶           commands …
 
 A join token is bound to a fleet. It admits an instance that EC2 reports as a pending or running member of the fleet's
 group and that has not joined before. The join is complete with the first report after the welcome, so an agent that
-never received its session token can retry. After that, only the session token is accepted. The server rejects every
-join token for this node until an administrator resets the session (ResetNodeSession).
+never received its session token can retry. After the join, the server accepts only the session token from this node. It
+rejects every join token until an administrator resets the session (ResetNodeSession).
 
 A session token is bound to its node. It is revoked when the node or its fleet ends. The server closes an open
 connection within `SESSION_LOOK_SECONDS` of the revocation.
 
     close code   reason                                      reaction of the agent, which always reconnects
     1013         the cloud or the fleet is not ready, or     retries later, at the next address
-                     another server manages the fleet
+                 another server manages the fleet
     1009         a message is too long                       retries later; a bug, or another version
-    4400         a message is malformed                      likewise; the server counts 1009 and 4400 per node
+    4400         a message is malformed                      like 1009; the server counts 1009 and 4400 per node
     4401         the session is revoked or another node's    tries its join token
     4403         EC2 does not list the node in the group     retries later: EC2's lists lag behind
     4408         the agent was silent for too long           connects again
     4409         the node has a newer connection             connects again
     4410         the node has joined before                  tries its session token if it has one
 
-Invariant: the registry sees a connection only after its token and its node were checked.
+Invariant: the registry receives a connection only after the server has checked its token and its node.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ router = APIRouter()
 T = TypeVar("T")
 _NODE_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
 _SAID = AgentReport | LogLines | CommandEnded
-"""Messages that an agent may send after its Hello."""
+"""Types of the messages that an agent may send after its Hello."""
 
 SILENT_LEASES = 4.0
-"""Leases of silence after which the server closes a connection, so that the agent reconnects.
+"""Time without a report after which the server closes a connection, as a multiple of the lease.
 
-An agent reports three times per lease.
+The agent then reconnects. A healthy agent reports three times per lease.
 """
 
 TRY_AGAIN = 1013
@@ -93,13 +93,13 @@ SESSION_LOOK_SECONDS = 10.0
 """Interval at which an open connection checks that its session was not revoked."""
 ELSEWHERE = "another replica of the control plane serves this fleet"
 OVERSIZED = 1009
-"""The websocket library sends this code when a frame announces too large a length (RFC 6455)."""
+"""Close code that the websocket library sends when a frame announces too large a length (RFC 6455)."""
 MAX_REASON_BYTES = 123
 """Size limit of a close frame's reason in UTF-8 (RFC 6455)."""
 
 
 class _Refusal(Exception):
-    """The server closes the connection with this code and reason."""
+    """Raised to close an agent's connection with the given code and reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -109,13 +109,13 @@ class _Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """The result of a successful admission: the agent's fleet, and its session token."""
+    """The result of a successful admission: the agent's fleet and session token."""
 
     fleet: FleetName
     secret: str
     session_id: str
     is_join: bool
-    """The agent connected with a join token. The join is complete with the first report."""
+    """Whether the agent connected with a join token. The agent's first report then completes the join."""
 
 
 @router.websocket("/v1/agents/connect")
@@ -128,7 +128,7 @@ async def connect(websocket: WebSocket) -> None:
     except Unauthenticated:
         token = None
     if token is None or token.kind == TokenKind.USER:
-        await websocket.close()  # closed before accept, so the client receives HTTP 403
+        await websocket.close()  # The socket is closed before it is accepted, so the client receives HTTP 403.
         return
     await websocket.accept()
     node_id, proven = "?", token.node_id
@@ -152,7 +152,7 @@ async def connect(websocket: WebSocket) -> None:
 
 
 def _count(services: Services, proven: str | None, code: int) -> None:
-    """Count a malformed or oversized message, if the sending node is proven by its token."""
+    """Count a malformed or oversized message for the node, if the token proves which node sent it."""
     if proven is not None and code in (MALFORMED, OVERSIZED):
         services.registry.refuse(NodeId(proven))
 
@@ -341,7 +341,7 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
             if not admission.is_join and nodes.mark_joined(session, hello.node_id, now):
                 tokens.revoke_sessions(
                     session, hello.node_id, now, but=admission.session_id
-                )  # sessions of joins that were never completed
+                )  # The tokens of joins that were never completed are revoked.
             if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."
                 events.append(

@@ -31,9 +31,10 @@ from everstep.protocol.ids import NodeId
 router = Router(prefix="/v1/agents", include_in_schema=False)
 
 SESSION_SECONDS = 3600
-"""Seconds during which a session token can open connections. Open connections continue after that.
+"""Seconds during which a session token can open connections.
 
-A running instance can obtain another session token at any time.
+A connection that is open when the token expires stays open. A running instance can obtain another session token at any
+time.
 """
 HeaderValue = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 

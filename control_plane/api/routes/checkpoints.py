@@ -1,8 +1,9 @@
 """Operations on checkpoints: create, verify, pin and delete. `routes.jobs` lists them.
 
-A step identifies a checkpoint. If a job made the same step in two generations, the generation is needed, too.
+A step identifies a checkpoint. If a job completed the same step in two generations, the generation is needed, too.
 
-Invariant: these operations never delete a pinned checkpoint, nor the one that the job would be restored from next.
+Invariant: these operations never delete a pinned checkpoint, nor the checkpoint from which the job would be restored
+next.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from control_plane.loop.checkpoint_keeper import delete, is_same, restorable
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=["Checkpoints"])
 
 PATIENCE = timedelta(seconds=600)
-"""Age at which a requested checkpoint that has not appeared is requested again, for a later step."""
+"""Age of an unfulfilled checkpoint request at which another call replaces it.
+
+The new request names the step that is the newest by then.
+"""
 StepPath = Annotated[int, Path(alias="Step", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)]
 GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
 

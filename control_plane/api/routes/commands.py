@@ -1,6 +1,6 @@
 """ExecuteCommand: runs a user's program beside a rank, through the agent of the rank's node.
 
-Users inspect a rank with it. The fleet must allow commands.
+The program can inspect the rank, for example with `py-spy`. The fleet must set AllowCommands.
 
 Invariant: an event with the caller, the command and the rank is stored before the agent receives the command.
 """
@@ -32,7 +32,7 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}/ranks/{Rank}/command
 
 RankPath = Annotated[int, Path(alias="Rank", ge=0, le=2**31 - 1)]
 TOLD_LENGTH: Final = 500
-"""Maximum number of characters of a command in its event."""
+"""Maximum number of characters of a command in the event that records it."""
 
 
 @router.post("", operation_id="ExecuteCommand")

@@ -1,9 +1,10 @@
 """DeleteTrainingJob: deletes the records of an ended job and, on request, its objects in S3.
 
-    Objects are deleted first, in calls of bounded size, then the rows. Repeating an interrupted call completes it.
+Objects are deleted first, in calls of bounded size. The rows follow once no object remains. A repeated call completes
+an interrupted deletion.
 
-Invariant: only objects of the job's own run or generations, below the job's own prefixes, are deleted, because other
-jobs may share a prefix. In the service's bucket, only the job's own prefix counts.
+Invariant: only objects of the job's own run or generations, below the prefixes that the job writes to, are deleted,
+because other jobs may share a prefix. In the service's bucket, the job's own prefix is the only one that is searched.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ OBJECTS_AT_ONCE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A prefix that the job writes below, and the pattern of the job's own keys."""
+    """A prefix below which the job writes, and the pattern of the keys that belong to the job."""
 
     below: ObjectReference
     own: re.Pattern[str]
-    """Pattern of the job's own keys. It is matched against the part of the key after the prefix."""
+    """Pattern of the keys that belong to the job.
+
+    It is matched against the part of the key after the prefix.
+    """
 
 
 @router.delete("", operation_id="DeleteTrainingJob")

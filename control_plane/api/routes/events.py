@@ -3,15 +3,15 @@
     GET /v1/events/stream      text/event-stream, https://html.spec.whatwg.org/multipage/server-sent-events.html
 
     retry: 1000                first line of the stream
-    id: 17                     the follower's position; a reconnection continues there, even if no event was sent
+    id: 17                     the reader's position; a reconnection continues there, even if no event was sent
     (an empty line)
     id: 18
     data: {"EventId": 18, …}   an Event of the contract, as ListEvents returns it
-    : alive                    a comment, sent when there was nothing else for a while
+    : alive                    a comment, sent when the server has sent no event for a while
     event: end
     data: {"Code": …, "Message": …}   the last line: why the service ends the stream
 
-Invariant: a follower that reconnects with the last id it read receives each later event exactly once.
+Invariant: a reader that reconnects with the last id it has read receives each later event exactly once.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def update_fleet(
 def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> fleets_schemas.Fleet:
     """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them.
 
-    The confirmation ends once most of the fleet is connected again. It does not lift a freeze because of drift.
+    The confirmation expires once most of the fleet is connected again. It does not lift a freeze because of drift.
     """
     now = services.now()
     with services.database.write() as session:
@@ -138,9 +138,9 @@ def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: Services
 
 @router.delete("/{FleetName}", operation_id="DeleteFleet", status_code=202)
 def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> fleets_schemas.Fleet:
-    """End a fleet's nodes and delete it. Fails while jobs of the fleet have not ended.
+    """End a fleet's nodes and delete the fleet.
 
-    Repeated calls change nothing.
+    Fails while jobs of the fleet have not ended. Repeated calls change nothing.
     """
     now = services.now()
     with services.database.write() as session:
@@ -159,7 +159,7 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
 
 
 def _wishes(request: fleets_schemas.UpdateFleetRequest) -> FleetWishes:
-    """Return the columns that a request changes. Setting SpareCount removes the spare policy."""
+    """Return the columns that a request changes. A request with SpareCount also removes the spare policy."""
     wishes: FleetWishes = {}
     if request.min_node_count is not None:
         wishes["min_node_count"] = request.min_node_count
@@ -224,7 +224,10 @@ def _answer(
 
 
 def _later(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> list[fleets_schemas.GroupChange]:
-    """Return the change that the fleet's loop makes after creation: the desired capacity."""
+    """Return the change of the desired capacity that the fleet's loop makes after the fleet's creation.
+
+    The list is empty if the desired capacity does not change.
+    """
     spec = FleetSpec(
         name=FleetName(request.fleet_name),
         group=group.name,

@@ -120,8 +120,8 @@ def acknowledge_incident(
 def _cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float | None:
     """Return the cost of an incident until now.
 
-    For a closed incident, this is the stored cost. For the job's open incident, the function computes the cost up to
-    `now`.
+    For a closed incident, the function returns the stored cost. For the open incident of the job, it computes the cost
+    up to `now`.
     """
     if record.closed_at is not None:
         return record.cost_usd

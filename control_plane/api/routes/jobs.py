@@ -63,16 +63,16 @@ from control_plane.loop.observer import schedule_of
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
 TAG_KEY_PATTERN = r'^[^"\\\x00-\x1f]{1,256}$'
-"""Characters that are valid in a JSON path in every supported database."""
+"""Pattern of tag keys: the characters that are valid in a JSON path in every supported database."""
 
 
 @router.post("", operation_id="CreateTrainingJob", status_code=201)
 def create_training_job(
     request: jobs_schemas.CreateTrainingJobRequest, caller: User, services: ServicesDep
 ) -> jobs_schemas.CreateTrainingJobResponse:
-    """Create a training job. It waits for its nodes, runs, and recovers from failures of ranks and nodes.
+    """Create a training job, which starts once enough nodes are free.
 
-    With DryRun, the call creates nothing and returns the plan.
+    The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan.
     """
     project = caller.choose_project(request.project)
     token, digest = (None, None) if request.dry_run else _known_by(request, project)
@@ -232,8 +232,8 @@ def pause_training_job(
 ) -> jobs_schemas.TrainingJobSummary:
     """Pause a training job: all ranks stop at one agreed step, which is stored in S3.
 
-    The job's nodes return to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains.
-    Repeated calls change nothing.
+    The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it
+    trains. Repeated calls change nothing.
     """
     now = services.now()
     with services.database.write() as session:
@@ -284,7 +284,7 @@ def list_training_job_nodes(
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
 ) -> jobs_schemas.ListTrainingJobNodesResponse:
-    """List the nodes that worked for a job, and when. Covers the newest 400 launches."""
+    """List the nodes that worked for a job, with the periods of their work. Covers the newest 400 launches."""
     after = None if next_token is None else page_tokens.position(next_token, page_tokens.number, page_tokens.text)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
@@ -382,9 +382,9 @@ def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: s
 
 
 def _known_by(request: jobs_schemas.CreateTrainingJobRequest, project: str) -> tuple[str | None, str | None]:
-    """Return the digest of the client request token and the digest of the request, or two Nones without a token.
+    """Return the digests of the client request token and of the request, or two Nones without a token.
 
-    Equal first values mean the same ClientRequestToken in the same project.
+    Two requests have equal first digests if they carry the same ClientRequestToken for the same project.
     """
     if request.client_request_token is None:
         return None, None

@@ -1,10 +1,10 @@
 """Log lines of a job's ranks, in pages and as a stream, merged over all ranks and nodes; each line appears once.
 
-FollowLogs first reads stored lines, then forwards lines that the agents send. It reads from the store again wherever a
-line number is missing: because of a slow line, a restarted agent, or a lost node.
+FollowLogs first reads stored lines, then forwards lines that the agents send. If a line number is missing, it reads
+from the store again. Causes of a missing number are a slow line, a restarted agent, or a lost node.
 
-Invariant: a page token encodes a `Cursor` of `loop.log_reader`. Continuing from a token neither skips nor repeats a
-line. The token has one number per node of its generation's plan, in the plan's order, because thousands of node ids
+Invariant: a page token encodes a `Cursor` of `loop.log_reader`. A reader that continues from a token neither skips nor
+repeats a line. The token has one number per node of its generation's plan, in the plan's order. Thousands of node ids
 would exceed the length limit of a URL.
 """
 
@@ -50,14 +50,14 @@ from everstep.protocol.plan import ObjectReference
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/logs", tags=["Results"])
 
 FOLLOW_LINES: Final = 1_000
-"""Lines in one event of the FollowLogs stream."""
+"""Maximum number of lines in one event of the FollowLogs stream."""
 STORED_SECONDS: Final = 2.0
 """Seconds between two reads of the store while agents send nothing."""
 CATCH_UP_SECONDS: Final = 0.3
 """Seconds between two reads of the store while a line is missing. Lines are stored within a second."""
 ALIVE_SECONDS: Final = 10.0
 MAX_TOKEN_CHARACTERS: Final = 32_768
-"""The token is part of the URL."""
+"""Limit of a page token, because the token is part of the URL."""
 
 RankFilter = Annotated[int | None, Query(alias="Rank", ge=0, le=2**31 - 1)]
 GenerationFilter = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
@@ -168,7 +168,7 @@ async def follow_logs(
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Database facts about a job's log: its location, its generations, and which nodes still exist."""
+    """Database facts about a job's log: its location, its generations, and which nodes have not ended."""
 
     name: str
     run: str
@@ -206,16 +206,22 @@ async def _follow(
     *,
     is_from_head: bool,
 ) -> AsyncGenerator[tuple[tuple[LogEvent, ...], str], None]:
-    """Yield batches of lines, each with the token that continues after the batch."""
+    """Yield batches of lines.
+
+    Each batch comes with the token from which a new call continues after the batch.
+    """
     reader = _reader(services, facts)
     if cursor is None:
         cursor = await services.caller_threads.run(reader.head if is_from_head else reader.tail, wanted)
     yield (), _token(cursor, facts.generations)
     asked = spoken = time.monotonic() - SEND_LINES_SECONDS
     asked_of: int | None = None
-    """Generation whose nodes have received SendLines."""
+    """Generation whose nodes have received SendLines. None before the first message."""
     ahead: deque[tuple[NodeId, LogLines]] = deque(maxlen=WAITING_LIMIT)
-    """Lines after a missing line. They are yielded once the missing line was read from the store."""
+    """Messages with lines after a missing line.
+
+    Their lines are yielded after the missing line was read from the store.
+    """
     while True:
         newest = facts.generations[-1].number if facts.generations else None
         if newest != asked_of or time.monotonic() - asked > SEND_LINES_SECONDS / 3:
@@ -233,7 +239,7 @@ async def _follow(
             return
         if is_more:
             continue
-        # Before the first generation there is nothing to read, so frequent reads are cheap.
+        # Before the first generation the store contains no lines, so frequent reads are cheap.
         again, until, is_missing = (
             deque(ahead),
             time.monotonic() + (STORED_SECONDS if facts.generations else CATCH_UP_SECONDS),

@@ -1,6 +1,6 @@
-"""Metrics of a job: names and values, logged by the script or measured on the nodes.
+"""Metrics of a job: values by name, logged by the script or measured on the nodes.
 
-Values are returned at the stored resolution or at a coarser one.
+The API returns values at the stored resolution or at a coarser one.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def get_metric_data(
 ) -> metrics_schemas.GetMetricDataResponse:
     """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes.
 
-    If a step was repeated after a failure, its last value counts. The newest 4,096 steps have one point each, older
-    steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points, neighbouring points are
-    merged. If a resolution would give more than MaxPoints points, the span of a point is doubled until they fit.
+    If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have
+    one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points,
+    neighbouring points are merged. If a resolution would give more than MaxPoints points, the number of steps per point
+    is doubled until they fit.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:
         message = "goes without ResolutionInSteps: points span steps or time"

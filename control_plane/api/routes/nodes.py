@@ -65,11 +65,11 @@ def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) ->
 def release_node(
     node_id: NodeIdPath, request: nodes_schemas.ReleaseNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Return a held node to use, or terminate its instance.
+    """Return a held node to service, or terminate its instance.
 
-    For a node that is not held, cancel the pending request.
+    If the node is not held, cancel its pending request.
 
-    A node that is held for inspection is terminated after its evidence is in S3. Repeated calls change nothing.
+    A node that is held for inspection is terminated only after its evidence is in S3. Repeated calls change nothing.
     """
     now = services.now()
     with services.database.write() as session:
@@ -105,9 +105,9 @@ def release_node(
 def drain_node(
     node_id: NodeIdPath, request: nodes_schemas.DrainNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Move the job off a node at an agreed stop, once another node is ready; then hold the node.
+    """Move a node's job to another node, then hold the drained node.
 
-    The job loses no step. Repeated calls change nothing.
+    The job moves at an agreed stop, once the other node is ready. It loses no step. Repeated calls change nothing.
     """
     return _ask(NodeRequest.DRAIN, node_id, request, caller, services)
 
@@ -116,7 +116,7 @@ def drain_node(
 def replace_node(
     node_id: NodeIdPath, request: nodes_schemas.ReplaceNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Move the job off a node as DrainNode does, then terminate the instance, so that a new one replaces it.
+    """Move the job off a node as DrainNode does, then terminate the instance and launch another.
 
     Repeated calls change nothing.
     """
@@ -127,7 +127,7 @@ def replace_node(
 def reboot_node(
     node_id: NodeIdPath, request: nodes_schemas.RebootNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Move the job off a node as DrainNode does, then reboot the node and use it again.
+    """Move the job off a node as DrainNode does, then reboot the node and return it to service.
 
     Repeated calls change nothing.
     """
@@ -146,10 +146,10 @@ def hold_node(
 def reset_node_session(
     node_id: NodeIdPath, request: nodes_schemas.ResetNodeSessionRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Revoke the session of a node's agent, and let the node join again with a join token.
+    """Revoke the session of a node's agent, and permit the node to join again with a join token.
 
-    Use it for an instance that lost its state directory, or whose session may have been copied. The agent's open
-    connection ends within ten seconds. A repeated call revokes the newer session, too.
+    Use this operation for an instance that lost its state directory, or whose session may have been copied. The agent's
+    open connection ends within ten seconds. A repeated call also revokes the session that the agent has received since.
     """
     now = services.now()
     with services.database.write() as session:
@@ -175,7 +175,7 @@ def _ask(
     with services.database.write() as session:
         record = nodes.get(session, node_id)
         if record.hold == Hold.PERSON and asked in (NodeRequest.DRAIN, NodeRequest.HOLD):
-            return _shown(session, services, record, caller)  # already in the requested state
+            return _shown(session, services, record, caller)  # the node is already in the requested state
         refusal = requests.refusal(asked, _standing(session, record))
         if refusal:
             raise InUse(f"{refusal[:1].upper()}{refusal[1:]}.")

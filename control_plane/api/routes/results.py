@@ -1,7 +1,7 @@
-"""Logs and outputs that a job left in S3: lists and downloads.
+"""Logs and outputs that a job has stored in S3: lists and downloads.
 
-Invariant: only keys of the job's own generations, below its own prefixes, are read or shown. In the service's bucket
-only the job's own prefix counts.
+Invariant: only keys of the job's own generations, below the prefixes that the job writes to, are read or shown. In the
+service's bucket, the job's own prefix is the only one that is read.
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ def _stored_logs(
 
     S3 lists keys in lexicographic order: 1, 10, 100, 11. Ranks with as many digits as the last rank are in numeric
     order there, so a listing that starts at such a rank can stop early. Ranks with fewer digits are scattered over the
-    whole listing, so the function reads all of it. `last` is None if the generation's plan is no longer stored.
+    whole listing. For such a rank, the function reads the whole listing. `last` is None if the generation's plan is no
+    longer stored.
     """
     key = f"{prefix.key}gen={number}/rank="
     of_generation = ObjectReference(bucket=prefix.bucket, key=key)
@@ -213,7 +214,7 @@ def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> logs_schemas.LogEnt
     return logs_schemas.LogEntry(
         generation=int(generation),
         rank=int(rank),
-        stream=stream,  # type: ignore[arg-type]  # the pattern allows only these two values
+        stream=stream,  # type: ignore[arg-type]  # the pattern allows only stdout and stderr
         key=info.reference.key,
         bytes=info.size_bytes,
         missing_reason=None,
@@ -221,7 +222,7 @@ def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> logs_schemas.LogEnt
 
 
 def _missing(job: JobRecord, number: int, rank: int, node_id: str, alive: set[str]) -> logs_schemas.LogEntry:
-    """Return the entry for a started rank without any uploaded log, with the reason."""
+    """Return the entry for a rank that was started but has no uploaded log, with the reason."""
     if number == job.generation and job.state not in ENDED_JOBS:
         reason = "nothing has been uploaded yet"
     elif node_id not in alive:

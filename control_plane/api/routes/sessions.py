@@ -23,24 +23,24 @@ router = Router(prefix="/v1/session", include_in_schema=False)
 
 
 class SignIn(RequestShape):
-    """The token to exchange for a session."""
+    """Request to exchange a token for a browser session."""
 
     token: Annotated[str, StringConstraints(min_length=1, max_length=auth.MAX_TOKEN_LENGTH)]
 
 
 class Session(Shape):
-    """The signed-in token's role and project, and the session's expiry."""
+    """Role and project of the token that signed in, and the expiry of the session."""
 
     role: str
     project: str
-    """The project of the token. Empty for a token of every project."""
+    """The project of the token. Empty if the token may access every project."""
     token_id: str
     description: str
     expires_at: datetime
     version: str
     """Version of the server."""
     time: datetime
-    """The server's time, because a browser's clock may be wrong."""
+    """Time of the server's clock, because a browser's clock may be wrong."""
 
 
 @router.post("")
@@ -53,9 +53,9 @@ def create_session(sign_in: SignIn, request: Request, response: Response, servic
 
 @router.get("", response_model=Session)
 def describe_session(request: Request, services: ServicesDep) -> Session | Response:
-    """Return the current session, or status 204 if there is none or it has ended.
+    """Return the current session, or status 204 without a valid session.
 
-    An error status would appear in the browser's console although nothing is wrong.
+    With an error status, the browser's console would show an error although a missing session is normal.
     """
     try:
         found = sessions.find(request, services)
@@ -68,7 +68,7 @@ def describe_session(request: Request, services: ServicesDep) -> Session | Respo
 
 @router.delete("", status_code=204)
 def delete_session(request: Request, services: ServicesDep) -> Response:
-    """End the session, including all copies of its cookie."""
+    """End the session and invalidate all copies of its cookie."""
     sessions.require_own_site(request)
     response = Response(status_code=204)
     sessions.sign_out(request, response, services)

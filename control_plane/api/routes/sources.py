@@ -2,12 +2,12 @@
 
     CreateSource     returns a presigned S3 URL for this digest and length, or IsStored if the source exists
     CompleteSource   reads the upload back, hashes and checks it, stores it, and deletes the upload
-    PutSource        uploads the archive through the service, if S3 is unreachable or cannot presign
+    PutSource        uploads the archive through the service, if the client cannot reach S3 or the store cannot presign
 
 CompleteSource deletes an invalid upload. `loop.upload_keeper` deletes uploads that no client completes.
 
-Invariant: the database, and therefore a job, contains only sources whose archive this service has read and checked
-completely.
+Invariant: the database contains only sources whose archive this service has read and checked completely. Jobs can use
+only these sources.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ router = Router(prefix="/v1/sources", tags=["Sources"])
 IN_MEMORY_BYTES = 1024 * 1024
 """Archives up to this size are kept in memory. Larger ones are spooled to disk."""
 PIECE_BYTES = 1024 * 1024
-"""Bytes of a larger archive that are buffered before a thread writes them to disk."""
+"""Bytes of a larger archive that are buffered in memory before a thread writes them to disk."""
 LEAVE_OUT = (
     "Name data and results in the file .everstepignore of the source directory (patterns as in "
     ".gitignore), or move them elsewhere."
@@ -122,7 +122,10 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
 async def put_source(
     source_id: SourceIdPath, request: Request, caller: User, services: ServicesDep
 ) -> sources_schemas.PutSourceResponse:
-    """Upload a gzipped tar of a user's code. `SourceId` is its SHA-256. Repeated calls change nothing."""
+    """Upload a gzipped tar of a user's code.
+
+    `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing.
+    """
     limit = services.source_limits.archive_bytes
     with _spool(services) as spool:
         digest = hashlib.sha256()
@@ -151,7 +154,7 @@ async def put_source(
 def describe_source(
     source_id: SourceIdPath, caller: Reader, services: ServicesDep
 ) -> sources_schemas.PutSourceResponse:
-    """Check whether a source is stored already, to avoid a second upload."""
+    """Check whether a source is stored already, so that the client can skip the upload."""
     with services.database.read() as session:
         return _shown(sources.get(session, source_id, caller.project_filter))
 
@@ -196,16 +199,16 @@ def _store(
 def _keep_room(services: Services, caller: Caller, source_id: str, archive_bytes: int) -> None:
     """Reserve space for an archive in the project's quota, for as long as the upload may exist in S3.
 
-    Does nothing if the project has no limit.
+    The function does nothing if the project has no limit.
 
     Args:
         services: provides the database and the time.
         caller: the archive belongs to the caller's project.
-        source_id: SHA-256 of the archive. An earlier reservation for it is replaced.
+        source_id: SHA-256 of the archive. This reservation replaces an earlier reservation for the same archive.
         archive_bytes: size of the archive.
 
     Raises:
-        InUse: the quota has no room for the archive.
+        InUse: the quota has too little space for the archive.
     """
     project, now = caller.choose_project(None), services.now()
     with services.database.write() as session:

@@ -22,10 +22,10 @@ def take_over_training_job(
     caller: User,
     services: ServicesDep,
 ) -> jobs_schemas.TrainingJobSummary:
-    """Take control of a job: until HandBackTrainingJob, Everstep observes and records but makes no decision.
+    """Take control of a job: until HandBackTrainingJob, Everstep observes it but makes no decision.
 
-    Everstep still halts ranks of ended generations. Requests for the job, including a stop, wait until the hand-back.
-    If the job is already taken over, the call changes nothing.
+    Everstep continues to halt ranks of ended generations. Requests for the job, including a stop, wait until the
+    hand-back. If the job is already taken over, the call changes nothing.
     """
     now = services.now()
     with services.database.write() as session:

@@ -1,6 +1,6 @@
 """Access tokens of people and programs: create, list and revoke them, and identify the caller.
 
-Invariant: only CreateToken returns a secret, once.
+Invariant: a secret is returned only once, by the call of CreateToken that creates it.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def list_tokens(
 def revoke_token(token_id: TokenIdPath, caller: Admin, services: ServicesDep) -> tokens_schemas.Token:
     """Revoke a token.
 
-    New requests and browser sessions of the token fail immediately. Open streams end within a second.
+    New requests and browser sessions of the token fail immediately. Its open streams end within a second.
 
-    Agents that have joined stay connected.
+    If the token is a join token, agents that have joined with it stay connected.
     """
     now = services.now()
     with services.database.write() as session:
@@ -93,7 +93,7 @@ def get_caller_identity(caller: Reader, services: ServicesDep) -> tokens_schemas
     """Return the caller's token: its role, project and expiry."""
     return tokens_schemas.GetCallerIdentityResponse(
         token_id=caller.token.id,
-        role=caller.role.value,  # type: ignore[arg-type]  # an agent's token does not reach this route
+        role=caller.role.value,  # type: ignore[arg-type]  # `reader` rejects agents' tokens before this route runs
         project=caller.project or None,
         description=caller.token.description,
         creation_time=caller.token.created_at,

@@ -1,4 +1,4 @@
-"""API models: protection, holders and checkpoints of a job."""
+"""API models: protection (which nodes hold copies of the job's state), and checkpoints in S3."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ class Holder(Shape):
 
     node_id: str
     in_view: bool
-    """Whether commits currently wait for this holder."""
+    """Whether a step counts as committed only after this holder has verified it."""
     verified_step: int | None
-    """The newest step of which the node holds a complete, verified copy. Absent before the first."""
+    """The newest step of which the node holds a complete, verified copy.
+
+    Absent until the node has verified a step.
+    """
     verified_time: datetime | None
-    """When the node reported that step."""
+    """When the node reported VerifiedStep."""
     lag_steps: int | None
     """Number of steps by which VerifiedStep trails the newest step that the ranks have finished."""
     failure_domain: str | None
@@ -39,7 +42,7 @@ class ShardProtection(Shape):
     reason: str
     """Why a holder is out of view, slow or unreachable, or why snapshots are refused.
 
-    Empty if there is no problem.
+    Empty if neither is the case.
     """
 
 
@@ -53,7 +56,7 @@ class LastCheckpoint(Shape):
 
 
 class DescribeProtectionResponse(Shape):
-    """Present protection of the job's state."""
+    """The present protection of a job's state."""
 
     training_job_name: str
     generation: int
@@ -67,11 +70,14 @@ class DescribeProtectionResponse(Shape):
     recovery_odds: list[RecoveryOdds]
     """The probability that every shard keeps a copy after a simultaneous loss of one, two or three nodes.
 
-    Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss
-    has too many cases to compute.
+    Only holders in view count. The list is empty until every shard has a committed step. Loss sizes with too many cases
+    to compute are omitted.
     """
     domain_odds: list[DomainOdds]
-    """The same probability for losses of whole failure domains. Empty if AWS has reported no domains."""
+    """The probability that every shard keeps a copy after a simultaneous loss of one, two or three failure domains.
+
+    Empty if AWS has reported no domains.
+    """
     fatal_domains: list[str]
     """Failure domains whose loss alone would destroy every copy of some shard."""
     shards: list[ShardProtection]
@@ -94,18 +100,18 @@ class Checkpoint(Shape):
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     verification_time: datetime | None
     verification_message: str | None
-    """The damaged parts. Absent if no damage was found."""
+    """The damaged parts. Absent if no verification has found damage."""
 
 
 class CreateCheckpointResponse(Shape):
-    """The step that is stored in S3 or will be."""
+    """The step of the requested checkpoint, and whether the checkpoint is complete."""
 
     training_job_name: str
     run_id: str
     step: int
     """The checkpoint's step.
 
-    While Status is Requested, the checkpoint is of this step or of the next committed one.
+    While Status is Requested, the checkpoint may still be made of a later committed step instead.
     """
     status: Literal["Requested", "Complete"]
 

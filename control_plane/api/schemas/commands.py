@@ -20,7 +20,7 @@ class ExecuteCommandRequest(Request):
     `{pid}` is replaced by the process id of the rank.
     """
     timeout_in_seconds: int = Field(default=30, ge=1, le=50)
-    """The agent ends the program after this time."""
+    """Time limit of the program. The agent ends the program at the limit."""
     stdin: Annotated[
         str | None, StringConstraints(max_length=65_536), Field(json_schema_extra={"x-sensitive": True})
     ] = None
@@ -47,7 +47,7 @@ class ExecuteCommandResponse(Shape):
     generation: int
     node_id: str
     exit_code: int | None
-    """The exit code as a shell reports it. Absent if the program did not end in time."""
+    """The exit code as a shell reports it. Absent if the program did not end within TimeoutInSeconds."""
     stdout: str
     stderr: str
     """Standard error of the program. Stdout and Stderr contain at most the first 256 KiB of each stream."""

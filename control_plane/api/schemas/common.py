@@ -41,10 +41,10 @@ VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]
 Environment = Annotated[dict[VariableName, Value], Field(max_length=100, json_schema_extra={"x-sensitive": True})]
 """Environment variables by name.
 
-The values are marked sensitive, because users put keys into them although `Secrets` exists for keys.
+The values are marked sensitive. Users put credentials into them, although `Secrets` exists for this purpose.
 """
 Hidden = Annotated[str, Field(json_schema_extra={"x-sensitive": True})]
-"""A string that logs never show."""
+"""A string that is omitted from logs."""
 SecretReference = Annotated[
     str,
     StringConstraints(
@@ -59,9 +59,9 @@ AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]{0,4094}$")]
 LoggedNumber = Annotated[
     float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]})
 ]
-"""A float.
+"""A float that may be NaN or infinite.
 
-JSON has no NaN or infinity, so these values travel as text, as in AWS's APIs. Clients convert them back.
+JSON has no NaN or infinity, so these values are sent as text, as in AWS's APIs. Clients convert the text back.
 """
 Tags = Annotated[dict[ShortText, ShortText], Field(max_length=50)]
 
@@ -83,7 +83,7 @@ class Shape(BaseModel):
 class SentObject(dict[str, Any]):
     """A JSON object parsed from a request body.
 
-    Its type separates client input from objects that the service builds.
+    Its type distinguishes the client's input from objects that the service builds.
     """
 
 
@@ -103,12 +103,12 @@ class Request(Shape):
 
 
 class FieldError(Shape):
-    """The error of one field of a request."""
+    """One invalid field of a request, with the problem."""
 
     field: str
     """Path of the field, for example `CheckpointConfig.EverySteps`."""
     message: str
-    """A sentence that includes the invalid value or the limit."""
+    """A sentence about the problem, with the invalid value or the limit."""
 
 
 class ErrorResponse(Shape):

@@ -17,9 +17,12 @@ class StartDrillRequest(Request):
     training_job_name: Name
     drill_type: Annotated[DrillKind, Field(strict=False)]
     node_id: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
-    """A node of the job. The default is the node with the highest GROUP_RANK."""
+    """A node of the job that the fault affects. The default is the node with the highest GROUP_RANK."""
     rank: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT * MAX_RANKS_PER_NODE - 1)
-    """The rank to kill, on the chosen node. The default is the node's first rank. Only for kill-rank."""
+    """The rank to kill, which must run on the chosen node. Only valid for kill-rank.
+
+    The default is the node's first rank.
+    """
 
 
 class Drill(Shape):
@@ -48,7 +51,7 @@ class Drill(Shape):
 
 
 class ListDrillsResponse(Shape):
-    """A page of drills, in the order of their requests."""
+    """A page of drills, sorted by the time of their requests."""
 
     drills: list[Drill]
     next_token: str | None = None

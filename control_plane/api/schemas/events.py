@@ -9,7 +9,7 @@ from control_plane.api.schemas.common import Shape
 
 
 class Event(Shape):
-    """A record of something that happened to a fleet, a job or a node. Events never change."""
+    """A record of a change or an incident of a fleet, a job or a node. Events never change."""
 
     event_id: int
     time: datetime

@@ -33,19 +33,19 @@ class GroupChange(Request):
     """A setting of an Auto Scaling group that the registration as a fleet changes."""
 
     setting: Annotated[str, StringConstraints(max_length=512)]
-    """The name in Auto Scaling's API:
+    """The name of the setting in Auto Scaling's API.
 
-    `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`.
+    Examples are `NewInstancesProtectedFromScaleIn` and `LifecycleHooks.everstep-termination`.
     """
     before: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """The value before the change, as text. Absent if the setting has none."""
+    """The value before the change, as text. Absent if the group had no value."""
     after: Annotated[str, StringConstraints(max_length=1024)]
     reason: Value
     """Why Everstep needs the change."""
     applies: Literal["Now", "Later"]
-    """Now: CreateFleet makes the change before it returns.
+    """When the change takes effect.
 
-    Later: the fleet's loop makes the change after the fleet exists.
+    Now: CreateFleet makes the change before it returns. Later: the fleet's loop makes the change once the fleet exists.
     """
 
 
@@ -63,12 +63,12 @@ class CreateFleetRequest(Request):
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
     """Your price of one instance per hour. Everstep computes the cost of jobs and incidents from this price."""
     hold_failed_instances: bool = False
-    """Keep failed instances running for inspection instead of terminating them.
+    """Whether to keep failed instances running for inspection instead of terminating them.
 
-    Applies while the group has room for a replacement.
+    Everstep holds a failed instance only while the group has room for a replacement.
     """
     max_replacements_per_hour: int = Field(default=DEFAULT_REPLACEMENTS_PER_HOUR, ge=0, le=MAX_NODE_COUNT)
-    """Nodes that Everstep may replace within an hour by its own verdict.
+    """Limit of nodes per hour that Everstep replaces because it considers them failed.
 
     Instances that AWS ends do not count.
     """
@@ -84,11 +84,11 @@ class CreateFleetRequest(Request):
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
     dry_run: bool = False
-    """Check the request and return the planned changes, but neither change nor create anything."""
+    """Whether to only check the request and return the planned changes, without changing or creating anything."""
     expected_changes: Annotated[list[GroupChange], Field(max_length=100)] | None = None
-    """The Changes of a dry run that a person approved.
+    """The Changes of a dry run that a person has approved.
 
-    Any other change makes the request fail with a ConflictException.
+    If CreateFleet would make any other change, it fails with a ConflictException.
     """
 
 
@@ -98,14 +98,14 @@ class GroupCheck(Shape):
     setting: str
     """Name of the setting in Auto Scaling's API."""
     message: str
-    """The value found, in a sentence."""
+    """A sentence with the value that Everstep found."""
 
 
 class UpdateFleetRequest(Request):
     """Settings to change. Omitted fields keep their value."""
 
     spare_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
-    """Fixed number of spares. It removes the SparePolicy, unless the request also sets one."""
+    """Fixed number of spares. Setting it removes the SparePolicy, unless the request also sets a SparePolicy."""
     spare_policy: SparePolicy | None = None
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
@@ -148,9 +148,9 @@ class Fleet(Shape):
     availability_zone: str
     price_usd_per_hour: float | None
     accounting_seconds: dict[str, float]
-    """Time of all jobs of the fleet, by accounting bucket."""
+    """Total time of all jobs of the fleet, by accounting bucket, such as training or queue."""
     reliability: Reliability
-    """Reliability over all jobs of the fleet."""
+    """Reliability figures of the fleet, computed over all its jobs."""
     incident_count: int
     """Number of incidents of the fleet's jobs, without drills."""
     lost_node_count: int
@@ -165,7 +165,7 @@ class Fleet(Shape):
     drift: list[str]
     """Differences between the group and the settings that Everstep needs.
 
-    While there are any, Everstep neither resizes the group nor ends or reboots instances.
+    While the list is not empty, Everstep neither resizes the group nor ends or reboots instances.
     """
     tags: dict[str, str]
     creation_time: datetime
@@ -178,11 +178,14 @@ class CreateFleetResponse(Shape):
     fleet: Fleet | None = None
     """The new fleet. Absent after a dry run."""
     checks: list[GroupCheck]
-    """The requirements that the group meets. If a group fails one, the error contains the same sentences."""
+    """The requirements that the group meets.
+
+    If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it.
+    """
     changes: list[GroupChange]
     """Changes to the group that were made or will be made.
 
-    After a dry run: changes that a real call would make.
+    After a dry run: changes that the same request without DryRun would make.
 
     Empty if the group already has all settings.
     """

@@ -12,7 +12,10 @@ class HealthResponse(Shape):
     """Status and version of the server that answers."""
 
     status: Literal["ok", "degraded"]
-    """`degraded`: the server answers, but a person must act on one of Conditions."""
+    """Whether the server has current problems.
+
+    `degraded`: the server answers requests, but at least one of Conditions needs a person.
+    """
     version: str
     conditions: list[ServiceCondition]
     """Current problems of the service. Empty in normal operation. A condition disappears once its cause is resolved."""

@@ -1,4 +1,4 @@
-"""API models: incidents, and where the shards were restored from."""
+"""API models: incidents, and the sources from which a recovery restored the shards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Incident(Shape):
     decision: str
     reason: str
     restore_source: Literal["local", "peer", "s3"] | None
-    """The most distant source that any rank used.
+    """The most distant source from which any rank was restored.
 
     S3 is more distant than a peer, a peer more than the own node.
     """
@@ -48,26 +48,29 @@ class Incident(Shape):
     faulted_instance_ids: list[str]
     """Instances on which the failure occurred, whether or not the job lost them.
 
-    Their ranks, agent, links or hardware failed, or AWS announced an end or a maintenance. Empty if Everstep cannot
-    determine them.
+    Their ranks, agent, links or hardware failed, or AWS announced their end or a maintenance. Empty if Everstep cannot
+    determine the instances.
     """
     replacement_instance_ids: list[str]
     failed_at: datetime
     opened_at: datetime
     restored_at: datetime | None
-    """When training ran again. Absent until then."""
+    """When training ran again after the failure. Absent until then."""
     closed_at: datetime | None
     detect_seconds: float | None
     replace_seconds: float | None
     restore_seconds: float | None
     rework_seconds: float | None
     cost_usd: float | None
-    """The fleet's price × the time in which the job's nodes made no new step.
+    """The fleet's price × the time during which the job's nodes made no new step because of this incident.
 
     While the incident is open, this is the cost until now. Absent if the fleet has no price.
     """
     rank_sources: list[RankSource]
-    """Restore source of each rank, by rank. Empty until the recovery plan exists, and if nothing was restored."""
+    """Restore source of each rank, by rank.
+
+    Empty until the recovery plan exists, and if no rank had to be restored.
+    """
     stacks_event_id: int | None
     """EventId of the event `RanksHang`, whose Detail contains the stacks of all ranks.
 
@@ -77,7 +80,7 @@ class Incident(Shape):
     """When a person first acknowledged the incident."""
     acknowledged_by: str | None
     acknowledgement: str | None
-    """The note of that person."""
+    """The note of the person who acknowledged the incident."""
 
 
 class AcknowledgeIncidentRequest(Request):

@@ -67,13 +67,17 @@ class CheckpointConfig(Request):
     s3_uri: S3Uri | None = None
     """Prefix for checkpoints. The default is a prefix in the service's bucket."""
     third_slot: bool = False
-    """Reserve a third memory slot per shard, so that snapshots never wait for an upload."""
+    """Whether to reserve a third memory slot per shard.
+
+    With a third slot, a snapshot never waits for the upload of an earlier snapshot.
+    """
     max_count: int | None = Field(default=None, ge=1, le=100_000)
     """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all."""
     max_age_in_seconds: int | None = Field(default=None, ge=MIN_CHECKPOINT_AGE_SECONDS, le=3_660 * 86_400)
     """Age at which checkpoints are deleted.
 
-    Exempt are the newest checkpoint, the one that the job would be restored from, and pinned ones.
+    Three kinds of checkpoints are kept: the newest checkpoint, the checkpoint from which the job would be restored, and
+    pinned checkpoints.
     """
 
 
@@ -95,12 +99,12 @@ class FileSystemDataSource(Request):
 
 
 class DataSource(Request):
-    """The location of a channel's data. Exactly one of the two fields must be set."""
+    """The location of a channel's data. Exactly one of S3DataSource and FileSystemDataSource must be set."""
 
     s3_data_source: S3DataSource | None = None
     """Each node fetches and verifies the objects before its ranks start.
 
-    The files are read-only. The node keeps them for later jobs while it has room.
+    The files are read-only. The node keeps them for later jobs while its disk has enough space.
     """
     file_system_data_source: FileSystemDataSource | None = None
 
@@ -117,7 +121,7 @@ class Channel(Request):
 
 
 class OutputDataConfig(Request):
-    """Place where the job's outputs are stored."""
+    """Location in S3 where the job's outputs are stored."""
 
     s3_output_path: S3Uri | None = None
     """Prefix for outputs.
@@ -134,7 +138,7 @@ class StoppingCondition(Request):
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """Limit of the time from the job's creation until it gets its first nodes.
 
-    Independently of this limit, a job releases its nodes again if it cannot get all of them.
+    Independently of this limit, a job that cannot get all of its nodes releases the nodes that it has got.
     """
     max_cost_usd: float | None = Field(default=None, ge=MIN_COST_USD)
     """Limit of the cost of the job's nodes, at the fleet's price.
@@ -149,8 +153,8 @@ class RetryStrategy(Request):
     max_attempts: int = Field(default=3, ge=1, le=30)
     """Number of times that the same failure may occur at the same step.
 
-    Then Everstep retries once without the failing rank's node and once from an older state, where each is possible.
-    After that the job fails.
+    At the limit, Everstep retries once without the failing rank's node. It then retries once from an older state. It
+    skips a retry that is impossible. If all retries fail, the job fails.
     """
 
 
@@ -161,7 +165,7 @@ class CreateTrainingJobRequest(Request):
     client_request_token: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = Field(
         default=None, json_schema_extra={"x-idempotency-token": True}
     )
-    """Identifies the request. Repeating the request with the same token returns the existing job.
+    """Identifies the request. A repeated request with the same token returns the existing job.
 
     The SDK generates a token.
     """
@@ -179,15 +183,16 @@ class CreateTrainingJobRequest(Request):
     requirements: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
     """Path of a requirements.txt in the source archive.
 
-    Each node installs the missing packages once, beside its own packages. Ranks import the installed packages first.
+    Each node installs the missing packages once, separately from its own packages. Ranks import from the installed
+    packages first.
     """
     hyper_parameters: Annotated[dict[HyperParameterName, Value], Field(max_length=100)] = Field(default_factory=dict)
     """Parameters for the script, passed in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value` arguments."""
     environment: Environment = Field(default_factory=dict)
     secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
-    """Environment variables whose values are in AWS:
+    """Environment variables whose values are stored in AWS, each with the location of its value.
 
-    `secretsmanager:NAME`, `ssm:NAME` or an ARN of either service.
+    A location is `secretsmanager:NAME`, `ssm:NAME` or an ARN of either service.
 
     Each node reads the values when it starts its ranks. Everstep neither stores, shows nor logs them.
     """
@@ -202,7 +207,7 @@ class CreateTrainingJobRequest(Request):
     node_count: int = Field(ge=1, le=MAX_NODE_COUNT)
     ranks_per_node: int = Field(default=1, ge=1, le=MAX_RANKS_PER_NODE)
     protection: ProtectionConfig | None = None
-    """The default is two copies, or one copy for a job of one node."""
+    """How snapshots protect the job. The default is two copies, or one copy for a job of one node."""
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
     input_data_config: Annotated[list[Channel], Field(max_length=20)] = Field(default_factory=list)
     """Inputs that each node provides before its ranks start.
@@ -217,13 +222,16 @@ class CreateTrainingJobRequest(Request):
     preemptible: bool = False
     """Whether a job of higher priority that needs the nodes may pause this job.
 
-    All ranks stop at one agreed step, which is stored in S3. The job resumes by itself.
+    At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically.
     """
     project: Name | None = None
-    """The default is the token's project, or `default`. Only a token without a project may choose another one."""
+    """The project of the job. The default is the token's project, or `default`.
+
+    Only a token without a project may choose another project.
+    """
     tags: Tags = Field(default_factory=dict)
     dry_run: bool = False
-    """Check the request and return the plan, but create no job."""
+    """Whether to only check the request and return the plan, without creating a job."""
 
 
 class TakeOverTrainingJobRequest(Request):
@@ -275,10 +283,13 @@ class TrainingJobSummary(Shape):
     protection_state: ProtectionState | None = None
     """Protection of the job's state, as in DescribeProtection. Only in lists.
 
-    Absent while no agent holds the job's state: before the first launch, while paused, and after the end.
+    Absent while no agent holds the job's state: before the first launch, while the job is paused, and after its end.
     """
     healthy_node_count: int | None = None
-    """Number of the job's nodes that are connected and report no fault of their own. Only in lists."""
+    """Number of the job's nodes that are connected and report no fault of their own.
+
+    Only in lists.
+    """
     incident_count: int | None = None
     """Number of the job's incidents. Only in lists."""
     open_incident_count: int | None = None
@@ -293,7 +304,7 @@ class ListTrainingJobsResponse(Shape):
 
 
 class DeleteTrainingJobResponse(Shape):
-    """Deleted items; after a dry run, the items that would be deleted."""
+    """The records and objects that were deleted, or that would be deleted after a dry run."""
 
     training_job_name: str
     run_id: str
@@ -303,7 +314,7 @@ class DeleteTrainingJobResponse(Shape):
     checkpoint_count: int
     incident_count: int
     node_seconds: float
-    """Node time that the fleet's totals no longer include."""
+    """Node time of the deleted job, which the fleet's totals no longer include."""
     cost_usd: float | None
     object_count: int
     """Objects in S3 that this call deleted.
@@ -312,7 +323,10 @@ class DeleteTrainingJobResponse(Shape):
     """
     object_bytes: int
     has_more_objects: bool
-    """Each call deletes a limited number of objects. If true, repeat the same call to continue."""
+    """Whether objects of the job remain, because each call deletes a limited number.
+
+    If true, repeat the same call to continue.
+    """
     s3_uris: list[str]
     """Locations of the objects: checkpoints, logs, outputs."""
 
@@ -326,7 +340,7 @@ class SecondaryStatusTransition(Shape):
     While ranks run without a new step, the status is Starting, or Restarting once the job has made steps.
     """
     state: JobState
-    """Everstep's own, more detailed state."""
+    """Everstep's own state of the job, which is more detailed than Status."""
     start_time: datetime
     end_time: datetime | None
     status_message: str
@@ -341,7 +355,7 @@ class Reliability(Shape):
     Absent before the first start.
     """
     ettr_with_queue_ratio: float | None
-    """Training time ÷ total time since the job was created."""
+    """Training time ÷ total time since the job was created, including time in the queue and paused time."""
     mttf_seconds: float | None
     """Mean time to failure: seconds of training and stall ÷ number of failures.
 
@@ -385,7 +399,7 @@ class TrainingJob(Shape):
     secondary_status: SecondaryStatus
     secondary_status_transitions: list[SecondaryStatusTransition]
     reason: str
-    """Why the job is in its state: what it waits for, or how it ended."""
+    """Why the job is in its state: what the job waits for, or how it ended."""
     failure_reason: str | None
     """Why the job failed. Absent if the job has not failed."""
     conditions: list[Condition]
@@ -399,7 +413,7 @@ class TrainingJob(Shape):
     hyper_parameters: dict[str, str]
     environment: Annotated[dict[str, str], Field(json_schema_extra={"x-sensitive": True})]
     secrets: dict[str, str]
-    """The location of each variable's value in AWS, not the value."""
+    """The location in AWS of each environment variable's value. The values are never shown."""
     role_arn: str | None
     node_count: int
     ranks_per_node: int
@@ -429,16 +443,19 @@ class TrainingJob(Shape):
     observed_revision: int | None
     """The revision that the newest generation was planned with. Absent before the first generation."""
     taken_over_time: datetime | None
-    """Since when a person controls the job. Until hand-back, Everstep only observes the job."""
+    """When a person took control of the job. Absent if Everstep controls the job.
+
+    Until hand-back, Everstep only observes the job.
+    """
     taken_over_by: str | None
     generation: int
-    """Number of the current launch of all ranks; 0 before the first."""
+    """Number of the current launch of all ranks; 0 before the first launch."""
     base_step: int
     """The step from which the current generation resumed."""
     committed_step: int
-    """The newest step that all holders in view have verified; -1 before the first."""
+    """The newest step that all holders in view have verified; -1 before the first such step."""
     boundary: int
-    """Number of steps that the ranks have finished; -1 before they start."""
+    """Number of steps that the ranks of the current generation have finished; -1 before they start."""
     max_boundary: int
     """The highest Boundary of any generation."""
     target_step: int | None
@@ -447,16 +464,17 @@ class TrainingJob(Shape):
     Absent if the script passes none.
     """
     estimated_remaining_seconds: float | None
-    """Time until TargetStep at the job's mean pace, without failures and waiting.
+    """Time until TargetStep at the job's mean pace, assuming no failures and no waiting.
 
     Absent if the pace or the target is unknown, and once the job has ended.
     """
     healthy_node_count: int
     """Number of the job's nodes that are connected and report no fault of their own."""
     assigned_node_count: int
-    """Number of nodes assigned to the job. After its end: nodes that have not released the job yet.
+    """Number of nodes assigned to the job.
 
-    The job can be deleted once the number is 0.
+    After the job's end, it is the number of nodes that still hold resources of the job. The job can be deleted once the
+    number is 0.
     """
     node_ids: list[str]
     """The job's nodes in the order of GROUP_RANK. Empty while the job has no nodes."""
@@ -472,7 +490,7 @@ class TrainingJob(Shape):
     The buckets add up to that time exactly, to the microsecond.
     """
     accounted_until: datetime | None
-    """Time up to which AccountingSeconds counts. For an ended job, the time of its end."""
+    """Time up to which AccountingSeconds counts. For an ended job, this is the time of its end."""
     reliability: Reliability
     node_seconds: float
     """Total time that nodes have worked for the job."""

@@ -47,17 +47,20 @@ class GetLogEventsResponse(Shape):
 
     events: list[LogEvent]
     next_forward_token: str
-    """Token for the page after the last of these lines."""
+    """Token for the page after the last line of this page."""
     next_backward_token: str
-    """Token for the page before the first of these lines."""
+    """Token for the page before the first line of this page."""
 
 
 class LogEvents(Shape):
-    """A batch of lines. A batch without lines shows that the stream is alive."""
+    """A batch of lines.
+
+    The service sends a batch without lines to show that the stream is alive.
+    """
 
     events: list[LogEvent]
     next_forward_token: str
-    """Token to continue after these lines, for FollowLogs and GetLogEvents."""
+    """Token from which FollowLogs or GetLogEvents continues after these lines."""
 
 
 class FollowLogsStream(Shape):

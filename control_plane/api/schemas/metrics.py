@@ -36,14 +36,17 @@ class MetricDataResult(Shape):
 
     metric_name: str
     steps: list[int]
-    """The first step of each point that has a value."""
+    """The first step with a value in each point."""
     last_steps: list[int]
     times: list[float]
     """When the last value of each point was logged, in seconds since 1970."""
     counts: list[int]
     """Number of values in each point."""
     minimums: list[LoggedNumber]
-    """Minimums, means and maximums are computed over the finite values. NaN if a point has none."""
+    """Minimum of the finite values in each point; NaN if a point has none.
+
+    Means and Maximums are computed over the same values.
+    """
     means: list[LoggedNumber]
     maximums: list[LoggedNumber]
     last_values: list[LoggedNumber]
@@ -56,8 +59,8 @@ class MetricDataResult(Shape):
 
     Only for metrics named everstep/…, which Everstep measures on every node.
 
-    For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. A point with
-    the value of rank 0's node alone has an empty id. The list is empty for metrics of the script.
+    For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. The id is empty
+    for a point that contains only the value of rank 0's node. The list is empty for metrics of the script.
     """
     maximum_node_ids: list[str]
     """The node that measured each maximum. The rules of MinimumNodeIds apply."""

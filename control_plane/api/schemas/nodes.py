@@ -16,7 +16,7 @@ class NodeIncident(Shape):
     """One entry of a node's history: an incident in which the node was involved."""
 
     incident_id: str
-    """The incident of a job, or `fleet-…` if no job had the node."""
+    """The id of a job's incident, or `fleet-…` if the node had no job."""
     time: datetime
     cause: str
     """Cause of the incident: `node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`."""
@@ -39,7 +39,7 @@ class NodeOperation(Request):
 
 
 class DrainNodeRequest(NodeOperation):
-    """Moves a job to another node and holds the drained node out of use."""
+    """Moves a node's job to another node, and keeps the drained node out of use."""
 
 
 class ReplaceNodeRequest(NodeOperation):
@@ -80,14 +80,14 @@ class Node(Shape):
     fleet_name: str
     node_status: NodeState
     hold: Hold | None
-    """Why the node is held. All held nodes wait for ReleaseNode, except unreachable ones."""
+    """Why the node is held. A held node waits for ReleaseNode, unless it is held because it is unreachable."""
     request: NodeRequest | None
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     request_reason: str | None
-    """Who made the request, and why."""
+    """The person who made the request, and the person's reason."""
     connected: bool
     warm: bool
-    """Whether ranks can start here without importing their libraries first.
+    """Whether ranks can start on this node without importing their libraries first.
 
     A job gets a spare that is not warm only if no warm spare is left.
     """
@@ -113,17 +113,18 @@ class Node(Shape):
     refused_session_count: int
     """Number of sessions that the agent rejected or closed since its start, because of an invalid message.
 
-    The sessions are those of ranks and of other agents. A restart of ranks causes a few. If there are more, read the
-    agent's log.
+    The peers of these sessions are ranks and other agents. A restart of ranks causes a few rejections. If the number
+    grows further, read the agent's log.
     """
     exposure: str | None
     """What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata.
 
-    Absent if ranks run as a separate user without access to both, and until the agent has reported.
+    Absent until the agent has reported. Also absent if the job's code can access neither, because ranks run as a
+    separate user.
     """
     reason: str
     conditions: list[Condition]
-    """Current problems that the agent reports: of the node, and of its job's work on the node.
+    """Current problems that the agent reports about the node and about its job's work on the node.
 
     Empty while the agent is not connected.
     """

@@ -20,7 +20,7 @@ class DomainOdds(Shape):
     probability: float
     """Exact probability that every shard keeps a copy. All sets of LostDomains domains are equally likely.
 
-    A node with an unknown domain counts as its own domain.
+    A node whose domain is unknown counts as a separate domain.
     """
 
 
@@ -44,10 +44,10 @@ class TrainingJobPlan(Shape):
     recovery_odds: list[RecoveryOdds]
     """Recovery probabilities for a simultaneous loss of one, two or three nodes.
 
-    They apply while every shard has all its copies.
+    The probabilities assume that every shard has all its copies.
     """
     can_start_now: bool
-    """Whether no other job is ahead and enough nodes are free and connected."""
+    """Whether enough nodes are free and connected, and no other job is ahead in the queue."""
     queue_position: int | None
     """Position in the fleet's queue, from 1. Absent if the job would not wait for other jobs."""
     queued_behind: list[str]
@@ -60,9 +60,9 @@ class TrainingJobPlan(Shape):
     cost_usd_per_hour: float | None
     """The fleet's price × NodeCount. Absent if the fleet has no price."""
     most_cost_usd: float | None
-    """Upper limit of the cost, from MaxRuntimeInSeconds at that price or from MaxCostUsd.
+    """Upper limit of the cost: the lower of MaxCostUsd and MaxRuntimeInSeconds × CostUsdPerHour.
 
-    Absent if neither limits the cost.
+    Absent if the job has neither limit.
     """
     expected_mttf_seconds: float | None
     """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount.

@@ -10,7 +10,10 @@ from control_plane.api.schemas.common import MAX_PRIORITY, Request, Shape
 
 AllowedName = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 AllowedNames = Annotated[list[AllowedName], Field(max_length=100)]
-"""An entry allows the exact name. An entry that ends with `*` allows all names with that prefix."""
+"""Names that a project's submitters may use.
+
+An entry allows the exact name. An entry that ends with `*` allows all names with that prefix.
+"""
 
 
 class PutProjectQuotaRequest(Request):
@@ -20,7 +23,7 @@ class PutProjectQuotaRequest(Request):
     """
 
     max_node_count: int | None = Field(default=None, ge=0, le=1_000_000)
-    """Nodes of each fleet that all jobs of the project may hold together. The default is no limit.
+    """Limit of nodes of each fleet that all jobs of the project may hold together. The default is no limit.
 
     Jobs beyond the limit wait, and do not delay other projects' jobs.
     """
@@ -30,7 +33,7 @@ class PutProjectQuotaRequest(Request):
     Beyond the limit, CreateTrainingJob fails.
     """
     max_source_bytes: int | None = Field(default=None, ge=0, le=2**50)
-    """Total size of the project's source archives. The default is no limit.
+    """Limit of the total size of the project's source archives. The default is no limit.
 
     Stored archives are never deleted, and unfinished uploads count for up to 26 hours. Beyond the limit, CreateSource,
     CompleteSource and PutSource fail.
@@ -40,7 +43,7 @@ class PutProjectQuotaRequest(Request):
     allowed_role_arns: AllowedNames = Field(default=[])
     """Roles that submitters of the project may set as RoleArn. The default is none.
 
-    A final `*` allows all names with that prefix, in all three lists.
+    In this list and in AllowedSecrets and AllowedData, an entry that ends with `*` allows all names with that prefix.
     """
     allowed_secrets: AllowedNames = Field(default=[])
     """Secrets that submitters may use in jobs without RoleArn. The default is none."""

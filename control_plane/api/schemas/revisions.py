@@ -12,7 +12,7 @@ from control_plane.api.schemas.jobs import ProtectionConfig, RetryStrategy
 
 
 class StoppingConditionUpdate(Request):
-    """Limits to change. 0 removes a limit."""
+    """Limits to change. The value 0 removes a limit."""
 
     max_runtime_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
     max_pending_time_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
@@ -52,7 +52,7 @@ class FieldChange(Shape):
     """Path of the field: `CheckpointConfig.EverySteps`."""
     before: str | None
     after: str | None
-    """The new value as text. Absent if the field has no value."""
+    """The new value as text. Absent if the update removes the value."""
     applies: Literal["Now", "NextGeneration"]
     """When the change takes effect: now, or with the next generation.
 
@@ -69,7 +69,7 @@ class UpdateTrainingJobResponse(Shape):
     changes: list[FieldChange]
     """The changed fields.
 
-    Empty if all fields already had these values. Then the update creates no revision.
+    Empty if all fields already had the requested values. The update then creates no revision.
     """
 
 

@@ -19,26 +19,29 @@ class CreateSourceRequest(Request):
 
 
 class SourceUpload(Shape):
-    """A presigned upload: `PUT Url` with these headers and the archive as body. It needs no token."""
+    """A presigned request: `PUT Url` with these headers and the archive as body.
+
+    The request needs no token.
+    """
 
     url: Hidden
     """Secret. The URL accepts only this archive, because its checksum and length are signed."""
     headers: dict[str, str]
     expiration_time: datetime
-    """When the URL expires. CreateSource then returns a new one."""
+    """When the URL expires. After that, CreateSource returns another URL."""
 
 
 class CreateSourceResponse(Shape):
-    """Whether a source is stored already, and if not, where to upload it."""
+    """The state of a source archive, and the upload request if the archive is not stored yet."""
 
     source_id: Sha256
     is_stored: bool
-    """True if an earlier upload was checked and stored. No upload is needed."""
+    """Whether an earlier upload of this archive was checked and stored. If true, no upload is needed."""
     upload: SourceUpload | None
     """Presigned request with which the client uploads the archive before it calls CompleteSource.
 
-    Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case,
-    call PutSource.
+    Absent if the source is stored already. Also absent if the service's object store accepts no direct uploads; call
+    PutSource in this case.
     """
 
 

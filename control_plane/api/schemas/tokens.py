@@ -22,7 +22,7 @@ class CreateJoinTokenResponse(Shape):
     """A join token for a fleet's launch template."""
 
     join_token: Hidden
-    """The secret token. It is returned only once. The service stores only its digest."""
+    """The secret token. It is returned only once, because the service stores only its digest."""
     token_id: str
     fleet_name: str
     expiration_time: datetime | None
@@ -32,11 +32,16 @@ class CreateTokenRequest(Request):
     """Creates a token for a person or a program."""
 
     role: Literal["admin", "submitter", "viewer"]
-    """Permissions of the token. viewer: read. submitter: also create and change training jobs. admin: all actions, in
-    every project.
+    """Permissions of the token: viewer, submitter or admin.
+
+    A viewer can read. A submitter can also create and change training jobs. An admin can do all actions, in every
+    project.
     """
     project: Name | None = None
-    """The only project that the token can access. The default is every project. Not allowed for an admin."""
+    """The only project that the token can access. By default, the token can access every project.
+
+    Not allowed for an admin.
+    """
     description: ShortText = ""
     """The token's owner or purpose. Shown in lists."""
     expires_in_seconds: int | None = Field(default=None, ge=60, le=366 * 86_400)
@@ -64,8 +69,9 @@ class CreateTokenResponse(Shape):
     """A new token with its secret."""
 
     secret: Hidden
-    """The secret token. Clients send it as `Authorization: Bearer …`. Returned only once. The service stores only its
-    digest.
+    """The secret token. Clients send it as `Authorization: Bearer …`.
+
+    It is returned only once, because the service stores only its digest.
     """
     token: Token
 
