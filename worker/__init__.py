@@ -1,1 +1,1 @@
-"""The node agent: it runs a job's ranks and keeps every optimizer step in the memory of the nodes."""
+"""The node agent: it runs a job's ranks and keeps snapshots of their state in the memory of several nodes."""

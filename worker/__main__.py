@@ -44,7 +44,7 @@ from worker.storage.s3 import s3_store
 
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
-"""Bytes of the tmpfs for slot headers, the ranks' pages, and rounding to huge pages."""
+"""Bytes of the tmpfs that are reserved for slot headers, the ranks' pages, and rounding to huge pages."""
 
 
 def settings(arguments: list[str]) -> AgentSettings:
@@ -283,7 +283,10 @@ def confine(chosen: AgentSettings) -> str:
 
 
 async def serve(agent: Agent) -> None:
-    """Run the agent until SIGTERM or SIGINT. Ranks and slots stay for the next agent."""
+    """Run the agent until SIGTERM or SIGINT.
+
+    Ranks keep running and slots stay in memory, so that the next agent process adopts them.
+    """
     task = asyncio.create_task(agent.run(), name="agent")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -302,10 +305,12 @@ def allow_files() -> None:
 
 
 def start_log() -> OwnLog:
-    """Send this process's log to stderr and to memory, as text. Called once, before the first log line.
+    """Write this process's log as text to stderr and keep its newest part in memory.
+
+    Called once, before the first log line.
 
     Returns:
-        The log in memory.
+        The handler that keeps the newest log lines in memory.
     """
     logging.basicConfig(level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), stream=sys.stderr)
     own_log = OwnLog()

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 
 class WorkerError(Exception):
-    """Base of all errors that the agent's modules raise."""
+    """Base class of the errors that the agent's modules raise."""
 
     retryable: bool = False
 

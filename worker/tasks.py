@@ -24,7 +24,10 @@ class Signal:
         self._event = asyncio.Event()
 
     async def wait(self, seen: int, timeout_seconds: float | None = None) -> int:
-        """Return the version as soon as it differs from `seen`, or the present version after the timeout."""
+        """Wait for a change, and return the signal's version.
+
+        The call returns as soon as the version differs from `seen`, or after the timeout.
+        """
         try:
             async with asyncio.timeout(timeout_seconds):
                 while self.version == seen:
@@ -101,7 +104,7 @@ async def finish(work: Coroutine[object, object, object]) -> None:
 
 
 async def ended(*work: asyncio.Future[Any]) -> None:
-    """Wait until all of `work` has ended, with any result, even if the caller is cancelled.
+    """Wait until all of `work` has ended, successfully or with an error, even if the caller is cancelled.
 
     If all of `work` has already ended, the call returns without yielding to the event loop.
 

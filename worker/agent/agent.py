@@ -98,7 +98,7 @@ from worker.tasks import Signal, end, together
 
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
-"""Maximum seconds for which a node uploads output of its previous job while another job waits for the node."""
+"""Maximum seconds for which a node that another job needs still uploads output of its previous job."""
 LOOK_SECONDS = 1.0
 """Seconds between two checks of the progress of uploads."""
 
@@ -121,7 +121,7 @@ class AgentSettings:
     address: str
     state: Path
     slots: Path
-    """Folder on tmpfs that only this node uses."""
+    """Folder on tmpfs for this node's slots and rank pages. No other node uses the folder."""
     memory_bytes: int
     control_plane_urls: tuple[str, ...]
     """URLs of the control plane's servers, one of which serves this node's fleet."""
@@ -132,7 +132,7 @@ class AgentSettings:
     tls: ssl.SSLContext | None = None
     """Context that verifies the control plane's certificate; None uses the system's certificates."""
     claim: Claim | None = None
-    """Identity with which this instance joins without a token; None if it joins with a token."""
+    """Identity with which this instance obtains a session token. None if the agent joins with a join token."""
     input_bytes: int | None = None
     """Disk space for job inputs, including those kept for later jobs; None means the disk's size minus a reserve."""
     log_format: LogFormat = "text"
@@ -148,7 +148,7 @@ class AgentSettings:
     The agent determines it when it starts.
     """
     metadata_endpoint: str | None = None
-    """URL of the instance's metadata service; None if the service is disabled or the node is no EC2 instance."""
+    """URL of the instance's metadata service. None if the service is disabled or the machine is not an EC2 instance."""
 
 
 class Agent:
@@ -165,7 +165,7 @@ class Agent:
         health: HealthWatch | None = None,
         own_log: OwnLog | None = None,
     ) -> None:
-        """Claim the state directory and create the parts. No connection and no socket is opened yet.
+        """Claim the state directory and create the agent's parts. `run` opens the connections and sockets.
 
         Args:
             settings: settings from the command line and environment, valid until the agent ends.
@@ -242,19 +242,22 @@ class Agent:
         )
         self._rank_commands = RankCommands(self._beside_ranks, self._control.send_answer, self._user_of)
         self._reported: AgentReport | None = None
-        """The last report; None before the first."""
+        """The last report that the agent sent; None before the first report."""
         self._commands: asyncio.Queue[Message | _Left] = asyncio.Queue()
         self._promise: Promise | None = None
         self._unkept = ""
-        """Last logged reason why a promise could not be written; empty after a successful write."""
+        """The last logged reason why the disk refused to store a promise; empty after a successful write."""
         self._promising: tuple[RunId, int] | None = None
         self._inventory: tuple[SlotRecord, ...] = ()
         self._ended_ranks: EndedRanks | None = None
         self._commits: tuple[PageCommit, ...] = ()
-        """Committed steps of the rank pages, read when the promise is made; valid in phase PROMISED."""
+        """Newest committed steps on the ranks' pages, read when the promise is made. Valid in phase PROMISED."""
         self._member: Member | None = None
         self._supplied: Supplied | None = None
-        """Input of the loaded generation's ranks; None before the load and after a restart."""
+        """Environment and packages of the loaded generation's ranks.
+
+        None before the load, and after a restart of the agent.
+        """
         self._exits: dict[Rank, RankExit] = {}
         self._stacks: StackWatch | None = None
         """Stack samples of the running ranks; created at the control plane's first request."""
@@ -269,13 +272,19 @@ class Agent:
         self._followed_until = 0.0
         """Monotonic time until which a user follows the ranks' log lines."""
         self._leaving: set[asyncio.Task[object]] = set()
-        """Uploads of ended generations' output; a new generation of the same run does not wait for them."""
+        """Tasks that upload the output of ended generations.
+
+        A new generation of the same run does not wait for them.
+        """
         self._letting_go: asyncio.Task[None] | None = None
         self._all_stored: Member | None = None
-        """The member whose ranks' output is uploaded completely."""
+        """The member whose ranks' output was uploaded completely. None if the upload failed or has not finished."""
 
     async def run(self) -> None:
-        """Serve until cancelled. Ranks, slots and the promise remain for the next agent process."""
+        """Run the agent until the task is cancelled.
+
+        The next agent process adopts the ranks, the slots and the promise.
+        """
         settings = self._settings
         self._listen()
         await self._ranks.start()
@@ -401,7 +410,10 @@ class Agent:
         return (*of_health, *self._full_disks.faults(of_health))
 
     def _facts(self) -> AgentFacts:
-        """Return the facts for Prometheus. Called in another thread, so it reads only immutable state."""
+        """Return the facts for the Prometheus endpoint.
+
+        The endpoint calls this in another thread, so the method reads only immutable state.
+        """
         return AgentFacts(self._reported, self._control.is_connected, len(self._outbox), self._outbox.dropped_count)
 
     def log_fields(self) -> Mapping[str, object]:
@@ -412,7 +424,7 @@ class Agent:
 
     def _member_report(self) -> MemberReport | None:
         if self._promise is None or self._promising is not None:
-            return None  # The old membership is ending, and the new promise is not fulfilled yet.
+            return None  # Until the new promise is fulfilled, the old membership is ending.
         membership, member = self._promise.membership, self._member
         if member is None:
             return MemberReport(
@@ -465,7 +477,7 @@ class Agent:
         self._supervisor.gone_seconds = timeouts.gone_seconds
 
     async def _tell_warm(self) -> None:
-        """Send a report as soon as ranks can start warm: the control plane prefers warm nodes."""
+        """Send a report as soon as ranks can start warm, because the control plane prefers nodes with warm starts."""
         while not self._supervisor.is_warm:
             await self._supervisor.changed.wait(self._supervisor.changed.version)
         self._changed()
@@ -486,7 +498,8 @@ class Agent:
                     self._full_disks.note(error)
                     log.info("the source %s is not to be had ahead: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    if source in self._wanted_sources:  # This node no longer wants sources once it receives a job.
+                    # The node has received a job, so it stops prefetching source archives.
+                    if source in self._wanted_sources:
                         log.warning("a source that this node is to have ready: %s", error)
                         self._unsound_sources.add(source.sha256)
                 self._changed()
@@ -624,7 +637,7 @@ class Agent:
         self._ranks.events = member.lines
 
     def _usage(self) -> NodeUsage:
-        """Return the use of this node's devices and the memory of its ranks, for charts."""
+        """Return the use of this node's devices and the memory of its largest rank, for charts."""
         usage = self._health.usage() if self._health is not None else NodeUsage()
         largest = max((rank.resident_bytes for rank in self._rank_memory()), default=None)
         return replace(usage, rank_memory_bytes=largest)
@@ -654,9 +667,10 @@ class Agent:
         return self._health.gpu_percent(member.here.ranks.index(rank)) if self._health is not None else None
 
     async def _keep_evidence(self, place: ObjectReference) -> None:
-        """Store the logs of this agent and its shim. After a failure, the next request tries again.
+        """Store the logs of this agent and its shim.
 
-        The ranks' streams are stored separately, at the latest with Release.
+        If the upload fails, the control plane's next request repeats it. The ranks' streams are stored separately, at
+        the latest when the agent handles Release.
         """
         if self._evidence_key == place.key:
             return
@@ -743,7 +757,7 @@ class Agent:
             self._shipper.show_recent()
 
     async def _printed(self, number: int) -> Tail:
-        """Return the newest log lines of this node's ranks, for its peers."""
+        """Return the newest log lines of this node's ranks, which other nodes of the job also store."""
         return await self._shipper.printed(number) if self._shipper is not None else Tail()
 
     def _show_lines(self, lines: LogLines) -> None:
@@ -802,7 +816,10 @@ class Agent:
         self._commands.put_nowait(_Left(membership))
 
     async def _release(self, run: RunId, *, wait_seconds: float = LEAVING_SECONDS) -> None:
-        """Wait at most `wait_seconds` for uploads, then remove all files and processes of a run from this node."""
+        """Wait for the uploads of a run, then remove the run's files and processes from this node.
+
+        The wait takes at most `wait_seconds`.
+        """
         if self._promise is not None and self._promise.run != run:
             return
         log.info("release run %s", run)
@@ -820,7 +837,8 @@ class Agent:
         await self._supplies.forget(run)
         try:
             self._promises.write(None)
-        except OSError as error:  # a restarted agent finds a promise without a plan, and is sent Release again
+        except OSError as error:
+            # After a restart, the agent finds a promise without a plan, and the control plane sends Release again.
             self._full_disks.note(error)
             log.warning("run %s is released, and its promise stays on disk: %s", run, error)
         self._know(None)
@@ -830,7 +848,7 @@ class Agent:
     def _lapse(self) -> None:
         """Remove the plan and key from the promise, so that no later agent can resume the run.
 
-        If this agent is killed during the release, the next agent must not start the ranks again.
+        Otherwise, if this agent is killed during the release, the next agent would start the ranks again.
         """
         if self._promise is None:
             return
@@ -870,16 +888,16 @@ class Agent:
             self._begin_load(plan, key)
 
     def _begin_load(self, plan: GenerationPlan, key: bytes) -> None:
-        for rank in list(self._store.shards):  # No rank and no stream of any generation exists now.
+        for rank in list(self._store.shards):
             self._store.settle_copiers(rank)
         self._member = Member(self._node, plan, key, on_change=self._changed)
         self._begin(self._load_member(self._member))
 
     async def _load_member(self, member: Member) -> None:
-        """Start the ranks and load their shards in parallel, then watch the ranks until the start.
+        """Start the ranks and load their shards in parallel. Watch the ranks until their training starts.
 
         While shards arrive, the ranks import modules, connect and build their model. Each rank copies its shard as the
-        shard is verified. Later the watch of `_start` replaces this watch.
+        shard is verified. When training starts, the watch in `_start` replaces this watch.
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -963,7 +981,7 @@ class Agent:
         self._begin(self._watch(promise))
 
     async def _start_ranks(self, promise: Promise, member: Member, supplied: Supplied) -> None:
-        """Start this node's ranks; ranks that were started before are skipped."""
+        """Start those of this node's ranks that have not been started yet."""
         entry = Path(promise.entry_point)
         for rank in member.here.ranks:
             await self._supervisor.start_rank(
@@ -971,7 +989,10 @@ class Agent:
             )
 
     async def _watch(self, promise: Promise) -> None:
-        """Report each rank's exit immediately. When all have exited and their output is uploaded, move to EXITED."""
+        """Report each rank's exit immediately.
+
+        When all ranks have exited and their output is uploaded, the agent's phase becomes EXITED.
+        """
         member = self._member
         assert member is not None
         following = asyncio.create_task(self._logs.follow(member.plan, member.here), name="streams of ranks")
@@ -995,9 +1016,8 @@ class Agent:
             )
             boundary = next(status.boundary for status in member.rank_statuses() if status.rank == exited.rank)
             self._exits[exited.rank] = exited.describe(boundary)
-            if (
-                self._exits[exited.rank].exit_class is ExitClass.ERROR
-            ):  # The rank was not started, or its script could not write to a full disk.
+            if self._exits[exited.rank].exit_class is ExitClass.ERROR:
+                # A full disk may have prevented the start of the rank or a write of its script.
                 self._full_disks.note_words(self._exits[exited.rank].last_lines)
             log.info(
                 "rank %d: %s, code %d, after step %d",
@@ -1047,7 +1067,7 @@ class Agent:
             self._listener.promised_run = RunId(promise.run)
 
     def _move(self, event: Event) -> None:
-        """Record the outcome of the current phase and report it.
+        """Store the outcome of the current phase in the promise, and report the outcome.
 
         If the disk refuses the write, a restarted agent repeats the phase and reaches the same outcome.
         """
@@ -1062,9 +1082,9 @@ class Agent:
         self._working.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report an unexpected exception in a member's work as a fault.
+        """Report an unexpected exception in a member's background work as a fault.
 
-        Without the report, a bug would look like a slow node.
+        Without the report, the control plane would mistake the failed node for a slow one.
         """
         if task.cancelled() or task.exception() is None:
             return

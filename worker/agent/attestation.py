@@ -1,8 +1,8 @@
-"""Joining without a token: with a signed STS request, the agent proves on which EC2 instance it runs.
+"""Joining without a token: the agent signs an STS request, which proves on which EC2 instance the agent runs.
 
 See `everstep.protocol.attestation` for the protocol.
 
-Invariant: the role's keys never leave this process. Only a signature leaves the process. The signature is valid for one
+Invariant: the role's credentials never leave this process. Only a signature leaves it. The signature is valid for one
 server, one nonce and one kind of STS request.
 """
 
@@ -37,15 +37,15 @@ class Credentials(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The identity that an agent proves, and the server to which it proves it."""
+    """The identity that an agent proves, and the server that verifies the proof."""
 
     node_id: NodeId
     fleet: str
     region: str
     server_id: str
-    """Id of the control plane that the signature is for.
+    """Id of the control plane for which the agent signs.
 
-    The operator configures it; the agent never accepts an id that a server sends.
+    The operator configures the id. The agent never accepts an id that a server sends.
     """
 
 

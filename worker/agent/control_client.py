@@ -39,13 +39,13 @@ from worker.tasks import Signal, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
-"""Seconds after which a connection attempt ends and the client tries the next server.
+"""Seconds after which an unfinished connection attempt ends and the client tries the next server.
 
 After the first welcome, the length of the lease is the limit. So a disconnected agent reaches another server within
 that server's grace period.
 """
 MAX_LINES_WAITING = 64
-"""Messages with log lines that may wait to be sent; a further one replaces the oldest."""
+"""Maximum number of messages with log lines that wait to be sent. A further message replaces the oldest."""
 MAX_ANSWERS_WAITING = 8
 
 
@@ -70,10 +70,13 @@ class ControlClient:
         Args:
             urls: http or https URLs of the control plane's servers. The client starts with a random URL and tries the
                 URLs in turn.
-            join_token: from user data; used until the control plane has issued a session token.
+            join_token: token from the instance's user data. The client uses it until the control plane has issued a
+                session
+                token.
             token_path: file that keeps the session token for this node's next agent, mode 0600.
-            attest: obtains a session token from the server with the given URL by attestation; called without any other
-                token; blocks.
+            attest: obtains a session token by attestation from the server with the given URL; blocks. The client calls
+                it
+                if it has no other token.
             tls: context that verifies the control plane's certificate; None uses the system's certificates.
             hello: returns the first message of a connection.
             report: returns the newest state; called right before each send.
@@ -89,7 +92,7 @@ class ControlClient:
         self._join_token = join_token
         self._token_path = token_path
         self._session: str | None = None
-        """The session token; empty if there is none, None until the file has been read."""
+        """The session token. Empty if the node has no session token; None until the token's file has been read."""
         self._is_kept = True
         self._attest = attest
         self._tls = tls
@@ -103,7 +106,7 @@ class ControlClient:
     def send_lines(self, lines: LogLines) -> None:
         """Queue log lines of ranks if the client is connected.
 
-        On a slow connection the oldest lines are dropped: followers then read them from the object store.
+        On a slow connection the oldest queued lines are dropped. Followers then read these lines from the object store.
         """
         if self.is_connected:
             self._lines.append(lines)

@@ -29,12 +29,12 @@ class ByteStore(Protocol):
             A description of the stored object.
 
         Raises:
-            StorageError: the subtype shows whether a retry can help.
+            StorageError: the store failed; the error's subclass shows whether a retry can succeed.
         """
 
 
 class OwnLog(logging.Handler):
-    """Keeps the newest log lines of this process. The agent adds one to the root logger."""
+    """Log handler that keeps the newest lines of this process. The agent adds one handler to the root logger."""
 
     def __init__(self) -> None:
         super().__init__()

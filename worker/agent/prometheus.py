@@ -30,15 +30,15 @@ SNAPSHOT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """Facts that the endpoint shows."""
+    """Facts about the agent from which a scrape builds its metrics."""
 
     report: AgentReport | None
     """The newest report; None before the first report."""
     is_connected: bool
     waiting_count: int
-    """Logged steps that the control plane has not stored yet."""
+    """Logged training steps whose values the control plane has not stored yet."""
     dropped_count: int
-    """Logged steps that were dropped on this node."""
+    """Logged training steps whose values this node has dropped."""
 
 
 def families(facts: AgentFacts) -> Iterator[Metric]:
@@ -147,7 +147,7 @@ def _of_memory(report: AgentReport) -> Iterator[Metric]:
 
 
 def snapshot_seconds() -> Histogram:
-    """Return the histogram of snapshot durations; safe for use in several threads."""
+    """Return a new histogram of snapshot durations. Several threads may use it."""
     return Histogram(
         "everstep_snapshot_seconds",
         "From a boundary until the state of it was in the node's shared memory, each rank's by itself.",
@@ -192,7 +192,7 @@ class MetricsEndpoint:
         self.port = self._server.server_port
 
     def close(self) -> None:
-        """Stop listening; blocks for a moment."""
+        """Stop listening and wait for the endpoint's thread to end."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

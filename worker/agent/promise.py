@@ -32,7 +32,7 @@ class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def membership(self) -> Membership:
-        """The membership in the type of `worker.core.generation`."""
+        """The promise's run, generation and phase as a `Membership` of `worker.core.generation`."""
         return Membership(self.job, self.run, self.generation, self.phase)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:

@@ -17,7 +17,10 @@ TRIMMED_RATIO = 0.1
 The number of values that are cut off is rounded up. Of three or more values, at least one is cut off at each end.
 """
 _MEDIAN_ERROR = 1.2533 * 1.4826
-"""Standard error of a median of normally distributed values, in units of median absolute deviation / √n."""
+"""Factor for the standard error of a median of n normally distributed values.
+
+The standard error is this factor times the median absolute deviation, divided by √n.
+"""
 
 
 def median_error(values: Sequence[float]) -> float:

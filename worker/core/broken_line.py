@@ -7,7 +7,7 @@ break therefore delays a step only briefly. After a series of breaks, steps arri
 keeps the holder in its view, because the holder answers.
 
 Only a step that arrived in a single transfer proves a sound connection. In a test, a connection was reset ten times per
-second, with a step of 64 MiB every 160 ms. No step took more than three transfers, yet a third to a half of the steps
+second, with a step of 64 MiB every 160 ms. No step took more than three transfers, but a third to a half of the steps
 was lost.
 
 Invariant: a connection over which the last step arrived in one transfer is sound.
@@ -24,7 +24,8 @@ CUTS = 3
 
 A restart of the holder's agent interrupts one transfer, and another transfer may break for an unrelated reason. If
 connections break as soon as they are open, three breaks take a few tenths of a second because of the waits before
-reconnecting. The report therefore appears long before the owner drops the holder from its view (`holder_deadline`).
+reconnecting. The owner therefore reports the connection long before the owner drops the holder from its view
+(`holder_deadline`).
 """
 
 
@@ -32,11 +33,12 @@ reconnecting. The report therefore appears long before the owner drops the holde
 class BrokenLine:
     """State of the connection to one holder.
 
-    Each `ReplicaSender` keeps one. A new object represents a sound connection.
+    Each `ReplicaSender` keeps one object and replaces it when the state changes. A new object represents a sound
+    connection.
     """
 
     cut_count: int = 0
-    """Transfers interrupted since the last step that arrived in one transfer."""
+    """Number of transfers that broke since the last step that arrived in one transfer."""
     step: Step | None = None
     """Step of the last interrupted transfer."""
     words: str = ""

@@ -22,7 +22,10 @@ KEPT_QUIET, KEPT = 192, 48
 The list of snapshots is shorter, because snapshots may be far apart and a change of their cost should show soon.
 """
 ENOUGH, LEAST = 32, 8
-"""Minimum samples for a decision: `ENOUGH` loaded iterations, divided by the interval, and `LEAST` snapshots."""
+"""Minimum numbers of samples for a decision about the interval.
+
+`ENOUGH` divided by the interval is the minimum number of loaded iterations. `LEAST` is the minimum number of snapshots.
+"""
 ENOUGH_QUIET = 16
 """Minimum number of quiet iterations for a comparison with loaded iterations.
 
@@ -33,7 +36,7 @@ GROWTH = 2
 BEYOND_DOUBT = 2.0
 """Standard errors by which the measured cost must exceed the limit before the interval grows."""
 LIKELY = 1.0
-"""Standard errors added to the measured cost when a new interval is computed."""
+"""Standard errors that are added to the measured cost when a new interval is computed."""
 REST_EVERY = 48
 """Number of loaded iterations without a quiet one after which one proposal is delayed.
 
@@ -55,7 +58,7 @@ class Load:
     """Seconds of these iterations in which saving blocked the rank."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
-        """Return the load with the measurements of one more iteration."""
+        """Return the load with one more iteration added."""
         return Load(self.iterations + 1, self.seconds + seconds, self.blocked_seconds + blocked_seconds)
 
 
@@ -67,7 +70,7 @@ class Budget:
     """
 
     max_slowdown: float
-    """Allowed cost as a fraction of the mean iteration."""
+    """Allowed cost of saving, as a fraction of the mean iteration."""
     interval: int = 1
     """Iterations from one proposed step to the next."""
     quiet: tuple[float, ...] = ()
@@ -75,11 +78,11 @@ class Budget:
     snapshots: tuple[Load, ...] = ()
     """The newest complete snapshots. A snapshot counts as complete when the next one begins."""
     newest: Load | None = None
-    """The newest snapshot; it may still be in progress."""
+    """The newest snapshot; its data may still be in transfer."""
     iterations_per_snapshot: float = 1.0
     """Mean number of iterations that one snapshot loads, smoothed."""
     since_rest: int = 0
-    """Loaded iterations since the last quiet one."""
+    """Number of loaded iterations since the last quiet iteration."""
 
     def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
         """Add one iteration.
@@ -120,7 +123,10 @@ class Budget:
 
     @property
     def slowdown(self) -> float | None:
-        """Present cost of saving as a fraction of the mean iteration; None while there are too few measurements."""
+        """Cost of saving at the present interval, as a fraction of the mean iteration.
+
+        None while there are too few measurements.
+        """
         if len(self.quiet) < ENOUGH_QUIET or len(self.snapshots) < LEAST:
             return None
         return self._cost(0.0) / max(self.interval, self.iterations_per_snapshot) / trimmed_mean(self.quiet)
@@ -138,7 +144,7 @@ class Budget:
                 else replace(self, interval=max(1, least), snapshots=())
             )
         if self._needed(self._cost(-BEYOND_DOUBT)) > max(self.interval, self.iterations_per_snapshot):
-            # Here, growth starts from the distance in force.
+            # Growth is limited relative to the present distance.
             most = GROWTH * max(self.interval, round(self.iterations_per_snapshot))
             return replace(self, interval=min(likely, most), snapshots=())
         return self
@@ -155,7 +161,7 @@ class Budget:
         """
         held = trimmed_mean(
             [load.blocked_seconds for load in self.snapshots]
-        )  # the trimmed mean ignores occasional audits
+        )  # Audited snapshots are slower; the trimmed mean ignores these outliers.
         if len(self.quiet) < ENOUGH_QUIET:
             return held
         usual = trimmed_mean(self.quiet)

@@ -5,10 +5,10 @@ This is GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2), with the 
     profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece is sent
                     └───▶ opening ───when───▶ the pacer, chunk by chunk
 
-Times are offsets from the boundary at which the iteration begins.
+Times are offsets from the boundary at which the iteration begins. The start and end of a span vary from iteration to
+iteration, so chunks are scheduled in its middle part only.
 
-Invariant: every byte is scheduled exactly once. The ends of a span, which vary from iteration to iteration, stay
-unused.
+Invariant: every byte is scheduled exactly once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Link:
     alpha_seconds: float = 0.0
 
     def seconds(self, bytes_count: int) -> float:
-        """Return how long `bytes_count` bytes occupy the link."""
+        """Return for how many seconds a chunk of `bytes_count` bytes occupies the link."""
         return self.alpha_seconds + bytes_count / self.bandwidth_bytes_per_second
 
     def bytes_within(self, seconds: float) -> int:
@@ -70,10 +70,10 @@ class ScheduledChunk:
 
 
 def usable(span: IdleSpan, mu: float = MU_RATIO) -> IdleSpan:
-    """Return the usable middle part of a span.
+    """Return the middle part of a span in which chunks may be sent.
 
-    The part is `mu` times the mean length of the span. It is shorter if the ends of the span vary more than this
-    margin.
+    The part is `mu` times the mean length of the span. It is shorter if the start and end of the span vary by more than
+    this margin.
     """
     margin = min(max(span.seconds * (1 - mu) / 2, span.deviation_seconds), span.seconds / 2)
     return IdleSpan(span.begin_seconds + margin, span.seconds - 2 * margin)

@@ -19,11 +19,11 @@ from everstep.protocol.ids import Generation, JobName, RunId
 class Event(StrEnum):
     """The events that change the phase of a member.
 
-    LOAD: A plan arrived.
-    LOADED: Every shard is verified.
-    LOAD_FAILED: A shard failed verification or could not be fetched.
-    START: Every member of the generation is loaded.
-    EXITED: Every rank on this node has exited.
+    - LOAD: a plan arrived.
+    - LOADED: every shard of this node's ranks is verified.
+    - LOAD_FAILED: a shard failed verification or could not be fetched.
+    - START: every member of the generation is loaded.
+    - EXITED: every rank on this node has exited.
     """
 
     LOAD = "load"
@@ -47,7 +47,7 @@ In addition, a higher Prepare moves every phase to PROMISED, and Release ends ev
 
 
 class InvalidTransition(Exception):
-    """Raised for an event that the member's phase does not allow."""
+    """Raised if an event occurs in a phase of the member in which `TRANSITIONS` does not allow it."""
 
     def __init__(self, member: Membership, event: Event) -> None:
         super().__init__(f"run {member.run} generation {member.generation}: {event} while {member.phase}")
@@ -63,13 +63,13 @@ class Membership:
     phase: MemberPhase
 
     def on(self, event: Event) -> Membership:
-        """Return the membership after `event`.
+        """Return the membership in the phase that follows `event`.
 
         Args:
             event: the event that has occurred on this node.
 
         Returns:
-            A membership in the next phase.
+            A membership with the same run and generation.
 
         Raises:
             InvalidTransition: `TRANSITIONS` has no entry for this phase and event.
@@ -84,7 +84,10 @@ class Answer(StrEnum):
     """The agent's reaction to a Prepare of the control plane."""
 
     PROMISE = "promise"
-    """The Prepare is new. The agent records it, ends all older ranks and streams, then reports the promise."""
+    """The Prepare is new.
+
+    The agent records the promise, ends all older ranks and streams, and then reports the promise.
+    """
     REPEAT = "repeat"
     """The node has already promised this generation, but the report was lost. The agent sends the report again."""
     REFUSE = "refuse"

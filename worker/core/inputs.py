@@ -32,10 +32,10 @@ class HeldFile:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Result of `make_room`: the files to evict, and whether the wanted files fit afterwards."""
+    """Result of `make_room`: the files to evict, and whether the wanted files fit into the cache afterwards."""
 
     dropped: tuple[str, ...]
-    """Names of the files to evict, least recently used first."""
+    """Names of the files to evict, the least recently used file first."""
     lacking_bytes: int
     """Bytes by which the cache is still over its limit after the evictions; 0 if all wanted files fit."""
 

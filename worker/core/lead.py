@@ -1,12 +1,12 @@
 """Decides how many steps ahead of the ranks the coordinator proposes a step.
 
-This distance is the *lead*. All ranks must receive the proposal before they pass the proposed step. With a lead of one,
-every step can be committed; with a lead of two, every second step. A rank that receives a proposal too late cannot
-capture that step, and the round is late.
+This distance is the *lead*. All ranks must receive the proposal before they pass the proposed step. A rank that
+receives a proposal too late cannot capture that step, and the round is *late*. With a lead of one, every step can be
+committed; with a lead of two, every second step.
 
-A lead that is too short therefore costs one step. A lead that is too long costs steps permanently. So the lead grows by
-one after every late round, and a shorter lead is tried again soon. If a round is late soon after the lead was
-shortened, the next attempt waits longer.
+A lead that is too short costs one step per late round. A lead that is too long costs steps in every round. So the lead
+grows by one after every late round, and the coordinator tries a shorter lead again soon. If a round is late soon after
+the lead was shortened, the coordinator waits longer before the next attempt.
 
 Invariant: if rounds are rarely late, the lead is mostly the shortest possible. If every round is late at some lead, at
 most one round in `MAX_PATIENCE` uses that lead.
@@ -17,14 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 MAX_PATIENCE = 32
-"""Maximum number of clean rounds before a shorter lead is tried."""
+"""Maximum number of clean rounds before the coordinator tries a shorter lead."""
 SOON = 2
-"""A late round within this many rounds after the lead was shortened means that the shorter lead failed."""
+"""Number of rounds after the lead was shortened in which a late round counts as a failure of the shorter lead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The present lead, and the wait before a shorter lead is tried.
+    """The present lead, and the wait before the coordinator tries a shorter lead.
 
     The coordinator keeps one object per generation. A round is *clean* if its step was committed.
     """
@@ -32,7 +32,7 @@ class Lead:
     steps: int = 1
     """Minimum distance from the highest reported boundary to the next proposed step."""
     patience: int = 1
-    """Number of clean rounds before a shorter lead is tried."""
+    """Number of clean rounds before the coordinator tries a shorter lead."""
     clean_rounds: int = 0
     """Clean rounds since the last change of the lead, or since the last late round if that is more recent."""
 

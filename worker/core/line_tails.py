@@ -1,6 +1,4 @@
-"""The newest log lines of a node, which its peers store: rows with consecutive numbers, bounded in bytes.
-
-This module does no I/O.
+"""The newest log lines of a node, which its peers store: rows with consecutive numbers, bounded in bytes. No I/O.
 
 A *tail* is the newest part of the log lines of a node's ranks.
 
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 TAIL_BYTES: Final = 256 * 1024
-"""Maximum encoded bytes of a rank's newest lines that its peers store."""
+"""Maximum encoded bytes, per rank, of a node's newest lines that its peers store."""
 MESSAGE_BYTES: Final = 256 * 1024
 """Size at which a message with lines for a peer is complete. The line that reaches this size is included."""
 
@@ -25,7 +23,7 @@ class Tail:
     """The newest log lines of a node's ranks, with consecutive numbers."""
 
     first: int = 0
-    """Number of the first line."""
+    """Number of the first line in `rows`."""
     rows: tuple[bytes, ...] = ()
     """Encoded lines, each with its line feed."""
     size: int = 0
@@ -68,7 +66,7 @@ class Tail:
         return Tail.of(self.first + skipped, self.rows[skipped:]) if skipped else self
 
     def newest(self, limit_bytes: int) -> Tail:
-        """Return the newest lines within `limit_bytes`, at least the last line."""
+        """Return the tail's newest lines within `limit_bytes`, but at least its last line."""
         size, count = 0, 0
         for row in reversed(self.rows):
             size += len(row)

@@ -27,7 +27,10 @@ class LinkUse:
     """Accumulated link time at one moment. Only differences between two values are meaningful."""
 
     at_seconds: float = 0.0
-    """Time of this measurement. While no transfer has data to send, the time at which the last transfer stopped."""
+    """Time of this measurement in monotonic seconds.
+
+    While no transfer has data to send, this is the time at which the last transfer stopped sending.
+    """
     sender_count: int = 0
     """Number of transfers that have data to send."""
     busy_seconds: float = 0.0
@@ -36,9 +39,9 @@ class LinkUse:
     """Total time per transfer at equal shares: a second in which three transfers send counts as 1/3 s."""
 
     def until(self, now: float) -> LinkUse:
-        """Return the measurement at `now`, without any standstill of the process.
+        """Return the measurement at `now`, without the time in which the process was stopped.
 
-        A time before `at_seconds` changes nothing.
+        A `now` before `at_seconds` changes nothing.
         """
         passed = now - self.at_seconds
         if not self.sender_count or passed <= 0:
@@ -49,23 +52,23 @@ class LinkUse:
         return replace(self, at_seconds=now, busy_seconds=busy, part_seconds=part)
 
     def joined(self, now: float) -> LinkUse:
-        """Return the measurement at `now`, with one more transfer that has data to send."""
+        """Return the measurement at `now`, after one more transfer has begun to have data to send."""
         counted = self.until(now)
         return replace(counted, at_seconds=max(now, counted.at_seconds), sender_count=counted.sender_count + 1)
 
     def left(self, now: float) -> LinkUse:
-        """Return the measurement at `now`, with one transfer fewer that has data to send."""
+        """Return the measurement at `now`, after one transfer has run out of data to send."""
         counted = self.until(now)
         return replace(counted, sender_count=counted.sender_count - 1)
 
     def drained(self, since: float, now: float) -> LinkUse:
-        """Count the time that the kernel needed for the last bytes of a transfer.
+        """Count the time that the network needed for the last bytes of a transfer.
 
         Time that was already counted for another transfer is not counted again.
 
         Args:
-            since: when the kernel accepted the last bytes.
-            now: when the holder had received them.
+            since: time at which the kernel accepted the last bytes, monotonic seconds.
+            now: time at which the holder had received these bytes, monotonic seconds.
 
         Returns:
             The measurement, with the part of this time that was not counted yet.

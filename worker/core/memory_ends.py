@@ -6,8 +6,8 @@
     the kill counter of the node rose                               no         node
     the rank's last exception reports a lack of memory              yes        exception
 
-The first three kinds of evidence count only for a rank that ended by SIGKILL and that the agent did not stop. The
-node's counter covers every process of the machine, so the killed process may be another one.
+The first three kinds of evidence count only for a rank that ended by SIGKILL without a request of the agent. The node's
+counter covers every process of the machine, so the killed process may be another one.
 
 Invariant: a value that was not measured is None, never estimated.
 """
@@ -41,9 +41,9 @@ class KillCounts:
     """Counters of kernel kills for lack of memory. A value is None if the counter cannot be read."""
 
     cgroup: int | None = None
-    """Kills in the rank's memory cgroup; None if that cgroup is the whole machine."""
+    """Number of kills in the rank's memory cgroup; None if that cgroup is the whole machine."""
     node: int | None = None
-    """Kills on the whole machine."""
+    """Number of kills on the whole machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class MemoryUse:
     rank_bytes: int | None = None
     """Resident memory of the rank's process."""
     used_bytes: int | None = None
-    """Used memory of the cgroup if the cgroup has a limit, otherwise of the node."""
+    """Used memory of the rank's cgroup if that cgroup has a limit, otherwise of the node."""
     total_bytes: int | None = None
     """The limit that applies to `used_bytes`."""
 
@@ -65,9 +65,9 @@ def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_
     """Return how a rank that ended by SIGKILL ran out of memory, or None without any evidence of a lack of memory.
 
     Args:
-        before: counters some time before the end.
-        after: counters after the end; a higher count than `before` is evidence.
-        use: the newest measurements before the end.
+        before: kill counters at some time before the rank ended.
+        after: kill counters after the rank ended. A count that is higher than in `before` is evidence.
+        use: the newest measurements before the rank ended.
         logged_bytes: the rank's resident memory in the kernel's log (`logged_kill`); None without a log record.
 
     Returns:
@@ -94,8 +94,8 @@ def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
     """Return how a rank that ended by an exception ran out of memory, or None if it raised another exception.
 
     Args:
-        last_lines: the end of the rank's stderr.
-        use: the newest measurements before the end.
+        last_lines: the last lines of the rank's stderr.
+        use: the newest measurements before the rank ended.
 
     Returns:
         The evidence, with the line that names the exception.
@@ -121,7 +121,7 @@ def logged_kill(log: str, pid: int, since_seconds: float) -> int | None:
     Args:
         log: records of /dev/kmsg, one per line.
         pid: pid of the process that may have been killed.
-        since_seconds: start of the process, in seconds since boot; older records concern an earlier process with this
+        since_seconds: start of the process, in seconds since boot. Older records concern an earlier process with this
             pid.
 
     Returns:

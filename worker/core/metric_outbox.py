@@ -1,7 +1,7 @@
-"""Queue of logged values that are resent until the control plane confirms them: numbered and bounded. No I/O.
+"""Queue of logged values that the agent sends again until the control plane confirms them. Bounded. No I/O.
 
-Invariant: every step has a number that is used only once. A dropped step leaves a gap in the numbers, and the receiver
-counts the gaps.
+Invariant: every logged step has a number that is used only once. A dropped step leaves a gap in the numbers, and the
+receiver counts the gaps.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import RunId
 
 MAX_WAITING = 20_000
-"""Maximum steps in the queue. Beyond this limit, the oldest steps are dropped."""
+"""Maximum number of logged steps in the queue. Beyond this limit, the oldest steps are dropped."""
 MAX_SENT = 1_000
-"""Maximum steps per message."""
+"""Maximum number of logged steps per message."""
 MAX_SENT_VALUES = 10_000
-"""Maximum values per message, unless a single step has more."""
+"""Maximum number of values per message. A single step with more values is sent alone."""
 AGAIN_SECONDS = 5.0
-"""Time without a confirmation after which a message is sent again.
+"""Seconds without a confirmation after which a message is sent again.
 
 The control plane stores values once per second.
 """
@@ -35,7 +35,7 @@ class MetricOutbox:
         self._waiting: deque[tuple[int, RunId, MetricPoint]] = deque()
         self._next_number = 0
         self.dropped_count = 0
-        """Steps that were lost on this node."""
+        """Number of logged steps that this node has dropped."""
         self._sent_at: float | None = None
 
     def add(self, run: RunId, points: Sequence[MetricPoint], dropped_count: int = 0) -> None:
@@ -60,7 +60,10 @@ class MetricOutbox:
         return len(self._waiting)
 
     def connected(self) -> None:
-        """Record a new connection. No message is in flight, so all queued values are due again."""
+        """Record a new connection to the control plane, and make all queued values due again.
+
+        The confirmation of a message on the old connection can no longer arrive.
+        """
         self._sent_at = None
 
     def due(self, now: float) -> MetricBatch | None:

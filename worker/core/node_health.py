@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, FaultCode, NodeFault
 
 FIRST_SILENT_SECONDS = 60.0
-"""Time without a finished request after which a disk that never finished a request counts as silent.
+"""Seconds without a finished request after which a disk that never finished a request counts as silent.
 
 Such a disk may be idle, with a driver that shows old finished requests as waiting. The agent writes to the disk when
 the agent starts. The kernel writes such data back after at most 35 s, so a working disk has finished requests within
@@ -51,12 +51,18 @@ class GpuFacts:
     index: int
     name: str = ""
     xids: tuple[int, ...] = ()
-    """Xid errors since the last reading. A stub driver reports its configured errors at every reading."""
+    """Xid errors since the last reading.
+
+    A stub, which simulates GPUs from a file, reports its configured errors at every reading.
+    """
     ecc_uncorrectable: int = 0
     """Uncorrectable memory errors since the driver was loaded."""
     is_remapping_failed: bool = False
     slowed_by: tuple[str, ...] = ()
-    """Reasons for which the GPU's clocks are reduced, except power limits and idleness; empty if there are none."""
+    """Reasons why the GPU's clocks are reduced, except power limits and idleness.
+
+    Empty if the clocks are not reduced.
+    """
     is_lost: bool = False
     busy_percent: float | None = None
 
@@ -85,7 +91,7 @@ class DiskQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskWait:
-    """Time for which a volume has finished no request although requests waited."""
+    """Observations from which the agent decides whether a volume has stopped finishing requests."""
 
     finished_count: int
     least_waiting: int | None
@@ -95,11 +101,11 @@ class DiskWait:
     number is higher than this. The value is None until a finished request has been observed.
     """
     since: float | None
-    """Start of the wait, monotonic seconds; None while no request waits."""
+    """Monotonic time at which the volume last made progress while requests waited; None while no request waits."""
 
     @property
     def limit_seconds(self) -> float:
-        """Longest wait before the volume is reported as silent."""
+        """Seconds without a finished request after which the volume is reported as silent."""
         return FIRST_SILENT_SECONDS if self.least_waiting is None else DEVICE_SILENT_SECONDS
 
     def is_stuck(self, now: float) -> bool:
@@ -139,10 +145,10 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """State that `judge` needs for the next reading, and the present faults."""
+    """The present faults of a node, and the state that `judge` needs for the next reading."""
 
     xids: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-    """Last report of each (GPU index, Xid), monotonic seconds."""
+    """Monotonic time of the last report of each (GPU index, Xid)."""
     slowed_since: Mapping[int, float] = field(default_factory=dict[int, float])
     seen_up: frozenset[str] = frozenset()
     errors: Mapping[str, tuple[tuple[float, int], ...]] = field(
@@ -152,7 +158,7 @@ class NodeHealth:
     kills: tuple[tuple[float, int], ...] = ()
     low_since: float | None = None
     waits: Mapping[str, DiskWait] = field(default_factory=dict[str, DiskWait])
-    """Waits of volumes, by path of the file system."""
+    """The `DiskWait` of each volume, by path of the file system."""
     faults: tuple[NodeFault, ...] = ()
 
 
@@ -240,7 +246,7 @@ def _of_links(
 
 
 def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
-    """Return how long a volume has finished no request.
+    """Return the volume's `DiskWait` after one more reading.
 
     If requests wait at two readings and none was finished in between, at least one request has waited for the whole
     time between the readings.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from everstep.protocol.rank_messages import OWN_METRICS
 
 PERIOD_SECONDS = 5.0
-"""Minimum seconds between two points.
+"""Minimum seconds between two sets of values.
 
 A chart shows about a thousand points, and a job usually has more iterations.
 """
@@ -48,7 +48,7 @@ class OwnMetrics:
     """Sums of the measurements since the last point."""
 
     began_at: float | None = None
-    """Monotonic time of the last point; None before the first iteration."""
+    """Monotonic time of the last point; None before the first point."""
     iteration_count: int = 0
     step_seconds: float = 0.0
     blocked_seconds: float = 0.0
@@ -57,7 +57,7 @@ class OwnMetrics:
     replica_bytes: int = 0
     """Total bytes sent to holders at the time of the last point."""
     usage: NodeUsage = NodeUsage()
-    """Device use at the time of the last point."""
+    """The node's device use at the time of the last point."""
 
     def iteration(self, seconds: float, blocked_seconds: float) -> OwnMetrics:
         """Add one iteration.

@@ -25,13 +25,16 @@ from everstep.protocol.slot import digest
 from worker.core.averages import median_error
 
 RUN_STEPS = 4
-"""Consecutive steps in the same mode, so that delayed work of one iteration counts for its own mode."""
+"""Number of consecutive steps in the same mode.
+
+Work of one iteration may be delayed into the next one. With several steps per mode, most of it counts for its own mode.
+"""
 LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
-"""Numbers of measured iterations per mode that end the trial.
+"""Numbers of measured iterations per mode after which the trial may or must end.
 
 `LEAST` is the minimum for the verdict "unpaced", `LEAST_TO_PACE` the minimum for the verdict "paced". After `ENOUGH`
-iterations the trial ends with a verdict in any case. Late snapshots are rare and cost whole steps. Eight paced
-iterations may contain no late snapshot, so the verdict "paced" requires more iterations.
+iterations the trial always ends with a verdict. Late snapshots are rare and cost whole steps. Eight paced iterations
+may contain no late snapshot, so the verdict "paced" requires more iterations.
 """
 MOST_LOST = 4
 """Maximum number of lost steps attributed to one snapshot. A higher number of lost steps indicates a lost holder."""
@@ -46,15 +49,17 @@ Smaller gains are noise, and unpaced sending is simpler.
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """The newest iterations whose snapshots were sent in one mode."""
+    """The newest iterations whose snapshots were sent in one of the two modes."""
 
     seconds: tuple[float, ...] = ()
     """Duration of each iteration, from boundary to boundary."""
     lost: tuple[int, ...] = ()
-    """Per iteration: number of following steps that were not captured because its snapshot was still being sent."""
+    """Number of steps lost per iteration: following steps that were not captured because its snapshot was still being
+    sent.
+    """
 
     def take(self, seconds: float, lost_count: int) -> Tries:
-        """Return the tries with one more iteration; only the newest `ENOUGH` are kept."""
+        """Return the tries with one more iteration. Only the newest `ENOUGH` iterations are kept."""
         return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.lost, min(lost_count, MOST_LOST))[-ENOUGH:])
 
     @property
@@ -72,9 +77,9 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class PacingTrial:
-    """Measurements and verdict of the trial of one training.
+    """Measurements and verdict of one trial of the two modes.
 
-    Each node has its own trial. The verdict of the coordinator's node counts.
+    Each node has its own trial. All nodes follow the verdict of the coordinator's node.
     """
 
     paced: Tries = Tries()

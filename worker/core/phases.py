@@ -26,16 +26,16 @@ class PhaseClock:
     """Observations of one rank in one generation."""
 
     base: int
-    """The step from which the generation continues."""
+    """The step from which the rank's generation continues."""
     phase: str = ""
     boundary: int = -2
     since: float = 0.0
-    """Start of the present stay: its first reading, in monotonic seconds."""
+    """Monotonic time of the first reading of the present stay, in seconds."""
     seen_at: float = 0.0
     longest: Mapping[str, float] = field(default_factory=dict[str, float])
     """Longest finished duration of each phase, in seconds."""
     limit_seconds: float = 0.0
-    """Limit that the script has announced for this phase; 0: none."""
+    """Limit in seconds that the script has announced for this phase; 0 if it has announced none."""
 
     def seen(self, half: RankHalf, now: float) -> PhaseClock:
         """Return the clock after another reading of the rank's page.

@@ -36,7 +36,7 @@ class Shard:
     """State of one owned shard in the rounds, kept by its owner's agent."""
 
     base: Step
-    """The step that the generation was restored from; 0 if it starts from the beginning."""
+    """The step from which the generation was restored; 0 if the generation starts from the beginning."""
     peers: tuple[NodeId, ...]
     """The planned holders except the owner's own node."""
     view: frozenset[NodeId]
@@ -47,9 +47,9 @@ class Shard:
     A vote also waits for these peers. Otherwise the next step would overwrite the step that is being sent to them.
     """
     unheard: frozenset[NodeId] = frozenset()
-    """Dropped peers that have not answered since they were dropped.
+    """Dropped peers that have not answered since the owner dropped them.
 
-    Their earlier acknowledgements do not return them to the view.
+    Acknowledgements from before the drop do not return them to the view.
     """
     committed: Step = NONE
     proposed: Step = NONE
@@ -102,7 +102,7 @@ class Shard:
     def hear(self, committed: Step, proposed: Step) -> Shard:
         """Apply the coordinator's newest committed and proposed step.
 
-        An announcement with a lower committed step is late and is ignored.
+        An announcement with a lower committed step is outdated and is ignored.
         """
         if committed < self.committed:
             return self
@@ -119,7 +119,7 @@ class Shard:
             reason="",
             is_late=False,
         )
-        # A dropped peer may have the new C, if the peer acknowledged it after this owner's vote.
+        # A dropped peer may have acknowledged the newly committed step after this owner's vote.
         if committed > self.committed:
             for peer in self.peers:
                 heard = heard if peer in heard.unheard else heard._confirmed(peer)
@@ -170,7 +170,7 @@ class Shard:
     def answer(self, peer: NodeId) -> Shard:
         """Record that a dropped `peer` accepts data again.
 
-        Votes wait for the peer until it has the committed step or is dropped again.
+        Votes then wait until the peer has the committed step or is dropped again.
         """
         is_back = peer in self.awaited or peer not in self.peers
         return self if is_back else replace(self, returning=self.returning | {peer}, unheard=self.unheard - {peer})
@@ -210,9 +210,10 @@ class Shard:
 
     @property
     def is_under_way(self) -> bool:
-        """True while a snapshot is being replicated.
+        """True while replication of a snapshot is unfinished.
 
-        A peer still lacks a step of this shard, or this shard is complete and the coordinator waits for other shards.
+        Either a peer still lacks a step of this shard, or this shard is complete and the coordinator waits for other
+        shards.
         """
         return self.vote is Vote.ACKED or any(self.wanted(peer) != NONE for peer in self.awaited)
 
@@ -237,18 +238,19 @@ def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
     """Return the answer to an announced stop that a rank's agent reports.
 
     A rank answers only at boundaries. A rank that passed the boundary before the stop could not see the announcement in
-    time. It may never reach its next boundary, because the other ranks wait at the stop and it waits for them. The
-    agent therefore answers ECHO_NO for such a rank. If the rank answers after all, the coordinator withdraws the stop
-    and announces a new one, which delays the stop by one round.
+    time. It may never reach its next boundary, because the other ranks wait at the stop while this rank waits for them
+    in a collective. The agent therefore answers ECHO_NO for such a rank. If the rank answers later, the coordinator
+    withdraws the stop and announces a new one, which delays the stop by one round.
 
     Args:
         half: the part of the shared page that the rank writes.
-        stop: the stop that the agent has announced on the page, or -1.
+        stop: step of the stop that the agent has announced on the page; -1 without a stop.
         state: state of that stop on the agent's half.
 
     Returns:
-        (the stop that is answered, `ECHO_YES` or `ECHO_NO`); the rank's own answer if the agent need not answer for the
-            rank.
+        (the stop that is answered, `ECHO_YES` or `ECHO_NO`). If the agent need not answer for the rank, the result is
+            the
+            rank's own answer.
     """
     if state is StopState.ANNOUNCED and half.echo_step != stop and half.boundary >= stop:
         return stop, ECHO_NO
@@ -265,18 +267,18 @@ class Coordinator:
     """Steps between two checkpoints in S3; 0 means that checkpoints are made only at an agreed stop."""
     slot_count: int = 2
     stored: Step = FIRST_STEP
-    """The newest complete checkpoint in S3 at the start of the generation; 0: none."""
+    """Step of the newest complete checkpoint in S3 at the start of the generation; 0 if there is none."""
     strayed: frozenset[Rank] = frozenset()
     """Ranks whose protection the coordinator announces (`worker.core.strays.strayed`).
 
-    These are the ranks with a stray on any node, and all other ranks on the same owners' nodes.
+    The set consists of the ranks whose shard is a stray on some node, and the other ranks on the nodes of these ranks.
     """
     distance: int = 1
     """Minimum steps from a committed step to the next proposal; set by the job's budget (`worker.core.budget`)."""
     committed: Step = NONE
     proposed: Step = NONE
     newest: Step = NONE
-    """The highest step that was ever proposed. The next proposal is above it."""
+    """The highest step proposed in this generation. The next proposal is above it."""
     ranks: tuple[RankRound, ...] = ()
     """The newest report of each rank that has reported, in order of rank."""
     lead: Lead = field(default_factory=Lead)
@@ -289,14 +291,14 @@ class Coordinator:
     occupies a slot, the final step is marked as soon as it is proposed; agents then cancel the older upload.
     """
     wanted: Step = NONE
-    """Step of a user's request to upload this step or a later one; `NONE` without a request."""
+    """Lower bound of the step that a user has asked to upload; `NONE` without a request."""
     is_recovering: bool = False
     """True after a restart until every rank's agent has reported. No step is proposed during this time."""
     stop_requested: bool = False
     stop: Step = NONE
     stop_state: StopState = StopState.NONE
     final: Step = NONE
-    """Boundary at which all ranks wait for the commit of the final step."""
+    """Boundary at which all ranks wait for the commit of the final step; `NONE` before they wait."""
     is_finished: bool = False
 
     @classmethod
@@ -357,10 +359,10 @@ class Coordinator:
         return replace(self, distance=distance)
 
     def request_checkpoint(self, step: Step) -> Coordinator:
-        """Request the upload of the next commit at or after `step`. Repeated requests change nothing.
+        """Request the upload of the next commit at or after `step`. A repeated request changes nothing.
 
-        The upload takes the next commit instead of an existing one. Each announcement of a commit also names the step
-        to upload, so members pin its slot before the slot can be reused.
+        The next commit is uploaded, because members may be about to reuse the slot of an existing commit. Each
+        announcement of a commit also names the step to upload, so members pin its slot before the slot can be reused.
         """
         return replace(self, wanted=max(self.wanted, step))
 
@@ -369,16 +371,17 @@ class Coordinator:
         return replace(self, stop_requested=True).advance()
 
     def end_final_round(self) -> Coordinator:
-        """Record that the final round took too long.
+        """Record that the final round exceeded its time limit.
 
         The ranks exit, and the newest committed step is the final state.
         """
         return replace(self, is_finished=True).advance() if self.final != NONE else self
 
     def halt(self) -> Coordinator:
-        """Record that the agents are ending the ranks.
+        """Record that the agents have begun to end the ranks, so that no step is proposed any more.
 
-        If a stop was requested, the committed step is the job's final state.
+        After a requested stop, the committed step becomes the job's final state. Without a stop request, the call
+        changes nothing.
         """
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
@@ -393,7 +396,7 @@ class Coordinator:
     def held(self) -> tuple[Rank, ...]:
         """Shards in `strayed` whose planned holders have all sealed the base or a later step.
 
-        A shard qualifies only if its owner reports that every holder is in view.
+        A shard counts only if its owner reports that every holder is in view.
         """
         return tuple(
             each.rank
@@ -464,8 +467,8 @@ class Coordinator:
         """Return the step to upload after `committed` was committed.
 
         A commit at or past the next multiple of the interval is uploaded. The base is also uploaded if a multiple of
-        the interval lies between the newest checkpoint and the base. In that case the upload for that multiple ended
-        together with an earlier generation.
+        the interval lies between the newest checkpoint and the base. In that case an earlier generation ended before it
+        had uploaded the step for that multiple.
         """
         if self._is_uploading:
             return self.persist
@@ -532,7 +535,7 @@ class Coordinator:
     def _is_stopping(self) -> bool:
         return (
             self.stop_requested or self.stop_state is StopState.CONFIRMED
-        )  # After a restart, the coordinator may know only one of the two.
+        )  # After a restart, the coordinator's state may contain only one of the two.
 
     def _propose(self) -> Coordinator:
         if self.is_recovering or self.is_finished or self.proposed != NONE:
@@ -546,7 +549,8 @@ class Coordinator:
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
         if is_full:
-            return self  # The uploaded step and C occupy both slots, so the next capture waits for the upload.
+            # The uploaded step and the committed step occupy both slots, so the next capture waits for the upload.
+            return self
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1)
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:

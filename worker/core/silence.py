@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass, replace
 
 LATE_RATIO = 2.0
-"""A check that comes this many periods after the previous one is late."""
+"""Number of periods between two checks from which the second check counts as late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Silence:
     """Seconds between two checks."""
     looked_at: float = -math.inf
     owed_since: float | None = None
-    """Time since which data has been due without progress; None if the holder is not silent.
+    """Time since which the owner has had data due for the holder without progress; None if the holder is not silent.
 
     Time that does not count as silence shifts this value forward.
     """
     failing_since: float | None = None
-    """Start of a series of failed attempts with progress; None without a series.
+    """Time at which the present series of failed attempts began, although each made progress. None without a series.
 
     Time that does not count as silence shifts this value forward.
     """
@@ -47,9 +47,9 @@ class Silence:
     has_failed: bool = False
     """True after one failed attempt with progress; the next failed attempt starts a series."""
     returns_at: float = -math.inf
-    """Earliest time at which the dropped holder may return; -inf after a success."""
+    """Earliest time at which the dropped holder may return to the view; -inf after a success."""
     apart_seconds: float = 0.0
-    """Wait that was imposed when the holder was last dropped."""
+    """Wait in seconds that the owner imposed when it last dropped the holder."""
 
     def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
         """Return the state after another periodic check.
@@ -57,11 +57,11 @@ class Silence:
         Args:
             now: present time in seconds.
             is_owed: True if the holder lacks data that could be sent.
-            is_asked: True if nothing on the owner's side delays this data.
+            is_asked: True if no work on the owner's side delays this data.
             is_occupied: True if the owner must first finish other work.
 
         Returns:
-            The state. The time since the last check counts as silence or is skipped.
+            The state in which the time since the last check counts as silence, or does not count.
         """
         elapsed = now - self.looked_at
         left_out = elapsed if is_occupied or elapsed > LATE_RATIO * self.period_seconds else 0.0
@@ -93,7 +93,7 @@ class Silence:
         return replace(self, failing_since=None, has_failed=False, returns_at=-math.inf, apart_seconds=0.0)
 
     def given_up(self) -> Silence:
-        """Record that commits continue without the holder.
+        """Record that the owner dropped the holder, so that commits continue without it.
 
         A call before the end of the holder's wait changes nothing. The holder was then in view only because it already
         had the step.

@@ -98,8 +98,9 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
     only the committed content. Before the first commit the result is the plan's keep list and the base.
 
     Args:
-        committed: the newest committed content of the generation that this node has heard of; None before the first
-            commit.
+        committed: the newest committed content of the generation that this node has received a report of; None before
+            the
+            first commit.
         planned: the plan's keep list for this shard: every content up to the base that this node should keep.
         base: the content that the generation was restored from; None if it started from the beginning.
 
@@ -119,12 +120,12 @@ def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
     checkpoint.
 
     Args:
-        uploading: the step whose slot is pinned for an upload; -1 without an upload.
-        proposed: the proposed step; -1 without a proposal.
-        persist: the step that is marked for upload; -1 without such a step.
+        uploading: the step whose slot is pinned for an upload; -1 if no upload is running.
+        proposed: the proposed step; -1 if no step is proposed.
+        persist: the step that is marked for upload; -1 if no step is marked.
 
     Returns:
-        True if the agent must unpin the slot now.
+        True if the agent must cancel the upload and unpin its slot.
     """
     return NONE < uploading < persist == proposed
 

@@ -22,14 +22,17 @@ At the full rate, even the smallest collective waits behind the kernel's send bu
 LOOK_SECONDS = 0.2
 """Duration of a measurement without a limit, in seconds of sending."""
 FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
-"""Duration of the first limit, and the maximum duration. Each limit lasts twice as long as the previous one."""
+"""Durations of the first limit and of the longest limit, in seconds of sending.
+
+Each limit lasts twice as long as the previous one.
+"""
 FASTER_RATIO = 2.0
-"""Factor by which the measured rate must grow to require a second measurement before the next limit.
+"""Factor by which the rate must grow after a limit is lifted to require a second measurement.
 
 Right after a limit is lifted, the kernel still waits for its timers or fills its buffers, which distorts the rate.
 """
 HELD_RATIO = 0.8
-"""Fraction of a link's limit. A lower measured rate means that the limited link has slowed down further."""
+"""Fraction of the limit below which the measured rate shows that the limited link has slowed down further."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
 """Rate below which a link counts as stopped.
 
@@ -43,7 +46,7 @@ class SlowLink:
     """State of one holder's link while the link is slow or suspected. A sender has one per holder."""
 
     carries: float = 0.0
-    """Rate in bytes per second at which the link was found slow; 0 while it is sound."""
+    """Rate in bytes per second that was measured when the link was found slow; 0 while the link is sound."""
     limit: float | None = None
     """Limit in force, in bytes per second; None if the link is not limited."""
     begun: tuple[int, float] = (0, 0.0)

@@ -48,7 +48,7 @@ def describe(threads: Sequence[ThreadStack]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The first of several consecutive stack samples of a process that show the same stacks."""
+    """The first stack sample of a process in a row of samples with equal stacks."""
 
     text: str
     at: float

@@ -43,18 +43,18 @@ from worker.core.slots import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strays:
-    """The facts from which one node decides which of its strays to drop.
+    """Facts from which one node decides which of its strays to drop.
 
-    `SlotStore.place` receives a new object for every generation.
+    The node's `Member` passes a new object to `SlotStore.place` at the start of every generation.
     """
 
     placed: frozenset[Rank] = frozenset()
     """Shards that the plan places on this node, owned or held. All other shards are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """Contents that the plan requires the shard's owner to keep.
+    """Contents, identified by (rank, content), that the plan requires the shard's owner to keep.
 
-    The value of each is the set of this owner's ranks whose base no other node keeps yet.
+    The value is the set of this owner's ranks whose base no other node keeps yet.
     """
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would go back after the loss of some node (`_needed`)."""
@@ -64,7 +64,7 @@ class Strays:
     Until then a node may still have to fetch the base from a stray.
     """
     committed: Step = NONE
-    """The newest committed step of the generation that this node has heard of; set by `heard`."""
+    """The newest committed step of the generation that the coordinator has announced to this node; set by `heard`."""
     held: frozenset[Rank] = frozenset()
     """Shards with a stray whose planned holders all have the base or a later step; set by `heard`."""
 
@@ -143,10 +143,10 @@ def _alone(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _needed(plan: GenerationPlan) -> frozenset[Step]:
-    """Return the steps before the base to which the job would go back after the loss of some node.
+    """Return the steps before the base to which the job would go back after the loss of one particular node.
 
-    Such a node is the only one that has the base of one of its shards. Without the node, the base is incomplete, but
-    the returned step is still complete on the other nodes.
+    That node is the only one that has the base of one of its shards. Without the node, the base is incomplete, but the
+    returned step is still complete on the other nodes.
     """
     keepers = defaultdict[Step, dict[Rank, set[NodeId]]](dict)
     for node in plan.nodes:

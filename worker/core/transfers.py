@@ -18,13 +18,14 @@ gain.
 """
 
 TRIES = 3
-"""Transfers per number of streams before that number is judged. The fastest transfer counts, because training may have
-slowed the others.
+"""Number of transfers with the same number of streams before that number is judged.
+
+The fastest transfer counts, because training may have slowed the others.
 """
 STREAM_BYTES = 64 * 1024 * 1024
 """Bytes per stream of a fetch.
 
-One flow on AWS sends this amount in 0.1 s, which is a hundred times the cost of another stream.
+One flow on AWS sends this amount in 0.1 s, which is a hundred times as long as opening another stream takes.
 """
 
 

@@ -25,10 +25,10 @@ from everstep.protocol.rank_messages import Vote
 from everstep.protocol.rounds import NodeReport, RankRound
 
 ARITY = 16
-"""Maximum children of a node. A tree of 10,000 nodes then has four levels.
+"""Maximum number of children of a node. A tree of 10,000 nodes then has four levels.
 
-At 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`). A higher arity loads
-each node more. A lower arity adds levels, and each level may delay a non-urgent report by 20 ms.
+At 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`). A higher arity adds work
+to each node. A lower arity adds levels, and each level may delay a non-urgent report by 20 ms.
 """
 RANKS_PER_MESSAGE = 1024
 """Maximum ranks per `RoundReport`. The report of a rank takes about 100 bytes, plus its reason, so a message stays far
@@ -87,10 +87,10 @@ class RoundTree:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The newest report of each node, all of the coordinator's newest known term."""
+    """The newest report of each node, all for the newest term of the coordinator that this node has seen."""
 
     term: int = NO_TERM
-    """The newest known term of the coordinator. Reports for an older term are ignored."""
+    """The newest term of the coordinator that this node has seen. Reports for an older term are ignored."""
     newest: Mapping[NodeId, NodeReport] = field(default_factory=lambda: MappingProxyType({}))
 
     def begin_term(self, term: int) -> Reports:
@@ -112,7 +112,7 @@ class Reports:
         return Reports(known.term, MappingProxyType(newest))
 
     def since(self, sent: Reports) -> tuple[NodeReport, ...]:
-        """Return the reports that are newer than their counterparts in `sent`, an earlier state of this object."""
+        """Return the reports that are newer than the same node's report in `sent`, an earlier state of this object."""
         return tuple(each for node, each in self.newest.items() if sent.newest.get(node) is not each)
 
     def is_pressing(self, sent: Reports, members: frozenset[NodeId]) -> bool:
@@ -137,8 +137,8 @@ class Reports:
     def is_progress(self, sent: Reports) -> bool:
         """Return whether the unsent reports contain only passed boundaries and repeated announcements.
 
-        A report of a rank without a proposed step does not count as progress. While a step is proposed, the coordinator
-        needs no such report before all ranks have voted. The votes contain the same facts.
+        While a step is proposed, such reports can wait for the votes of all ranks, because the votes contain the same
+        facts. A report of a rank without a proposed step does not count as progress.
         """
         return all(
             before is not None

@@ -1,1 +1,1 @@
-"""Log lines of ranks: stored on disk, replicated to peers, and uploaded to the object store."""
+"""Log lines of ranks: stored on disk, copied to other nodes, and uploaded to the object store."""

@@ -102,7 +102,7 @@ class HeldLines:
             try:
                 await asyncio.to_thread(_write, held.path, held.tail, added)
                 held.is_on_disk = True
-            except OSError as error:  # Only a restarted agent would miss these lines.
+            except OSError as error:  # The lines stay in memory, so only a restarted agent would lack them.
                 held.is_on_disk = False
                 log.warning("lines of %s are kept in memory only: %s", peer, error)
 

@@ -51,11 +51,14 @@ READ_BYTES: Final = 256 * 1024
 JOURNAL_BYTES: Final = 64 * 1024 * 1024
 """Maximum bytes that wait to be uploaded. Beyond this size, no further output is read."""
 WHOLE_BYTES: Final = 32 * 1024 * 1024
-"""Length up to which a stream stays complete on disk. Of a longer stream, the disk space of the read part is freed."""
+"""Length up to which a stream stays complete on disk.
+
+Of a longer stream, the journal frees the disk space of the part that was read.
+"""
 BEHIND_BYTES: Final = 256 * 1024 * 1024
-"""Limit for the unread bytes of a stream. Beyond it, the oldest bytes are skipped, and the log reports the gap."""
+"""Maximum unread bytes of a stream. Beyond this limit, the oldest bytes are skipped, and the log reports the gap."""
 TAIL_BYTES: Final = 64 * 1024
-"""Size of the end of a stream that stays on disk, because users see it if the rank fails."""
+"""Bytes at the end of a long stream that stay on disk, because users see them if the rank fails."""
 _PUNCH_HOLE: Final = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE from linux/falloc.h."""
 
@@ -122,7 +125,7 @@ class LogJournal:
         return [] if self.is_ended else self._take(is_last=False)
 
     def has_news(self) -> bool:
-        """Return whether a stream's length has changed since it was read. Takes microseconds."""
+        """Return whether the length of a stream has changed since the journal read it. The call takes microseconds."""
         return any(_size(path) != self._positions[key] for key, path in self._streams.items())
 
     def ends(self) -> Mapping[StreamKey, int]:
@@ -130,7 +133,10 @@ class LogJournal:
         return {key: _size(path) for key, path in self._streams.items()}
 
     def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
-        """Return whether every stream was read up to a result of `ends`; False while a last line is incomplete."""
+        """Return whether every stream was read up to a result of `ends`.
+
+        False while the last line of a stream is incomplete.
+        """
         return self.is_ended or all(self._positions[key] >= end for key, end in ends.items())
 
     def end(self) -> list[LogLine]:
@@ -177,7 +183,7 @@ class LogJournal:
             self._chunks.pop(0).path.unlink(missing_ok=True)
 
     def _take_up(self) -> None:
-        """Continue the journal of an earlier agent process on this node."""
+        """Continue the journal that an earlier agent process of this node has written."""
         found = sorted(
             name
             for path in self._folder.glob("node=*/*.jsonl")
@@ -243,7 +249,7 @@ class LogJournal:
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
 
     def _begun_anew(self, key: StreamKey) -> LogLine:
-        """Restart a stream that a process has truncated (as `> /dev/stderr` does) from its beginning."""
+        """Read a stream from its beginning again after a process has truncated it (as `> /dev/stderr` does)."""
         self._positions[key], self._given_back[key] = 0, 0
         return self._line(
             *key,
@@ -295,7 +301,10 @@ class LogJournal:
         return chunk
 
     def _give_back(self, key: StreamKey, path: Path) -> None:
-        """Free the disk space of the read part of a long stream. The rank continues to write at the end of the file."""
+        """Free the disk space of the part of a long stream that was read.
+
+        The rank continues to write at the end of the file.
+        """
         upto = (self._positions[key] - TAIL_BYTES) // 4096 * 4096
         if self._positions[key] <= WHOLE_BYTES or upto - self._given_back[key] < WHOLE_BYTES // 8:
             return

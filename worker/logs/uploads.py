@@ -53,15 +53,15 @@ LIVE_CHARACTERS = 1024 * 1024
 RECENT_CHARACTERS = 256 * 1024
 """Number of characters of the newest lines that are kept for new followers.
 
-The object store contains these lines a second later.
+Followers read older lines from the object store, which contains each line after about a second.
 """
 LIVE_SECONDS = 3.0
-"""Seconds between two checks of running ranks' raw streams."""
+"""Seconds between two checks of the raw streams of running ranks."""
 SHORT_BYTES = 1024 * 1024
 """Length up to which a stream is uploaded at every change."""
 GROWTH = 1.25
 STILL_SECONDS = 30.0
-"""Seconds without progress after which pending uploads count as stalled.
+"""Seconds without a finished upload after which pending uploads count as stalled.
 
 The transfer time of the largest pending upload over a slow connection is added.
 """
@@ -156,7 +156,7 @@ class LogShipper:
             self._live(lines)
 
     async def printed(self, number: int) -> Tail:
-        """Read all lines that the ranks have printed by now, and return the newest lines of this node.
+        """Read all lines that the ranks have printed before this call, and return the newest lines of this node.
 
         Every sender calls this before the end of each shard. So a holder has all lines up to a step before it
         acknowledges the step.
@@ -260,7 +260,7 @@ class LogShipper:
         return first, lines
 
     async def _read_up(self) -> None:
-        """Read to the present end of all streams."""
+        """Read all streams up to the length that they have at the call."""
         try:
             if self._journal is None:
                 await self._read()
@@ -382,7 +382,7 @@ class RankLogs:
         for path, reference in self._streams(plan, here):
             size = _size(path)
             if size is None or size > WHOLE_BYTES:
-                continue  # the rank was never started, or the stream is too long: its lines are stored instead
+                continue  # The rank was never started, or its stream is too long and only its lines are uploaded.
             missing += await self._send(path, reference, size)
             self._sent.pop(path, None)
         user = user_of(plan.run, self._state, self._user)
@@ -412,7 +412,7 @@ class RankLogs:
             since: monotonic time at which the caller began to wait.
 
         Returns:
-            False if no upload has finished for `still_seconds` of the largest pending upload.
+            False if no upload has finished for longer than `still_seconds` allows for the largest pending upload.
         """
         return self.monotonic() - max(since, self._moved_at) < still_seconds(max(self._under_way.values(), default=0))
 

@@ -1,1 +1,1 @@
-"""One generation on one node: shards are loaded, ranks are served, rounds are run, and all work is ended."""
+"""One generation on one node: the member loads shards, serves ranks, runs rounds, and ends all of this work."""

@@ -72,14 +72,14 @@ from worker.tasks import end, together
 log = logging.getLogger(__name__)
 NO_RANK = Rank(-1)
 REGAIN_SECONDS = 1.0
-"""Wait between two attempts to fetch a lost base."""
+"""Seconds between two attempts to fetch a base that this node has lost."""
 AGAIN_SECONDS = 1.0
-"""Wait before a background task that raised an unexpected exception is started again."""
+"""Seconds before a background task that raised an unexpected exception is started again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The parts of a node that a member uses. All of them outlive the member."""
+    """The parts of a node that a member uses. They exist before the member and continue after it."""
 
     node_id: NodeId
     address: str
@@ -93,7 +93,7 @@ class Node:
     """Receives the values that rank 0 logs."""
     archives: SourceArchives
     user: RankUser | None = None
-    """The user that ranks run as; None means the agent's user."""
+    """The user that ranks run as; None means the agent's own user."""
     usage: Callable[[], NodeUsage] = NodeUsage
     """Returns the present use of the node's devices."""
     gpu_nodes: tuple[int, ...] = ()
@@ -101,11 +101,14 @@ class Node:
     on_snapshot: Callable[[float], None] = lambda _: None
     """Called with the duration of every snapshot in seconds."""
     printed: Printed | None = None
-    """Returns lines that the ranks of the running generation have printed. None means that lines are not replicated."""
+    """Returns lines that the ranks of the running generation have printed.
+
+    None means that holders receive no lines.
+    """
 
 
 class _PeerDialler:
-    """A member's `Dialler` to one peer."""
+    """Opens a member's connections to one peer. Implements `Dialler`."""
 
     def __init__(self, member: Member, peer: NodeId, kind: SessionKind, owner_rank: Rank) -> None:
         self._member = member
@@ -197,7 +200,7 @@ class Member:
         self._tasks: set[asyncio.Task[None]] = set()
         self._upload_tasks: set[asyncio.Task[None]] = set()
         self._uploading: dict[Rank, asyncio.Task[None]] = {}
-        """The newest upload task of each local rank; it may have ended."""
+        """The newest upload task of each local rank; the task may have ended."""
 
     # -- contents to keep
 
@@ -212,7 +215,7 @@ class Member:
     def _keep(self, rank: Rank, told: Step) -> frozenset[Content]:
         """Return the contents of a shard that must not be overwritten.
 
-        This is the committed content, or the plan's contents until the base is committed. `told` is a committed step
+        These are the committed content, or the plan's contents until the base is committed. `told` is a committed step
         from another source, for example from an owner's message.
         """
         step = max(self._committed, told)
@@ -271,7 +274,7 @@ class Member:
 
     @property
     def restored_from(self) -> tuple[Literal["local", "peer", "s3"], ...]:
-        """Source of the base of each local rank that has one, in the ranks' order."""
+        """Source of the base of each local rank that has a base, in the order of the ranks."""
         return tuple(self._restored_from[rank] for rank in self.here.ranks if rank in self._restored_from)
 
     def adopt(self) -> None:
@@ -316,9 +319,10 @@ class Member:
             )
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
-        """Load the base of one rank into an own slot and verify it. The sources are this node, then peers, then S3.
+        """Load the base of one rank into a slot of this node, and verify it.
 
-        `sources` replaces the plan's list of sources.
+        The member tries the sources in this order: this node, other nodes, S3. `sources` replaces the plan's list of
+        sources.
         """
         refusals, is_mismatch, has_room = [], True, True
         shard = self.shards[rank.rank]
@@ -372,7 +376,7 @@ class Member:
         rank = self.plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
         held = [
-            # the holder may have received the base from this node
+            # A holder may have received the base from this node earlier.
             structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)
             for peer in rank.holders[1:]
             if peer not in asked
@@ -413,7 +417,7 @@ class Member:
         )
 
     def _share(self, count: int) -> int:
-        """Return one rank's share of `count` threads. All local ranks load at the same time."""
+        """Return one rank's share of `count` threads, because all local ranks load at the same time."""
         return max(1, count // len(self.here.ranks))
 
     async def _load_s3(self, rank: Rank, source: ShardSource) -> None:
@@ -497,7 +501,8 @@ class Member:
     async def _supply_regained(self, shard: OwnedShard) -> None:
         """Start the senders after the base is regained.
 
-        A holder lists its steps when a session begins. The owner counts only steps that it has itself.
+        A holder lists its steps when a session begins, and the owner counts only those steps that the owner also has.
+        So the session must not begin earlier.
         """
         await self._regain_base(shard)
         self._supply(shard)
@@ -545,7 +550,7 @@ class Member:
                 await self._rounds.serve(session)
 
     def _keep_distance(self, distance: int) -> None:
-        """Pass the distance between proposals to the coordinator if it runs on this node.
+        """Pass the distance between proposals to the coordinator if the coordinator runs on this node.
 
         All ranks have the same iterations, so the measurements of the coordinator's node suffice.
         """
@@ -553,7 +558,10 @@ class Member:
             self.server.keep_distance(distance)
 
     def _keep_pacing(self, pacing: Pacing) -> None:
-        """Pass the pacing to the coordinator if it runs on this node. Its verdict applies to all nodes."""
+        """Pass the pacing mode to the coordinator if the coordinator runs on this node.
+
+        The coordinator's mode applies to all nodes.
+        """
         if self.server is not None:
             self.server.keep_pacing(pacing)
 
@@ -644,7 +652,7 @@ class Member:
         self._uploading[shard.rank] = self._keep_upload_task(work(), f"upload rank {shard.rank} step {step}")
 
     async def _end_upload(self, shard: OwnedShard) -> None:
-        """Cancel the upload of a shard. Then grant its slot to the final step."""
+        """Cancel the upload of a shard, then grant the shard's slot for the final step."""
         await end(self._uploading[shard.rank])
         self.lines.grant_if_due(shard)
 
@@ -662,8 +670,9 @@ class Member:
     # -- status for the control plane
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
-        """Return the phase and boundary of each local rank, and the time since its last change. Each call updates the
-        clocks.
+        """Return the phase and boundary of each local rank, and the seconds since the rank last made progress.
+
+        Each call updates the phase clocks.
         """
         now, statuses = time.monotonic(), []
         for shard in self.shards.values():
@@ -684,7 +693,7 @@ class Member:
         return tuple(statuses)
 
     def target(self) -> Step:
-        """Return the last step of the training as announced by its ranks; 0 if they have not announced it."""
+        """Return the last step of the training, as its ranks have announced it; 0 before an announcement."""
         return Step(max((shard.page.rank().target for shard in self.shards.values()), default=0))
 
     def begin_clocks(self) -> None:

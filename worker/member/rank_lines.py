@@ -53,7 +53,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 FIRST_STEPS = 2
-"""Number of first boundaries after a launch that are reported to the control plane immediately.
+"""Number of boundaries after a launch that are reported to the control plane immediately.
 
 Later boundaries wait for the next regular report.
 """
@@ -61,7 +61,7 @@ NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 class RankLines:
-    """Implements `RankEvents` for one generation. The node's `Member` owns it."""
+    """Connects the ranks of one generation with their agent. Implements `RankEvents`; the node's `Member` owns it."""
 
     def __init__(
         self,
@@ -115,12 +115,12 @@ class RankLines:
         self._on_snapshot = on_snapshot
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest captured boundary of this node's first rank, and the time at which the rank passed it."""
+        """The newest captured boundary of this node's first rank, and the time at which that rank passed it."""
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
         """Ranks that connected before every node had verified its shards.
 
-        These ranks receive only messages about the progress of their base.
+        The agent sends these ranks only messages about the progress of their base.
         """
         self._early: dict[Rank, SlotsRequest] = {}
         """Slot requests of the ranks in `_waiting`.
@@ -128,8 +128,8 @@ class RankLines:
         These slots are created after the load, because the load needs memory for its own slots first.
         """
         self._is_loaded = False
-        # A rank that leaves `init` early waits for the others in a collective with a time limit. Loads from memory take
-        # seconds, loads from S3 minutes.
+        # A rank that returns from `init` early waits for the other ranks in a collective with a time limit. Loads from
+        # memory take seconds, loads from S3 take minutes.
         self._is_followed = bool(plan.base_step) and all(
             rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
         )
@@ -137,20 +137,21 @@ class RankLines:
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank requested."""
         self._asked: dict[Rank, int] = {}
-        """Slot capacity of each rank: the requested one, or the last granted one if a larger request was refused.
+        """Slot capacity of each rank in bytes.
 
-        The capacities differ because shards may differ in size.
+        This is the capacity that the rank requested, or the last granted capacity if a larger request was refused. The
+        capacities of ranks differ if their shards differ in size.
         """
         self._refused: dict[Rank, str] = {}
         """Reason why a rank's last slot request was refused permanently."""
         self._unmet: dict[Rank, SlotsRequest] = {}
-        """Slot requests that this node has no room for at the moment."""
+        """Slot requests for which this node has no room at the moment."""
         self._sealing: dict[Rank, Step] = {}
         """Captured steps whose slots are being digested."""
         self._unprepared: dict[Rank, Step] = {}
-        """Last step that was proposed before the rank's slots were ready.
+        """The last step that was proposed before the rank's slots were ready.
 
-        This happens with the first steps of every launch.
+        The first steps of every launch are proposed before the slots are ready.
         """
         self._tasks: set[asyncio.Task[None]] = set()
         self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -174,7 +175,7 @@ class RankLines:
     # -- messages of ranks
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """Accept a rank of this generation (see `RankEvents`)."""
+        """Accept the connection of a rank of this generation, and refuse other connections (see `RankEvents`)."""
         shard = self._shards.get(hello.rank)
         if shard is None or (hello.run, hello.generation) != (self.run, self.generation):
             return False
@@ -227,7 +228,7 @@ class RankLines:
                 del lines[rank]
 
     def message(self, rank: Rank, message: Message) -> None:
-        """Handle a rank's message (see `RankEvents`)."""
+        """Handle one message of a rank, such as a boundary or a captured step (see `RankEvents`)."""
         shard = self._shards[rank]
         if getattr(message, "generation", self.generation) != self.generation:
             return
@@ -253,7 +254,7 @@ class RankLines:
                     shard.note_passed(message.boundary, message.at_seconds)
                 self._on_round_change()
                 half = shard.page.rank()
-                # The rank was still moving when the present step was proposed.
+                # The rank was between boundaries when the present step was proposed.
                 if half.standing is not Standing.MOVING:
                     self.grant_if_due(shard)
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
@@ -281,7 +282,7 @@ class RankLines:
                 log.warning("rank %d sends %s", rank, type(message).__name__)
 
     def _measure(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:
-        """Record the measurements of an iteration. `seconds` is its duration, None if unknown."""
+        """Record the measurements of an iteration. `seconds` is the iteration's duration; None if it is unknown."""
         (step, acked_at), (passed, passed_at) = shard.acked, self._passed
         if step == passed != NONE:
             self._own_metrics = self._own_metrics.replicated(acked_at - passed_at)
@@ -575,9 +576,9 @@ class RankLines:
         self._begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
 
     def _wake(self, shard: OwnedShard, stop_before: StopState) -> None:
-        """Send a waiting rank a message, so that the rank reads its page.
+        """Send a rank that waits at a boundary a message, so that the rank reads its page.
 
-        A moving rank gets no message: it reads the page at every boundary, and a message would delay its step.
+        A training rank gets no message: it reads the page at every boundary, and a message would delay its step.
         """
         may_wait = StopState.ANNOUNCED in (stop_before, shard.page.agent.stop_state)
         if may_wait or shard.page.rank().standing is not Standing.MOVING:
@@ -602,9 +603,10 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
 
 
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
-    """Return whether the rank's chunk digests can replace the agent's own digests.
+    """Return whether the rank's chunk digests can replace digests of the agent.
 
-    The rank's digests must cover all chunks, and the agent must have digested no chunk yet. An error in these digests
-    is detected: every holder verifies each chunk on arrival, and the own node verifies all chunks before it restores.
+    The rank's digests must cover all chunks, and the agent must have digested no chunk yet. An error in the rank's
+    digests is detected later: every holder verifies each chunk on arrival, and this node verifies all chunks before a
+    restore.
     """
     return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

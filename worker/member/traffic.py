@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 ALPHA_SECONDS = 0.0002
 """Start-up time of a chunk: a wake-up and a system call."""
 WORTH_RATIO = 0.02
-"""Minimum length of transfers and of idle spans for pacing, as a share of an iteration.
+"""Minimum length of transfers and of idle spans for pacing, as a fraction of an iteration.
 
 Shorter transfers hardly disturb training, and shorter idle spans have no room for chunks. In these cases chunks are
 sent immediately.
@@ -40,7 +40,7 @@ SAID = {
     Pacing.IN_IDLE_SPANS: "wait for idle spans",
 }
 STALE_RATIO = 1.5
-"""Factor by which the iteration time must change for a new pacing trial."""
+"""Factor by which the iteration time must change before a new pacing trial starts."""
 
 
 class Traffic:
@@ -77,19 +77,22 @@ class Traffic:
         self._on_distance = on_distance
         self._on_pacing = on_pacing
         self._pacing = Pacing.AT_ONCE
-        """Pacing in the coordinator's last announcement."""
+        """The pacing mode in the coordinator's last announcement."""
         self._asked = Pacing.AT_ONCE
-        """Pacing that this node last requested."""
+        """The pacing mode that this node last requested."""
         self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
-        """Pacer for the profile; None until the link's rate has been measured, and if pacing has no benefit."""
+        """Pacer for the profile.
+
+        None until the link's rate has been measured, and None if pacing has no benefit.
+        """
         self._is_every_step = True
         """True while the budget has never increased the interval above one in this training."""
         self._tried_seconds: float | None = None
         """Duration of an iteration when the trial began."""
         self._is_paced: bool | None = None
-        """True if this iteration's chunks wait for idle spans; None without a plan."""
+        """True if this iteration's chunks wait for idle spans; None if there is no pacer for the profile."""
         self._was_paced: bool | None = None
         """Value of `_is_paced` in the previous iteration."""
         self._trying: _Try | None = None
@@ -124,7 +127,7 @@ class Traffic:
         self._has_captured |= rank == self._speaker
 
     def spans(self, rank: Rank, message: IdleSpans) -> None:
-        """Use the idle spans that a rank's profiler found. A later profile replaces an earlier one."""
+        """Use the idle spans that a rank's profiler has measured. A later profile replaces an earlier one."""
         if rank == self._speaker:
             self._profile, self._planned, self._trying = message, None, None
             self._pacer.unpace()
@@ -262,7 +265,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """An iteration that captured a snapshot, with all data sent in one mode."""
+    """An iteration that captured a snapshot and in which all data was sent in one pacing mode."""
 
     seconds: float
     is_paced: bool
@@ -271,5 +274,8 @@ class _Try:
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return two empty trials. The key is True for the trial with every step proposed."""
+    """Return two empty pacing trials.
+
+    The trial with the key True applies while every step is proposed, the other trial applies otherwise.
+    """
     return {True: PacingTrial(), False: PacingTrial()}

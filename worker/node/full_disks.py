@@ -1,7 +1,7 @@
-"""Detection of full disks from failed writes.
+"""Detection of full disks from failed writes, next to the checks of free space by the node's health watch.
 
     node health          checks the free space of the state directory and the tmpfs once per second
-    failed writes        show other limits: quotas, inodes, other file systems, too large files
+    failed writes        also show other limits: quotas, inodes, other file systems, too large files
 
 Invariant: a folder or file counts as full until `QUIET_SECONDS` after its newest failed write. The message about it is
 constant meanwhile, because a changed report wakes the control plane.
@@ -30,7 +30,7 @@ _NAMED = re.compile(r"\[Errno (?:28|122)\] [^:\n]+: '(?P<path>/[^'\n]+)'")
 class _Place:
     fault: NodeFault
     failed_at: float
-    """Monotonic seconds of the newest failed write."""
+    """Monotonic seconds of the newest failed write below this path."""
 
 
 class FullDisks:
@@ -47,14 +47,14 @@ class FullDisks:
         self._places: dict[str, _Place] = {}
 
     def note(self, error: BaseException, fallback: Path | None = None) -> NodeFault | None:
-        """Record a failed write if it failed for lack of space.
+        """Record an error of a write if the write failed for lack of space.
 
         Args:
             error: the error of the write, or an error caused by it.
             fallback: folder to name if the error names no file; None means the state directory.
 
         Returns:
-            The fault, or None for any other error.
+            The fault. None if the error has another cause than lack of space.
         """
         found = full_disk_of(error)
         if found is None:

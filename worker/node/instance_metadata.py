@@ -33,7 +33,7 @@ POLL_SECONDS = 5.0
 """Seconds between two polls, as AWS recommends for spot interruptions."""
 TIMEOUT_SECONDS = 1.0
 TOKEN_SECONDS = 21_600
-"""Lifetime of a session token; the longest that AWS permits."""
+"""Lifetime of a session token in seconds: the maximum that AWS permits."""
 MAX_ANSWER_BYTES = 64 * 1024
 EC2_ENDPOINT = "http://169.254.169.254"
 
@@ -79,11 +79,11 @@ class InstanceMetadata:
 
     @property
     def notices(self) -> tuple[NodeNotice, ...]:
-        """The present notices, in a fixed order."""
+        """The present notices in a fixed order."""
         return tuple(notice for path in _READERS for notice in self._told.get(path, ()))
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Poll the metadata service every `POLL_SECONDS` until the task is cancelled."""
         while True:
             await self.poll()
             await asyncio.sleep(POLL_SECONDS)
@@ -109,7 +109,7 @@ class InstanceMetadata:
             self._on_change()
 
     def _ask(self, told: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
-        """Return the notices of each path. Runs in a thread, one call at a time."""
+        """Request each path and return the notices. Runs in a thread, one call at a time."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_SECONDS)
         try:
             for path, read in _READERS.items():

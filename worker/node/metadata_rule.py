@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 ADDRESSES: Final = {"-4": "169.254.169.254", "-6": "fd00:ec2::254"}
 AGAIN_SECONDS: Final = 30.0
-"""Seconds between two checks of the rule: a restart of the network may remove it."""
+"""Seconds between two checks of the rule. The checks are needed because a restart of the network may remove it."""
 _COMMAND_SECONDS: Final = 10.0
 _TRY = """
 import errno, socket, sys
@@ -42,7 +42,7 @@ for address in sys.argv[1:]:
         if error.errno not in (errno.EACCES, errno.EAFNOSUPPORT):
             print(address, error.strerror, end="; ")
 """
-"""Program that reports each reachable metadata address.
+"""Python program that prints each metadata address that its user can reach.
 
 Only a refusal counts as unreachable, because a missing route may appear later. On a machine without IPv6, the IPv6
 address counts as unreachable.

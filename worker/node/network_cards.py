@@ -29,7 +29,10 @@ class NetworkCard(NamedTuple):
 
     address: str
     name: str = ""
-    """The kernel's name of the card; empty if the node has only one card or the kernel's routes select the card."""
+    """The kernel's name of the card.
+
+    Empty if the node has only one card or the kernel's routes select the card.
+    """
 
     def bind(self, line: socket.socket, port: int = 0) -> None:
         """Bind a socket, and the connections that it accepts, to this card.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 AGENT_NICENESS = -10
-"""Niceness of the agent's event loop, for whose short tasks ranks and other nodes wait.
+"""Niceness of the agent's event loop, because ranks and other nodes wait for its short tasks.
 
 Ranks and those threads of the agent that move bytes run at niceness 0 (`work_as_ranks_do`).
 """
@@ -51,8 +51,8 @@ def lead_own_session() -> None:
 def before_other_sessions() -> Iterator[None]:
     """Raise the priority of this process's session while the context is open, for work that ranks wait for.
 
-    The call has no effect if the kernel does not group sessions or does not permit the change. It also has no effect if
-    this process does not lead its own session.
+    The context has no effect if the kernel does not group sessions or does not permit the change. It also has no effect
+    if this process does not lead its own session.
     """
     before = _session_niceness() if os.getsid(0) == os.getpid() else None
     try:

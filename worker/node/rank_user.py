@@ -84,7 +84,10 @@ TURNS: Final = "rank_users"
 _LOOK_SECONDS = 0.02
 _taking_turns = threading.Lock()
 _killed = threading.Event()
-"""Event that is never set. It serves for timed waits after a kill, because the kernel does not report the end."""
+"""Event that is never set.
+
+It serves for timed waits after a kill, because the kernel does not report the end of a process to other processes.
+"""
 _turns = msgspec.json.Decoder(list[tuple[str, int]])
 
 
@@ -95,7 +98,7 @@ class RankUser:
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
-    """Supplementary groups, for example for access to devices."""
+    """Ids of supplementary groups, for example of a group with access to devices."""
     name: str = NAME
     uid_count: int = 1
     """Number of uids from `uid` on that are assigned to jobs in turn; with 1, all jobs share this user."""
@@ -261,8 +264,8 @@ def become(user: RankUser) -> None:
 def allow_looks() -> None:
     """Allow processes of the same user to inspect this process through /proc, as CUDA and py-spy do.
 
-    The kernel forbids this after a change of user, because the process may still contain secrets. Call the function
-    only after such secrets have been removed from memory.
+    The kernel forbids such inspection after a change of user, because the process may still contain secrets. Call the
+    function only after such secrets have been removed from memory.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
@@ -283,7 +286,7 @@ def make_way(folder: Path, user: RankUser | None) -> None:
 
 
 def make_own(folder: Path, user: RankUser | None) -> None:
-    """Create a folder that belongs to `user`, below a folder that only root can write. Idempotent."""
+    """Create a folder that belongs to `user`, inside a folder that only root can write. Idempotent."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if user is not None:
         os.chown(folder, user.uid, user.gid, follow_symlinks=False)
@@ -316,7 +319,7 @@ def take(folder: Path) -> None:
         for name in [*files, *folders]:
             os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
         for name in files:
-            with contextlib.suppress(OSError):  # The entry may be a link, or a file that cannot be opened.
+            with contextlib.suppress(OSError):  # The entry may be a link or a file that this process cannot open.
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
                 try:
                     os.fchmod(descriptor, 0o755 if os.fstat(descriptor).st_mode & 0o100 else 0o644)
@@ -397,7 +400,7 @@ def _by_turns() -> RankUser:
 
 
 def _processes_of(user: RankUser) -> set[int]:
-    """Return the pids of these users' processes, as far as /proc lists them.
+    """Return the pids of these users' processes that are visible in /proc.
 
     Zombies are omitted. A process whose first thread has ended while others run looks like a zombie, but is included.
     """

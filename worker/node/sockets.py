@@ -16,7 +16,7 @@ PROBES = 2
 
 
 class TunableLine(Protocol):
-    """A socket, or asyncio's wrapper of a socket."""
+    """A socket, or asyncio's wrapper of a socket, whose options can be set."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
         """Set an option, as `socket.socket.setsockopt` does."""

@@ -1,6 +1,6 @@
-"""A port number that survives the agent, so that peers and ranks reach the next agent at the same port.
+"""The agent's port number, stored on disk so that peers and ranks reach the next agent at the same port.
 
-Invariant: a failing disk never ends the agent. The next agent then uses another port.
+Invariant: a failing disk never ends the agent. If the port cannot be read, the next agent uses another port.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class KeptPort:
         """The stored port; None until the file has been read."""
 
     def read(self) -> int:
-        """Return the port of the earlier agent; 0 if unknown."""
+        """Return the port of the earlier agent; 0 if no port is stored or the file cannot be read."""
         if self._known is None:
             self._known = self._read()
         return self._known

@@ -30,7 +30,10 @@ BELONGINGS: Final = (
     *("promise*", "session_token*", "peer_port*", "credentials_port*"),
     *("ranks/*", "logs/*", "outputs/*", "homes/*", "sources/*", "inputs/runs/*"),
 )
-"""Files that belong to one node. Input objects and package layers are named by content, so any node may use them."""
+"""Files that belong to one node.
+
+Input objects and package layers are not among them: they are named by content, so any node may use them.
+"""
 
 
 def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:

@@ -1,1 +1,1 @@
-"""Inputs that a job's ranks need before they start: sources, packages, input channels, secrets, credentials."""
+"""Provides what a job's ranks need before they start: sources, packages, input channels, secrets, credentials."""

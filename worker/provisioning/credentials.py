@@ -3,10 +3,10 @@
     rank ──GET /role, Authorization: <token of the generation>──▶ 127.0.0.1 ──▶ credentials for an hour at most, as JSON
                                                                       └─▶ STS, as the node's role, below 20 minutes left
 
-The response format and the two variables are those of the container credential provider in all AWS SDKs. Requests
-receive the present credentials as long as these are valid, because SDKs wait only two seconds. SDKs request new
-credentials in the last 15 minutes of the lifetime. The port is stored on disk, and the token is derived from the
-generation's key. So ranks can reach this node's next agent with the same port and token.
+The response format and the two variables are those of the container credential provider in all AWS SDKs. The server
+answers with the present credentials while they are valid, because SDKs wait only two seconds for an answer. SDKs
+request new credentials in the last 15 minutes of the lifetime. The port is stored on disk, and the token is derived
+from the generation's key. So ranks can reach this node's next agent with the same port and token.
 
 Invariant: a request without the token receives no credentials. No credentials are written to disk or to a log. Source:
 AWS SDKs and Tools Reference Guide, `Container credential provider`.
@@ -33,9 +33,12 @@ from worker.tasks import end
 log = logging.getLogger(__name__)
 
 RENEW_SECONDS: Final = 1200.0
-"""Remaining lifetime below which credentials are renewed; SDKs request new credentials in the last 900 s."""
+"""Remaining lifetime in seconds below which the server renews the credentials.
+
+SDKs request new credentials in the last 900 s of the lifetime.
+"""
 RETRY_SECONDS: Final = 5.0
-"""Seconds between two requests to STS while it does not answer."""
+"""Seconds between two requests for new credentials while STS does not answer."""
 MAX_REQUEST_BYTES: Final = 16 * 1024
 REQUEST_SECONDS: Final = 5.0
 HOST: Final = "127.0.0.1"
@@ -111,7 +114,10 @@ class RoleCredentials:
         await end(renewing)
 
     async def close(self) -> None:
-        """Stop listening. Ranks that still run reach the next agent at the same port."""
+        """Stop listening.
+
+        Ranks that still run reach the next agent at the same port.
+        """
         await self.withdraw()
         server, self._server = self._server, None
         if server is not None:

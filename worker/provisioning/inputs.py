@@ -52,7 +52,7 @@ RETRY_SECONDS = 1.0
 MAX_OBJECTS = 1_000_000
 """Maximum number of objects in one channel."""
 SPARED_PART = 0.05
-"""Fraction of the file system that inputs leave free, unless the agent has a limit in bytes."""
+"""Fraction of the file system that inputs must leave free. Applies if the agent has no limit in bytes."""
 _READ_BYTES = 4 * 1024 * 1024
 _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
@@ -62,12 +62,12 @@ class _Given(Exception):
 
 
 class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a channel."""
+    """One file of a channel, as stored in the channel's index."""
 
     place: str
     """Path relative to the channel's folder."""
     name: str
-    """Name of the file in the cache."""
+    """Name of the cached file to which the channel's folder links."""
     bytes: int
 
 
@@ -76,7 +76,10 @@ class _Wanted:
     place: PurePosixPath
     object: StoredObject
     reader: str
-    """The role that listed the object. A role that may list an object may lack the permission to read it."""
+    """The role with which the object was listed, and with which it must be read.
+
+    A role that may list an object may lack the permission to read it.
+    """
 
     @property
     def name(self) -> str:
@@ -338,7 +341,7 @@ def _listed(
 
 
 def _present(directory: Path, user: RankUser | None) -> Path:
-    """Return a directory after checking that the agent and the ranks can read it."""
+    """Return a channel's directory on the node, after checking that the agent and the ranks can read it."""
     with os.scandir(directory):
         pass
     if user is not None and closed_to(user, [directory]):

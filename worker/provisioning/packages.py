@@ -69,13 +69,13 @@ LAYERS_PART = 0.25
 """Fraction of the file system that all layers together may use, unless a limit in bytes is set."""
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
-"""Seconds to wait for killed processes of pip to end."""
+"""Maximum seconds to wait until killed processes of pip have ended."""
 _LOOK_SECONDS = 0.2
 """Seconds between two attempts to take the lock from another agent of this node."""
 _PASSED_ON = frozenset(
     {"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
 )
-"""Variables of the agent that pip receives, besides `LC_…` and proxy variables.
+"""Variables of the agent's environment that pip receives, besides `LC_…` and proxy variables.
 
 pip's own settings (`PIP_…`) are passed in a file.
 """
@@ -209,7 +209,10 @@ class PackageLayers:
         return packages
 
     async def _pip(self, folder: Path, work: Path, order: Order) -> None:
-        """Run pip to its end, or kill it on cancellation. In both cases, all processes that pip started end."""
+        """Run pip to its end, or kill it on cancellation.
+
+        When the call returns, all processes that pip started have ended.
+        """
         order.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = beside.CONFINED if order.user is None else beside.written(order.user)
         pip = ["-m", "pip"] if self._allows_builds else [wheels_only.__file__]
@@ -405,9 +408,10 @@ def _environment_in(work: Path, environment: Mapping[str, str]) -> dict[str, str
 
 
 def _end_users(user: RankUser | None) -> None:
-    """Kill the processes that an installation has left behind. No rank of this job runs on this node yet.
+    """Kill the processes of the job's user that an installation has left behind.
 
-    `user` is the job's user. Raises RequirementsRefused if a process cannot be killed.
+    No rank of this job runs on this node yet, so all processes of `user` belong to the installation. Raises
+    RequirementsRefused if a process cannot be killed.
     """
     if left := end_processes(user, seconds=END_SECONDS):
         raise RequirementsRefused(f"pip has left what cannot be ended: {left}")
@@ -447,7 +451,7 @@ def _modules(folder: Path) -> Iterable[str]:
 
 
 def _found(layer: Path) -> Packages | None:
-    """Return a finished layer and mark it as used; None if there is none."""
+    """Return a finished layer and mark it as used; None if the layer does not exist."""
     try:
         installed = _installed.decode((layer / "installed.json").read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):

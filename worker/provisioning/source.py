@@ -60,7 +60,7 @@ class SourceArchives:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Digests of the archives on this node, sorted.
+        """Sorted digests of the archives on this node.
 
         Archives of an earlier agent are included. `get` verifies each archive before use.
         """
@@ -136,7 +136,7 @@ async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Pat
 
     def work() -> Path:
         _check_wanted(cancelled)
-        # This precedes the start of ranks, because a rank could read all archives.
+        # Other archives are deleted before the ranks start, because a rank could read all archives.
         archives.keep({script.source.sha256})
         return unpack(archives.get(script.source), script, folder, cancelled)
 

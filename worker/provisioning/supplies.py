@@ -31,7 +31,7 @@ from worker.storage.object_store import ObjectStore
 
 
 class Supplies:
-    """Preparation of ranks' input, owned by the agent.
+    """Prepares all inputs of a generation's ranks. The agent owns the object.
 
     Args:
         state: state directory of the agent; all prepared files are below it.
@@ -80,7 +80,7 @@ class Supplies:
             LoadFailed: an input cannot be provided; contains a code and a sentence for the user.
             OSError: the disk is full.
         """
-        keys = await self._assume(plan, key)  # first, because this step fails fastest
+        keys = await self._assume(plan, key)  # Assume the role first, because this step fails fastest.
         secrets = await self._secrets(plan, keys)
         packages = await self._install(plan, here, entry)
         channels = await self._channels(plan)
@@ -98,11 +98,11 @@ class Supplies:
             await self._credentials.adopt(plan, key)
 
     async def withdraw(self) -> None:
-        """Stop serving credentials, once the generation's ranks have ended."""
+        """Stop serving credentials to a generation. The agent calls this after the generation's ranks have ended."""
         await self._credentials.withdraw()
 
     async def close(self) -> None:
-        """Stop listening for requests."""
+        """Stop listening for requests of ranks for credentials."""
         await self._credentials.close()
 
     async def _assume(self, plan: GenerationPlan, key: bytes) -> RoleKeys | None:
@@ -202,14 +202,16 @@ class Supplies:
 def wait_for_start(plan: GenerationPlan) -> bool:
     """Return whether the ranks start only after all nodes have loaded, instead of during the load. Pure.
 
-    A node that is new to a job may fetch inputs for hours. Ranks on the other nodes would wait for that node's ranks in
-    the rendezvous, and time out.
+    A node on which the job has not run before may fetch inputs for hours. Ranks on the other nodes would wait for that
+    node's ranks in the rendezvous, and time out.
 
     Args:
         plan: the plan of the generation.
 
     Returns:
-        True if the job has inputs to fetch and a node may lack them, because its ranks' state is not local.
+        True if the job has inputs to fetch and a node may lack them. A node may lack them if the state of its ranks is
+            not
+            local.
     """
     fetches = bool(plan.script.requirements) or any(channel.prefix is not None for channel in plan.script.inputs)
     return fetches and any(not rank.sources or rank.sources[0].kind != "local" for rank in plan.ranks)

@@ -35,15 +35,18 @@ log = logging.getLogger(__name__)
 
 MAX_AT_ONCE: Final = 4
 MAX_KEPT: Final = 8
-"""Maximum number of results that are kept, so that a repeated request gets the same result."""
+"""Maximum number of finished commands whose results are kept, so that a repeated request gets the first result."""
 END_SECONDS: Final = 5.0
-"""Seconds to wait for a killed command to end."""
+"""Maximum seconds to wait until a killed command has ended."""
 _ENDED: Final = "the generation ended"
 _READ_BYTES: Final = 64 * 1024
 
 
 class RankCommands:
-    """Runs the commands of one agent. The agent closes it at the end of every generation."""
+    """Runs the commands that users start beside this node's ranks.
+
+    The agent owns the object and closes it at the end of every generation.
+    """
 
     def __init__(
         self,
@@ -209,7 +212,7 @@ async def _feed(process: Process, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    """Read a stream to its end and keep the allowed bytes, plus one byte that marks the output as cut."""
+    """Read a stream to its end. Return the allowed bytes, plus one byte that shows that the output was cut."""
     while chunk := await stream.read(_READ_BYTES):
         into += chunk[: MAX_COMMAND_OUTPUT_BYTES + 1 - len(into)]
 

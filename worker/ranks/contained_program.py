@@ -27,12 +27,12 @@ from worker.ranks.shim import processes
 
 NONE = "-"
 CONFINED = "="
-"""Command-line word in place of a user.
+"""Command-line word in place of a user, for a program that keeps the user of this process.
 
-The process keeps its user, but no program gains rights by exec (`no_new_privs`).
+The program gains no rights by exec (`no_new_privs`).
 """
 END_SECONDS = 5.0
-"""Seconds to wait for killed processes to end.
+"""Maximum seconds to wait until killed processes have ended.
 
 If the agent is not root, a child may have changed to another user (`sudo`) and cannot be killed.
 """

@@ -88,9 +88,9 @@ class Packages:
     """Packages that were installed for a job on top of the node's own packages."""
 
     path: str = ""
-    """Folder from which ranks import before the node's packages; empty if the job needs no further packages."""
+    """Folder from which ranks import before the node's packages. Empty if the job needs no packages besides those."""
     modules: tuple[str, ...] = ()
-    """Names of the modules in this folder."""
+    """Names of the modules that can be imported from `path`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,10 @@ class RankEvents(Protocol):
     """Receiver of the ranks' messages, implemented by `worker.member.rank_lines.RankLines`."""
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """Handle a new connection of a rank: return True to accept the connection, False to refuse it."""
+        """Handle a new connection of a rank.
+
+        Return True to accept the connection, False to refuse it.
+        """
 
     def message(self, rank: Rank, message: Message) -> None:
         """Handle a message of a rank. The method must not block."""

@@ -29,7 +29,10 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
-"""Seconds allowed for one rank's sample. A sample takes 40 ms (measured), or longer if the rank's pages are in swap."""
+"""Maximum seconds for the sample of one rank.
+
+A sample takes 40 ms (measured), or longer if the rank's pages are in swap.
+"""
 SHOWN_SECONDS = 5.0
 """Seconds for which a sample stays in the reports after the last request.
 
@@ -187,7 +190,7 @@ class StackWatch:
             self._looking = asyncio.create_task(self._take(number), name=f"look {number} at what ranks do")
 
     def shown(self) -> tuple[RankStacks, ...]:
-        """Return the last complete sample while requests continue; empty otherwise."""
+        """Return the last complete sample while the control plane repeats its request; otherwise an empty result."""
         return self._taken if self._monotonic() - self._asked_at <= SHOWN_SECONDS else ()
 
     async def close(self) -> None:

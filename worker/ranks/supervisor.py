@@ -81,7 +81,7 @@ _NOT_STARTED = 127
 _LISTEN_SECONDS = 20.0
 """Seconds to wait for a new shim. A shim usually listens after 0.1 s (measured)."""
 GONE_SECONDS = 15.0
-"""Value of `gone_seconds` until the control plane sends its own value."""
+"""Value of `Supervisor.gone_seconds` until the control plane sends its own value."""
 _RECHECK_SECONDS = 0.05
 """Seconds between two checks of processes that are being killed; the kernel sends no event for their end."""
 _MEMORY_SAMPLE_SECONDS = 1.0
@@ -106,7 +106,7 @@ class ExitedRank:
     killed: MemoryEnd | None = None
     """Evidence that the kernel killed the rank for lack of memory; None if there is no such evidence."""
     use: MemoryUse = UNMEASURED
-    """The newest memory measurements before the end."""
+    """The newest memory measurements before the rank ended."""
 
     @property
     def exit_class(self) -> ExitClass:
@@ -179,9 +179,9 @@ class _MemorySample:
 
 
 class Supervisor:
-    """The agent's interface to its ranks, on the agent's loop.
+    """The agent's interface to its ranks. All methods run on the agent's event loop, unless stated otherwise.
 
-    Call `start` first and `close` last. Ranks outlive it unless `shut_down` is called.
+    The agent calls `start` first and `close` last. The ranks continue after `close`; `shut_down` ends them.
     """
 
     def __init__(
@@ -237,13 +237,13 @@ class Supervisor:
         self._disk = RankRecords(self._state)
         self._records: dict[RankKey, RankRecord] = {}
         self._asked: dict[RankKey, StartRank] = {}
-        """Requested starts that the shim has not answered yet."""
+        """Starts that the agent has requested and the shim has not answered yet."""
         self._killed: dict[RankKey, MemoryEnd] = {}
         """Ranks that the kernel killed for lack of memory."""
         self._rank_memory: dict[RankKey, ProcessMemory] = {}
-        """The newest sample of each rank; for an ended rank, the last before its end."""
+        """The newest memory sample of each rank. For an ended rank, the last sample before it ended."""
         self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
-        """Samples of the node, oldest first."""
+        """Memory samples of the node, oldest first."""
         self._remains_count = 0
         self._answer_count = 0
         """Number of `Ranks` messages received."""
@@ -257,7 +257,7 @@ class Supervisor:
     # -- life
 
     async def start(self) -> None:
-        """Connect to the node's shim, or start one, and read its state. Call once, first.
+        """Connect to the node's shim, or start one, and read its state. The agent calls this once.
 
         Raises:
             ShimUnavailable: no shim can be started.
@@ -424,7 +424,8 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(record.pid)
                 try:
-                    if processes.is_alive(record.pid, record.start_ticks):  # the handle refers to exactly this process
+                    # The pidfd refers to exactly this process, even if the pid is reused.
+                    if processes.is_alive(record.pid, record.start_ticks):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
                 finally:
                     os.close(handle)
@@ -448,8 +449,9 @@ class Supervisor:
         sessions whose rank and shim have ended. If ranks have no cgroup, and for ranks that are about to start, the
         shim's count is the proof.
 
-        If ranks run as separate users, all processes of these users are also killed, for any run. No rank of another
-        run exists on this node at this time. Programs that pip or a command left behind are in no rank's cgroup.
+        If ranks run as separate users, the call also kills all processes of these users, for any run. Such processes
+        may have been left behind by pip or a command, and are in no rank's cgroup. No rank of another run exists on
+        this node at this time.
 
         Args:
             run: the run to check; None for all runs.

@@ -1,1 +1,1 @@
-"""Communication between agents: authenticated sessions, transfers of shards, and rounds over the tree of agents."""
+"""Communication between agents: authenticated sessions, transfers of shards, and the rounds of the step protocol."""

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def new_life() -> int:
-    """Return a number that is higher after every restart of this node's agent.
+    """Return the coordinator's term: a number that is higher after every restart of this node's agent.
 
     The number is the monotonic time in nanoseconds. The monotonic clock continues across restarts of the agent, until
     the node ends.
@@ -79,7 +79,8 @@ class RoundServer:
             finished=core.is_finished,
             pacing=self._pacing,
             held=core.held,
-            is_silent=core.is_recovering,  # The announcement is empty until every member has reported.
+            # After a restart, the announcement stays empty until every member has reported.
+            is_silent=core.is_recovering,
         )
 
     def take(self, reports: Sequence[NodeReport]) -> None:

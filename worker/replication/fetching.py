@@ -1,4 +1,4 @@
-"""Fetches a shard from a node that holds it. A replacement node does this while it loads a generation.
+"""Fetches a shard from another node that has it in memory. A node does this while it loads a generation.
 
 Invariant: a sealed slot contains exactly the content and the digest that the plan names.
 """

@@ -22,21 +22,24 @@ from worker.core.link_use import LinkUse
 from worker.tasks import Signal
 
 PATIENCE_ITERATIONS = 2.0
-"""Maximum wait of a chunk for an opening, in iterations.
+"""Maximum wait of a chunk for an idle span, in iterations.
 
 If no boundary was reported for this long, training is not iterating, and chunks do not wait at all.
 """
 
 SHORT_SECONDS = 0.002
-"""Longest wait that takes place in the stream's thread.
+"""Longest wait for which a stream's thread waits itself, instead of the event loop.
 
-On a busy node, a wait on the event loop would take at least as long.
+On a busy node, such a short wait would take longer on the event loop.
 """
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
 """Measurements required before `NodePacer` reports the link's rate."""
 TELLING_BYTES = 64 * 1024
-"""Minimum bytes of a measurement. A smaller transfer would measure the latency instead of the rate."""
+"""Minimum bytes of a busy period from which the rate of the link is measured.
+
+A smaller transfer would measure the latency instead of the rate.
+"""
 
 
 class Pacer(Protocol):
@@ -72,7 +75,7 @@ class Transfer(Protocol):
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes of the transfer that the kernel has accepted so far."""
+        """Bytes of the transfer that the kernel has accepted."""
 
     @property
     def taken_at(self) -> float:
@@ -93,7 +96,7 @@ class SharedLink:
 
     @property
     def use(self) -> LinkUse:
-        """The measured use of the link up to now."""
+        """The measured use of the link until now."""
         with self._lock:
             self._use = self._use.until(self._clock())
             return self._use
@@ -306,15 +309,15 @@ class NodePacer:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that the node's senders have sent so far, including running transfers."""
+        """Total bytes that the node's senders have sent, including those of running transfers."""
         return self._sent_bytes + sum(transfer.taken_bytes for transfer in self._under_way)
 
     @contextlib.contextmanager
     def counted(self, transfer: Transfer) -> Iterator[None]:
-        """Count the bytes of a transfer while the context is open, and keep the total afterwards.
+        """Count the bytes of a transfer while the context is open, and add them to the node's total afterwards.
 
-        The link is measured per busy period: from the first transfer that begins until no transfer is running. Only
-        over a whole busy period do the bytes and the time correspond.
+        The link is measured per busy period: from the start of the first transfer until no transfer is running. The
+        bytes of a whole busy period are divided by the time in which the link was in use.
         """
         if not self._under_way:
             self._begun, self._is_telling = (self._sent_bytes, self.link.use.busy_seconds), True

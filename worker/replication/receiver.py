@@ -51,11 +51,11 @@ MAX_STREAMS = 64
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open session, registered so that its streams can find it."""
+    """An open session that is registered, so that new streams can find it."""
 
     peer: NodeId
     receiver: Receiver | None
-    """Receives the chunks; None if this side sends."""
+    """Receives the chunks; None if this side of the session sends chunks."""
     streams: Streams = field(default_factory=Streams)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     trouble: asyncio.Event = field(default_factory=asyncio.Event)
@@ -230,7 +230,7 @@ class ReplicaReceiver:
     async def _say_preparing(self, session: Session, rank: Rank) -> None:
         """Send progress messages to the owner while this node creates slots for its shard.
 
-        This node sends no other message meanwhile. Without progress messages, the owner would drop this holder.
+        This node sends no other message in this time. Without progress messages, the owner would drop this holder.
         """
         while True:
             if not self._store.is_making(rank):

@@ -28,12 +28,12 @@ from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
 COMPANY_SECONDS = 0.02
-"""Time for which a non-urgent change waits so that one message carries several changes.
+"""Seconds for which a non-urgent change waits, so that one message carries several changes.
 
 See docs/design.md#the-tree-of-agents.
 """
 PROGRESS_SECONDS = 0.25
-"""Time for which mere progress waits, because the coordinator does not need it before the next vote.
+"""Seconds for which reports of passed boundaries wait, because the coordinator does not need them before the next vote.
 
 Usually the next vote is sent sooner, and its message includes the progress. The wait is also limited to
 `PROGRESS_RATIO` of the deadline, so that the connection never seems silent.
@@ -89,7 +89,7 @@ class RoundMember:
         self._deadline = deadline_seconds
         self._on_silence = on_silence
         self._heard_at: dict[NodeId, float] = {}
-        """Time of the last message of each neighbour since this agent started, on the loop's clock."""
+        """Time of the last message of each neighbour to this agent process, on the loop's clock."""
         self._silent: frozenset[NodeId] = frozenset()
         self._announced = Announcement(
             generation=generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True
@@ -112,7 +112,7 @@ class RoundMember:
 
     @property
     def silent(self) -> frozenset[NodeId]:
-        """Neighbours that have sent messages in this generation, but none for longer than the deadline."""
+        """Neighbours that have sent messages in this generation, but no message for longer than the deadline."""
         return self._silent
 
     async def run(
@@ -262,7 +262,8 @@ class RoundMember:
         """Time at which the oldest unsent change was noticed."""
         while True:
             seen, newest = self.changed.version, self._newest()
-            due = told_at + self._deadline / 3  # The sign of life is due at this time, regardless of other changes.
+            # An empty message is due at this time as a sign of life, even without changes.
+            due = told_at + self._deadline / 3
             if news := newest.since(told):
                 new_since = now() if new_since is None else new_since
                 due = min(due, new_since + self._patience(newest, told))

@@ -1,11 +1,13 @@
-"""Chooses the pair of network cards for each stream between two nodes, and skips pairs that fail.
+"""Chooses the network cards for each stream between two nodes, and skips pairs of cards that fail.
+
+A *pair* consists of a card of this node and a card of the peer.
 
     stream 0 ─▶ this node's first card,  the peer's first       the session's own pair
     stream 1 ─▶ this node's second card, the peer's second      if it fails: the next pairs, then the session's own
     stream 2 ─▶ ...
 
-Invariant: a pair is skipped only after another pair has reached the same peer in the meantime. The loss of a peer
-proves nothing about cards. The session's own pair is never skipped.
+Invariant: a pair is skipped only after another pair has reached the same peer in the meantime. If no pair reaches the
+peer, the peer is lost, and the cards may be sound. The session's own pair is never skipped.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Ways:
     def __init__(self, cards: Sequence[NetworkCard]) -> None:
         self._cards = tuple(cards)
         self._left_out: dict[Way, float] = {}
-        """End of each pair's skip time, on the loop's clock."""
+        """Time until which each failed pair is skipped, on the loop's clock."""
 
     async def open(
         self,
@@ -87,7 +89,7 @@ class Ways:
     def _leave_out(self, peer: NodeId, lost: Mapping[Way, PeerLost]) -> None:
         now = asyncio.get_running_loop().time()
         for way, error in lost.items():
-            if now >= self._left_out.get(way, -math.inf):  # Otherwise another stream has just logged the failure.
+            if now >= self._left_out.get(way, -math.inf):  # Log only a failure that no other stream has just logged.
                 log.warning(
                     "streams to %s leave out %s for %g s: %s",
                     peer,

@@ -44,13 +44,16 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Waits before the first, second and later dials; the last value repeats."""
+"""Seconds to wait before the first, second and later dials; the last value repeats."""
 REFUSED_SECONDS = 0.2
-"""Wait after a holder rejected a shard, for example because it had no free slot."""
+"""Seconds to wait after a holder rejected a shard, for example because it had no free slot."""
 FLOW_BYTES_PER_SECOND = 625e6
-"""Minimum rate of a sound link: the limit of AWS for one flow outside a placement group, 5 Gbit/s."""
+"""Minimum rate of a sound link, in bytes per second.
+
+This is the limit of AWS for one flow outside a placement group, 5 Gbit/s.
+"""
 SLOW_RATIO = 0.1
-"""Share of the expected rate below which a link is slow. The expected rate is the best measured rate."""
+"""Fraction of the expected rate below which a link counts as slow. The expected rate is the best measured rate."""
 SUSPECT_RATIO = 1 / 6
 """Share of the holder deadline after which a slow transfer makes the link suspected.
 
@@ -59,9 +62,9 @@ Only the time in which the transfer sends counts.
 After the full deadline the link is reported as slow.
 """
 TELLING_BYTES = 64 * 1024 * 1024
-"""Minimum size of a transfer from which the rate of the network is measured."""
+"""Minimum bytes of a transfer from which the rate of the network is measured."""
 LOOKS_PER_DEADLINE = 10
-"""Silence checks per holder deadline."""
+"""Number of silence checks per holder deadline."""
 
 
 Answer = ShardWanted | ShardSealed | ShardRefused
@@ -329,10 +332,11 @@ class ReplicaSender:
         return self._crawls(queue, self._deadline)
 
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
-        """Return whether the transfer has had far less than the expected rate for more than `seconds` of sending time.
+        """Return whether the transfer was slow for more than `seconds` of sending time.
 
-        The time is divided among the transfers that share the node's link. The best rate is measured without this
-        division, because the transfers may have used different network paths.
+        Slow means that the rate was below `SLOW_RATIO` of the expected rate. The sending time is divided among the
+        transfers that share the node's link. The best rate is measured without this division, because the transfers may
+        have used different network paths.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
@@ -378,7 +382,8 @@ class ReplicaSender:
         self._pacer.measured(queue)
         if size >= TELLING_BYTES and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
-            if self.stream_count.count <= self._most_streams:  # Otherwise, the transfer used fewer streams.
+            # A transfer that used fewer streams does not measure this number of streams.
+            if self.stream_count.count <= self._most_streams:
                 self.stream_count = self.stream_count.measured(size / seconds)
 
     def _progress(self, _taken_bytes: int = 0) -> None:

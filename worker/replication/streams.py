@@ -35,7 +35,7 @@ from worker.replication.pacing import Pacer, SharedLink
 from worker.tasks import ended
 
 OWN_STREAMS = min(32, os.cpu_count() or 1)
-"""Maximum streams of a session that this side opens."""
+"""Maximum number of streams that this side opens in a session."""
 BUFFER_BYTES = 512 * 1024
 """Requested size of the kernel's send and receive buffers of a stream.
 
@@ -50,10 +50,10 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 Many kernels limit unprivileged processes to 208 KiB and silently reduce larger requests.
 """
 CANCELLED_SECONDS = 0.05
-"""Seconds granted to chunks in flight after a cancellation, before their connections are cut."""
+"""Seconds for which chunks in flight may still be sent after a cancellation, before their connections are cut."""
 DRAIN_BYTES = 1024 * 1024
 PROGRESS_SECONDS = 0.05
-"""Interval of progress reports of a transfer. Each report wakes the loop."""
+"""Minimum seconds between two progress reports of a transfer. Each report wakes the event loop."""
 UNSENT_BYTES = 128 * 1024
 """Maximum unsent bytes that the kernel buffers for a paced stream.
 
@@ -268,7 +268,7 @@ class ChunkQueue:
         self.taken_bytes = 0
         """Bytes that the kernel has accepted."""
         self.taken_at = 0.0
-        """When the kernel last accepted bytes."""
+        """Time at which the kernel last accepted bytes."""
         self._clock = clock
         self._link = link or SharedLink(clock)
         self._told_at = clock()
@@ -280,7 +280,10 @@ class ChunkQueue:
         self._held_count = 0
         """Number of sending streams that the pacer holds back."""
         self._busy_since: LinkUse | None = None
-        """Use of the link when this transfer last began to have data to send; None while it has no data."""
+        """Use of the link at the moment when this transfer last began to have data to send.
+
+        None while the transfer has no data to send.
+        """
         self._busy_seconds = 0.0
         self._part_seconds = 0.0
         self._is_complete = False
@@ -534,7 +537,7 @@ class IncomingShard:
         """Chunks that arrived but did not match their digest."""
         self.landed_count = 0
         self.come_bytes = 0
-        """Received bytes of all claimed chunks, including incomplete and unverified chunks."""
+        """Number of received bytes of all claimed chunks, including incomplete and unverified chunks."""
         self._target = target
         self._lock = threading.Lock()
         self._claimed: set[int] = set()

@@ -53,7 +53,7 @@ MAX_HANDSHAKE_BYTES = 4096
 """Maximum message size before both sides are authenticated."""
 ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096
-"""Bytes per read.
+"""Bytes per read call.
 
 Most messages are smaller than this size, so one read often returns several messages. Separate reads of header and body
 would double the number of system calls.
@@ -71,12 +71,15 @@ class TcpSession:
         self._sending = asyncio.Lock()
         self._is_closed = False
         self._inbox = bytearray()
-        """Received bytes of messages that were not returned yet."""
+        """Received bytes of messages that `receive` has not returned yet."""
         self._ahead: memoryview | None = None
-        """Read buffer; None during the handshake. The handshake must not read bytes of later messages."""
+        """Read buffer for several messages.
+
+        None during the handshake, which must not read bytes of later messages.
+        """
         self._limit = MAX_HANDSHAKE_BYTES
         self._missing = 0
-        """Bytes that the awaited message still lacks."""
+        """Number of bytes that the awaited message still lacks."""
         self._arrival: asyncio.Future[None] | None = None
         """Completed when bytes arrive; None while no caller waits."""
         self._is_watched = False
@@ -333,7 +336,7 @@ Serve = Callable[[TcpSession], Awaitable[None]]
 
 
 def _nobody(origin: str) -> Open:
-    """Return a placeholder for the first message of a peer that has not sent a message yet."""
+    """Return a placeholder for the `Open` message of a peer that has connected but not sent a message yet."""
     return Open(
         run=RunId(""), generation=Generation(0), kind="round", node_id=NodeId(origin), owner_rank=Rank(-1), nonce=b""
     )
@@ -342,8 +345,8 @@ def _nobody(origin: str) -> Open:
 class PeerListener:
     """Accepts sessions of the generation that this node is a member of. Rejects and counts all other sessions.
 
-    The agent owns the listener. It calls `admit` when a Load names a generation, and `revoke` when it promises a higher
-    generation.
+    The agent owns the listener. It calls `admit` when the control plane's Load names a generation, and `revoke` when
+    the agent promises a higher generation.
     """
 
     def __init__(self, node_id: NodeId) -> None:
@@ -396,7 +399,10 @@ class PeerListener:
         return int(listener.getsockname()[1])
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:
-        """Accept sessions of this generation from now on. `serve` handles each of them."""
+        """Accept sessions of this generation from now on.
+
+        The listener passes each accepted session to `serve`, which handles it until the session ends.
+        """
         self._credentials, self._serve = credentials, serve
 
     async def revoke(self) -> None:

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 MAX_REPEATS = 3
 """Maximum number of repeated requests for damaged chunks. After them, the shard is rejected."""
 CLOSE_SECONDS = 1.0
-"""Seconds granted to chunks in flight after a transfer has ended, before the streams are cut."""
+"""Seconds for which chunks in flight may still arrive after a transfer has ended, before the streams are cut."""
 
 
 Arrived = Callable[[SlotFile, SlotHeader, int], None]
@@ -209,7 +209,11 @@ async def send_shard(
 
 
 async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
-    """Wait for the next final chunks of the capture. During the wait, `paused` reports the receiver as paused."""
+    """Wait for the next final chunks of the capture.
+
+    `paused` marks this time, in which the owner's rank is the cause of the delay, so the receiver's silence does not
+    count.
+    """
     paused(1)
     try:
         await digests.changed.wait(seen)
@@ -301,7 +305,7 @@ async def _take(
     *,
     is_followed: bool,
 ) -> None:
-    """Request the missing chunks of each announced range until the end of the shard."""
+    """Request the missing chunks of each announced range, until the sender announces the end of the shard."""
     count = chunk_count(begin.payload_bytes)
     while True:
         try:

@@ -29,7 +29,7 @@ Single abandoned steps are normal: for example, a rank's layout may change, or a
 
 
 class OwnedShard:
-    """One rank's shard on its owner's node. The node's `Member` owns the object."""
+    """One rank's shard on the node that owns it. The node's `Member` owns the object."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class OwnedShard:
         """The newest step whose upload was started."""
         self.granted_slot = -1
         self.arriving: Arriving | None = None
-        """Message about the base that is being fetched, set once its index has arrived."""
+        """Message about the base that this node fetches. None before the index of the base has arrived."""
         self.refusal = ""
         """Reason why no snapshot of this rank can be taken at the moment; empty if snapshots work."""
         self.reserved: tuple[int, bytes] | None = None
@@ -75,18 +75,19 @@ class OwnedShard:
         self.unready: frozenset[NodeId] = frozenset()
         """Holders that have not yet created slots as described by `reserved`."""
         self.holder_troubles: dict[NodeId, str] = {}
-        """Per holder: the reason why it has not sealed the sent step, reported by the holder or by the connection.
+        """Reason, per holder, why the holder has not sealed the sent step.
 
-        The entry is removed when the holder seals a step.
+        The holder reports the reason, or the connection to the holder failed. The entry is removed when the holder
+        seals a step.
         """
         self.slow_holders: dict[NodeId, str] = {}
         """Holders whose slow links delay steps, each with a description."""
         self.broken_lines: dict[NodeId, str] = {}
         """Holders that answer, but whose connections break before a step is complete, each with a description."""
         self.verified: dict[NodeId | None, tuple[Step, float]] = {}
-        """Per holder: the newest step that the holder has verified, and the Unix time at which it did.
+        """Newest step that each holder has verified, and the Unix time at which the holder verified it.
 
-        The key None stands for the own node.
+        The key None stands for this node.
         """
         self.acked: tuple[Step, float] = (NONE, 0.0)
         """The newest step that every holder in view has verified, and when it was verified (monotonic time)."""
@@ -115,11 +116,11 @@ class OwnedShard:
         return self.base if self.base is not None and step == self.base.step else Content(self.generation, step)
 
     def slot(self, step: Step) -> Slot | None:
-        """Return the own slot in which `step` is sealed, or None."""
+        """Return the slot of this node in which `step` is sealed, or None."""
         return self._store.sealed(self.rank, self.content(step))
 
     def source(self, step: Step) -> Slot | None:
-        """Return the own slot from which `step` can be sent, or None.
+        """Return the slot of this node from which `step` can be sent, or None.
 
         The step is either sealed in the slot, or is being captured into the slot while the agent digests the final
         parts.
@@ -260,7 +261,7 @@ class OwnedShard:
             self.verified[holder] = newest, self._now()
 
     def told_slow(self, peer: NodeId, trouble: str) -> None:
-        """Record that the link to `peer` is slow, with a description; an empty description removes the record."""
+        """Record a description of a slow link to `peer`. An empty description removes the record."""
         self._told(self.slow_holders, peer, trouble)
 
     def told_broken(self, peer: NodeId, trouble: str) -> None:
@@ -279,7 +280,7 @@ class OwnedShard:
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
         """Record the sealed slots of `peer`.
 
-        A slot counts only if an own sealed slot has the same content and digest.
+        A slot of the peer counts only if a sealed slot of this node has the same content and digest.
         """
         steps = set()
         for origin, step, digest in sealed:

@@ -34,7 +34,7 @@ class ChunkDigests:
 
     @property
     def known_count(self) -> int:
-        """Number of chunks whose digest was computed."""
+        """Number of chunks whose digests are in `known`."""
         return len(self.known) // DIGEST_BYTES
 
     @property
@@ -49,7 +49,7 @@ class ChunkDigests:
 
     @property
     def is_decided(self) -> bool:
-        """True if the payload is a snapshot, sealed or about to be sealed."""
+        """True if the payload is a valid snapshot that is sealed or will be sealed."""
         return self.is_complete or self.is_sealed
 
     @property

@@ -73,7 +73,7 @@ class SlotFile:
 
     @classmethod
     def adopt(cls, path: Path) -> SlotFile:
-        """Open a slot file of an earlier agent process.
+        """Open a slot file that an earlier agent process has created.
 
         Args:
             path: a slot file in any state.

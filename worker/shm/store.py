@@ -48,7 +48,7 @@ INLINE_DIGEST_BYTES = 1024 * 1024
 At 30 GiB/s this takes 0.03 ms, less than the start of a thread.
 """
 BATCH_BYTES = 32 * 1024 * 1024
-"""Maximum bytes that are digested before the new digests are published."""
+"""Maximum bytes that a thread digests before the new digests are published."""
 VERIFY_THREADS = min(8, os.cpu_count() or 1)
 """Number of threads with which a node verifies shards during a restore.
 
@@ -67,7 +67,7 @@ class Slot:
     pins: int = 0
     is_busy: bool = False
     digests: ChunkDigests | None = None
-    """Digests of the content that is being written or is sealed; None if unknown.
+    """Digests of the content that is being written or is sealed; None if they have not been computed.
 
     They are not stored on tmpfs.
     """
@@ -410,7 +410,7 @@ class SlotStore:
         except OSError as error:
             raise self._full(header.capacity_bytes) from error
         except asyncio.CancelledError:
-            for file in made:  # the file was complete before the cancellation took effect
+            for file in made:  # The creation of the file ended before the cancellation took effect.
                 file.close(unlink=True)
             raise
         else:
@@ -536,7 +536,7 @@ class SlotStore:
         slot.file.empty()
 
     def give_up(self, rank: Rank, content: Content) -> None:
-        """Stop all readers of a content whose capture the rank has abandoned."""
+        """Stop all readers of a snapshot whose capture the rank has abandoned."""
         for slot in self.shards.get(rank, []):
             if slot.is_written_with(content):
                 slot.digests = None

@@ -55,7 +55,7 @@ _CONNECT_TIMEOUT_SECONDS = 5
 _READ_TIMEOUT_SECONDS = 30
 _MAX_ATTEMPTS = 4
 _METADATA_ATTEMPTS = 3
-"""Attempts to read the instance's own credentials, one second each; botocore's default is one attempt."""
+"""Number of attempts to read the instance's own credentials, one second each. botocore's default is one attempt."""
 _MISSING = frozenset(
     {
         "NoSuchKey",
@@ -110,7 +110,7 @@ KeysOf = Callable[[], RoleKeys]
 
 
 class Aws(Protocol):
-    """Interface to AWS besides the object store.
+    """Interface to the AWS services except the object store.
 
     `tests/contract/test_aws.py` tests every implementation.
     """
@@ -253,7 +253,7 @@ def aws_client(
 
 
 class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no type annotations
-    """The node's own credentials, looked up at each call until credentials are found.
+    """The node's own credentials, which are looked up at each call until they exist.
 
     A client keeps its first credentials object, and an instance may have no credentials yet while it boots.
     """

@@ -62,7 +62,7 @@ MAX_PARTS = 10_000
 Source: Amazon S3 User Guide, multipart upload limits.
 """
 _READ_BYTES = 1024 * 1024
-"""Size of urllib3's read buffer, which each reading connection needs."""
+"""Bytes of urllib3's read buffer. Each reading connection has its own buffer."""
 _GATHERED_BYTES = 256 * 1024
 """Maximum total size of pieces that are joined and sent in one write."""
 _CHECKSUM = "CRC32"
@@ -429,9 +429,9 @@ class _Part:
         return self._bytes
 
     def read(self, _: int = -1) -> Piece:
-        """Return the next piece completely, even if it exceeds the requested length. HTTP connections allow this.
+        """Return the next piece completely, even if the piece is longer than the requested length.
 
-        Small pieces are joined.
+        HTTP connections allow longer results. Small pieces are joined.
         """
         first, gathered = self._next, 0
         while (

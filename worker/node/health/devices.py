@@ -25,12 +25,16 @@ _DOWN = frozenset({"down", "lowerlayerdown", "notpresent"})
 _ERRORS = ("rx_errors", "tx_errors")
 _CARD_BYTES = ("rx_bytes", "tx_bytes")
 _EFA_BYTES = ("rx_bytes", "tx_bytes", "rdma_read_bytes", "rdma_write_bytes")
-"""Byte counters of an EFA adapter; its network card does not count this traffic. Older drivers lack the RDMA ones."""
+"""Byte counters of an EFA adapter, whose traffic its network card does not count.
+
+Older drivers lack the counters of RDMA traffic.
+"""
 LEAST_DISK_BYTES = 256 * 1024 * 1024
 LEAST_SHARE = 0.01
 LEAST_TMPFS_BYTES = 1024 * 1024
-"""Free bytes below which the node's tmpfs counts as full. Slots fill the tmpfs by design, and ranks' pages need the
-remaining space.
+"""Free bytes below which the node's tmpfs counts as full.
+
+Slots fill most of the tmpfs by design. The ranks' pages need the remaining space.
 """
 
 

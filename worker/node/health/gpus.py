@@ -32,10 +32,10 @@ _T = TypeVar("_T")
 
 
 class GpuReader(Protocol):
-    """Source of GPU readings, used by one thread."""
+    """Source of GPU readings. Only one thread may use it."""
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Return the present facts of all GPUs. May block as long as the driver does."""
+        """Return the present facts of all GPUs. The call blocks until the driver answers."""
         ...
 
     def close(self) -> None:
@@ -203,8 +203,9 @@ class NvmlGpus:
             return GpuFacts(index=index, name=self._names[index], xids=xids, is_lost=True)
 
     def _ask(self, question: Callable[[], _T], unknown: _T) -> _T:
-        """Return the result of an NVML call, or `unknown` if this GPU does not support it. Raise an error if the GPU is
-        lost.
+        """Return the result of an NVML call, or `unknown` if this GPU does not support the call.
+
+        A lost GPU raises an error.
         """
         try:
             return question()

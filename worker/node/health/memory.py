@@ -15,7 +15,7 @@ from worker.core.memory_ends import KillCounts
 _NO_LIMIT_BYTES = 1 << 60
 """Value from which a limit means "no limit", because cgroup v1 shows a number near 2^63."""
 _RECORD_BYTES = 16 * 1024
-"""Buffer size for one read of the kernel's log. A read returns one record, which is shorter."""
+"""Size in bytes of the buffer for one read of the kernel's log. A read returns one record, which is shorter."""
 _OVERWRITTEN_READS = 16
 
 
@@ -37,7 +37,7 @@ class ProcessMemory:
 
     resident_bytes: int
     peak_bytes: int
-    """The highest `resident_bytes` since the process started."""
+    """The highest resident memory since the process started."""
 
 
 def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
@@ -113,8 +113,8 @@ def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None
 def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Read the number of out-of-memory kills in this process's cgroup.
 
-    If the cgroup does not count kills, the result is the number for the whole machine. The node's health compares two
-    readings; a single number has no meaning.
+    If the cgroup does not count kills, the result is the number for the whole machine. The node's health watch compares
+    two readings; a single number has no meaning.
 
     The result is None if the kernel keeps no count. `proc` and `cgroups` are the mount points of procfs and of the
     cgroups.

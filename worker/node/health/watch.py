@@ -32,7 +32,10 @@ _T = TypeVar("_T")
 
 
 class HealthWatch:
-    """The health watch of one agent. Call `start` first and `close` last."""
+    """The health watch of one agent.
+
+    The agent calls `start` before all other methods, and `close` after them.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class HealthWatch:
         self._usage = NodeUsage()
         self._busy: dict[int, deque[float]] = {}
         self._asked: tuple[str, float] | None = None
-        """The device that the thread is reading now, and the start time of the read; None between readings."""
+        """The device that the thread is reading now, and the start time of the reading; None between readings."""
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 

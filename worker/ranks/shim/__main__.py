@@ -19,7 +19,7 @@ def main() -> None:
     """Run the shim or, with `--template-fd`, the template.
 
     Raises:
-        SystemExit: always, at the latest when the process has finished.
+        SystemExit: always, when the shim or the template has finished.
     """
     parser = argparse.ArgumentParser(prog="python -P -m worker.ranks.shim", description="Parent of a node's ranks.")
     parser.add_argument("--socket", type=Path, help="unix socket to serve")

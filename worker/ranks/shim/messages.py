@@ -26,9 +26,12 @@ from worker.node.rank_user import RankUser
 class Preload(StrEnum):
     """State of the template.
 
-    PENDING: the template still imports. READY: warm ranks are forked from the template. FAILED: the reason is in
-    `Ranks.preload_error`. NONE: no modules to preload. In all states except READY, a requested warm start becomes a
-    cold start.
+    - PENDING: the template still imports.
+    - READY: warm ranks can be forked from the template.
+    - FAILED: `Ranks.preload_error` contains the reason.
+    - NONE: the shim has no modules to preload.
+
+    In all states except READY, a requested warm start becomes a cold start.
     """
 
     PENDING = "pending"
@@ -68,7 +71,7 @@ class StopRanks(Message, frozen=True):
     """
 
     run: RunId | None
-    """Run whose ranks are killed. Run whose ranks are killed; None for the ranks of every run."""
+    """Run whose ranks are killed; None for the ranks of every run."""
     generation: Generation
 
 
@@ -92,11 +95,11 @@ class RankEnd(Message, frozen=True):
     code: int
     """Exit code, or minus the number of the signal."""
     at_seconds: float
-    """Time of the end, Unix seconds."""
+    """Unix time in seconds at which the process ended."""
     stopped: bool
-    """True if a `StopRanks` or `Shutdown` had requested the end of the rank before."""
+    """True if a `StopRanks` or `Shutdown` had requested the end before the rank ended."""
     text: str = ""
-    """Explanation of an end that the shim did not observe itself; otherwise empty."""
+    """Explanation of an end that the shim did not observe itself. Empty if the shim observed the end."""
 
 
 class RankRecord(Message, frozen=True):
@@ -109,13 +112,13 @@ class RankRecord(Message, frozen=True):
     start_ticks: int
     """Field 22 of /proc/PID/stat; together with the pid it identifies the process uniquely."""
     started_at_seconds: float
-    """Time of the start, Unix seconds."""
+    """Unix time in seconds at which the process started."""
     is_warm: bool
     stdout_path: str
     stderr_path: str
     end: RankEnd | None = None
     cgroup: str = ""
-    """The cgroup of the rank and all its descendants; empty if the node has none."""
+    """Path of the cgroup of the rank and all its descendants; empty if the rank has no cgroup."""
 
 
 class RankStarted(Message, frozen=True):
@@ -157,7 +160,7 @@ class Ranks(Message, frozen=True):
     confinement: str = ""
     """Folder in which the cgroups of ranks are created; empty if cgroups cannot be created."""
     confinement_error: str = ""
-    """Reason why ranks have no cgroup; otherwise empty."""
+    """Reason why ranks have no cgroup. Empty if ranks have cgroups."""
 
 
 ToShim = StartRank | StopRanks | ListRanks | ForgetRun | Shutdown

@@ -15,7 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _MAX_PASSES = 16
-"""Maximum passes over a growing process tree before it is killed. The caller checks for remaining processes."""
+"""Maximum number of passes over a growing process tree before it is killed.
+
+The caller checks for remaining processes.
+"""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -122,7 +125,7 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def children(parent: int) -> set[int]:
-    """Return the pids of a process's direct children, zombies included."""
+    """Return the pids of a process's direct children, including zombies."""
     return {process.pid for process in snapshot().values() if process.parent == parent}
 
 

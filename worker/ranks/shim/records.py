@@ -69,13 +69,13 @@ class RankRecords:
 
     @property
     def is_owing(self) -> bool:
-        """Whether ends of ranks wait for `write_owed`, because the disk has refused them."""
+        """True if the disk has refused ends of ranks, so that they wait for `write_owed`."""
         return bool(self._owed)
 
     def write_owed(self) -> None:
-        """Write the ends again that the disk has refused.
+        """Try again to write the ends of ranks that the disk has refused.
 
-        The owner calls this every `RETRY_SECONDS` and at its own end.
+        The shim calls this every `RETRY_SECONDS` and before it ends.
         """
         for path, record in list(self._owed.items()):
             with contextlib.suppress(OSError):

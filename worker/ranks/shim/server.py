@@ -92,7 +92,7 @@ class _Pending:
     start: StartRank
     client: Line
     gate: int = -1
-    """The shim's end of the gate; -1 until the template was asked."""
+    """The shim's end of the pipe at which the new process waits; -1 until the shim has asked the template to fork."""
     is_stopped: bool = False
 
 
@@ -107,7 +107,7 @@ class Shim:
     _living: dict[int, RankKey] = field(default_factory=dict)
     _stopped: set[RankKey] = field(default_factory=set)
     _fences: dict[RunId, Generation] = field(default_factory=dict)
-    """Highest stopped generation of each run; starts up to this generation are refused."""
+    """Highest stopped generation of each run. The shim refuses starts up to this generation."""
     _waiting: list[_Pending] = field(default_factory=list)
     """Warm starts that wait for the template."""
     _forking: list[_Pending] = field(default_factory=list)
@@ -116,7 +116,10 @@ class Shim:
     _cgroups: cgroups.RankCgroups | None = None
     _confinement_error: str = ""
     _emptying: set[str] = field(default_factory=set)
-    """Cgroups of generations without living ranks. They are killed, and removed once they are empty."""
+    """Cgroups of generations without living ranks.
+
+    The shim kills the processes in these cgroups, and removes each cgroup when it is empty.
+    """
     _template: _Template | None = None
     _is_ending: bool = False
     _environment: dict[str, str] = field(default_factory=processes.initial_environment)
@@ -304,7 +307,7 @@ class Shim:
             self._start_cold(client, start)
 
     def _has_been_asked(self, client: Line, key: RankKey) -> bool:
-        """Return whether this start was requested before. The answer then goes to this client.
+        """Return whether this start was requested before, and direct its answer to this client.
 
         The first request may have come from an agent that has ended since.
         """
@@ -358,9 +361,9 @@ class Shim:
         self._admit(_Pending(start, client, ours), pid, is_warm=False)
 
     def _fork_waiting(self) -> None:
-        """Send waiting starts to the template if it is ready; otherwise start these ranks cold.
+        """Send waiting starts to the template if the template is ready; otherwise start these ranks cold.
 
-        To wait for a template that still imports would take as long as the rank's own imports.
+        Waiting for a template that still imports would take as long as the rank's own imports.
         """
         template = self._template
         waiting, self._waiting = self._waiting, []
@@ -500,10 +503,10 @@ class Shim:
             template.line.socket.close()
 
     def _bury_template(self, template: _Template) -> None:
-        """Handle the end of the template.
+        """Handle the end of the template process.
 
         Ranks that the template was asked to fork start cold, unless they were stopped. A template that had been ready
-        is replaced.
+        is replaced by a new one.
         """
         self._hear_template(template)
         self._hang_up(template)
@@ -606,7 +609,7 @@ class Shim:
     def _strays(self) -> set[int]:
         """Return children that are neither ranks nor the template.
 
-        The result is empty while ranks run or start, because a child may then belong to one of these ranks.
+        The result is empty while ranks run or start, because such a child may then belong to one of these ranks.
         """
         if self._living or self._forking:
             return set()
