@@ -41,7 +41,7 @@ class Checkpoint(TypedDict):
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     VerificationTime: NotRequired[datetime]
     VerificationMessage: NotRequired[str]
-    """The damaged parts. Absent if no damage was found."""
+    """The damaged parts. Absent if no verification has found damage."""
 
 class CheckpointConfig(TypedDict):
     """Checkpoints in S3: how often they are written and how long they are kept."""
@@ -50,11 +50,11 @@ class CheckpointConfig(TypedDict):
     S3Uri: NotRequired[str]
     """Prefix for checkpoints. The default is a prefix in the service's bucket."""
     ThirdSlot: NotRequired[bool]
-    """Reserve a third memory slot per shard, so that snapshots never wait for an upload. false unless given."""
+    """Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given."""
     MaxCount: NotRequired[int]
     """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all."""
     MaxAgeInSeconds: NotRequired[int]
-    """Age at which checkpoints are deleted. Exempt are the newest checkpoint, the one that the job would be restored from, and pinned ones."""
+    """Age at which checkpoints are deleted. Three kinds of checkpoints are kept: the newest checkpoint, the checkpoint from which the job would be restored, and pinned checkpoints."""
 
 class CheckpointConfigUpdate(TypedDict):
     """Checkpoint settings to change. The location of checkpoints cannot change after creation."""
@@ -76,11 +76,11 @@ class Condition(TypedDict):
     """The node with the problem. Absent if the problem is in the service itself."""
 
 class CreateCheckpointResponse(TypedDict):
-    """The step that is stored in S3 or will be."""
+    """The step of the requested checkpoint, and whether the checkpoint is complete."""
     TrainingJobName: str
     RunId: str
     Step: int
-    """The checkpoint's step. While Status is Requested, the checkpoint is of this step or of the next committed one."""
+    """The checkpoint's step. While Status is Requested, the checkpoint may still be made of a later committed step instead."""
     Status: Literal["Requested", "Complete"]
 
 class CreateFleetResponse(TypedDict):
@@ -89,30 +89,30 @@ class CreateFleetResponse(TypedDict):
     Fleet: NotRequired[Fleet]
     """The new fleet. Absent after a dry run."""
     Checks: list[GroupCheck]
-    """The requirements that the group meets. If a group fails one, the error contains the same sentences."""
+    """The requirements that the group meets. If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it."""
     Changes: list[GroupChange]
-    """Changes to the group that were made or will be made. After a dry run: changes that a real call would make. Empty if the group already has all settings."""
+    """Changes to the group that were made or will be made. After a dry run: changes that the same request without DryRun would make. Empty if the group already has all settings."""
 
 class CreateJoinTokenResponse(TypedDict):
     """A join token for a fleet's launch template."""
     JoinToken: str
-    """The secret token. It is returned only once. The service stores only its digest."""
+    """The secret token. It is returned only once, because the service stores only its digest."""
     TokenId: str
     FleetName: str
     ExpirationTime: NotRequired[datetime]
 
 class CreateSourceResponse(TypedDict):
-    """Whether a source is stored already, and if not, where to upload it."""
+    """The state of a source archive, and the upload request if the archive is not stored yet."""
     SourceId: str
     IsStored: bool
-    """True if an earlier upload was checked and stored. No upload is needed."""
+    """Whether an earlier upload of this archive was checked and stored. If true, no upload is needed."""
     Upload: NotRequired[SourceUpload]
-    """Presigned request with which the client uploads the archive before it calls CompleteSource. Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case, call PutSource."""
+    """Presigned request with which the client uploads the archive before it calls CompleteSource. Absent if the source is stored already. Also absent if the service's object store accepts no direct uploads; call PutSource in this case."""
 
 class CreateTokenResponse(TypedDict):
     """A new token with its secret."""
     Secret: str
-    """The secret token. Clients send it as `Authorization: Bearer …`. Returned only once. The service stores only its digest."""
+    """The secret token. Clients send it as `Authorization: Bearer …`. It is returned only once, because the service stores only its digest."""
     Token: Token
 
 class CreateTrainingJobResponse(TypedDict):
@@ -126,13 +126,13 @@ class CreateTrainingJobResponse(TypedDict):
     """Forecast for the job. Only after a dry run."""
 
 class DataSource(TypedDict):
-    """The location of a channel's data. Exactly one of the two fields must be set."""
+    """The location of a channel's data. Exactly one of S3DataSource and FileSystemDataSource must be set."""
     S3DataSource: NotRequired[S3DataSource]
-    """Each node fetches and verifies the objects before its ranks start. The files are read-only. The node keeps them for later jobs while it has room."""
+    """Each node fetches and verifies the objects before its ranks start. The files are read-only. The node keeps them for later jobs while its disk has enough space."""
     FileSystemDataSource: NotRequired[FileSystemDataSource]
 
 class DeleteTrainingJobResponse(TypedDict):
-    """Deleted items; after a dry run, the items that would be deleted."""
+    """The records and objects that were deleted, or that would be deleted after a dry run."""
     TrainingJobName: str
     RunId: str
     IsDeleted: bool
@@ -141,18 +141,18 @@ class DeleteTrainingJobResponse(TypedDict):
     CheckpointCount: int
     IncidentCount: int
     NodeSeconds: float
-    """Node time that the fleet's totals no longer include."""
+    """Node time of the deleted job, which the fleet's totals no longer include."""
     CostUsd: NotRequired[float]
     ObjectCount: int
     """Objects in S3 that this call deleted. After a dry run: objects that a call with DeleteObjects would delete."""
     ObjectBytes: int
     HasMoreObjects: bool
-    """Each call deletes a limited number of objects. If true, repeat the same call to continue."""
+    """Whether objects of the job remain, because each call deletes a limited number. If true, repeat the same call to continue."""
     S3Uris: list[str]
     """Locations of the objects: checkpoints, logs, outputs."""
 
 class DescribeProtectionResponse(TypedDict):
-    """Present protection of the job's state."""
+    """The present protection of a job's state."""
     TrainingJobName: str
     Generation: int
     CommittedStep: int
@@ -163,9 +163,9 @@ class DescribeProtectionResponse(TypedDict):
     ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
-    """The probability that every shard keeps a copy after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss has too many cases to compute."""
+    """The probability that every shard keeps a copy after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. Loss sizes with too many cases to compute are omitted."""
     DomainOdds: list[DomainOdds]
-    """The same probability for losses of whole failure domains. Empty if AWS has reported no domains."""
+    """The probability that every shard keeps a copy after a simultaneous loss of one, two or three failure domains. Empty if AWS has reported no domains."""
     FatalDomains: list[str]
     """Failure domains whose loss alone would destroy every copy of some shard."""
     Shards: list[ShardProtection]
@@ -175,7 +175,7 @@ class DomainOdds(TypedDict):
     """Probability that the job's memory survives the simultaneous loss of failure domains."""
     LostDomains: int
     Probability: float
-    """Exact probability that every shard keeps a copy. All sets of LostDomains domains are equally likely. A node with an unknown domain counts as its own domain."""
+    """Exact probability that every shard keeps a copy. All sets of LostDomains domains are equally likely. A node whose domain is unknown counts as a separate domain."""
 
 class Drill(TypedDict):
     """An injected fault and its outcome."""
@@ -195,7 +195,7 @@ class Drill(TypedDict):
     Outcome: NotRequired[str]
 
 class Event(TypedDict):
-    """A record of something that happened to a fleet, a job or a node. Events never change."""
+    """A record of a change or an incident of a fleet, a job or a node. Events never change."""
     EventId: int
     Time: datetime
     Type: str
@@ -212,7 +212,7 @@ class ExecuteCommandResponse(TypedDict):
     Generation: int
     NodeId: str
     ExitCode: NotRequired[int]
-    """The exit code as a shell reports it. Absent if the program did not end in time."""
+    """The exit code as a shell reports it. Absent if the program did not end within TimeoutInSeconds."""
     Stdout: str
     Stderr: str
     """Standard error of the program. Stdout and Stderr contain at most the first 256 KiB of each stream."""
@@ -226,16 +226,16 @@ class FieldChange(TypedDict):
     """Path of the field: `CheckpointConfig.EverySteps`."""
     Before: NotRequired[str]
     After: NotRequired[str]
-    """The new value as text. Absent if the field has no value."""
+    """The new value as text. Absent if the update removes the value."""
     Applies: Literal["Now", "NextGeneration"]
     """When the change takes effect: now, or with the next generation. A running generation keeps the plan that it started with."""
 
 class FieldError(TypedDict):
-    """The error of one field of a request."""
+    """One invalid field of a request, with the problem."""
     Field: str
     """Path of the field, for example `CheckpointConfig.EverySteps`."""
     Message: str
-    """A sentence that includes the invalid value or the limit."""
+    """A sentence about the problem, with the invalid value or the limit."""
 
 class FileSystemDataSource(TypedDict):
     """A directory that already exists on every node: a shared file system, or a part of the image."""
@@ -268,9 +268,9 @@ class Fleet(TypedDict):
     AvailabilityZone: str
     PriceUsdPerHour: NotRequired[float]
     AccountingSeconds: dict[str, float]
-    """Time of all jobs of the fleet, by accounting bucket."""
+    """Total time of all jobs of the fleet, by accounting bucket, such as training or queue."""
     Reliability: Reliability
-    """Reliability over all jobs of the fleet."""
+    """Reliability figures of the fleet, computed over all its jobs."""
     IncidentCount: int
     """Number of incidents of the fleet's jobs, without drills."""
     LostNodeCount: int
@@ -280,7 +280,7 @@ class Fleet(TypedDict):
     CostUsd: NotRequired[float]
     """Cost of NodeSeconds. Idle nodes and spares are not included."""
     Drift: list[str]
-    """Differences between the group and the settings that Everstep needs. While there are any, Everstep neither resizes the group nor ends or reboots instances."""
+    """Differences between the group and the settings that Everstep needs. While the list is not empty, Everstep neither resizes the group nor ends or reboots instances."""
     Tags: dict[str, str]
     CreationTime: datetime
 
@@ -308,9 +308,9 @@ class GetLogEventsResponse(TypedDict):
     """A page of lines that a job's ranks printed, oldest line first."""
     Events: list[LogEvent]
     NextForwardToken: str
-    """Token for the page after the last of these lines."""
+    """Token for the page after the last line of this page."""
     NextBackwardToken: str
-    """Token for the page before the first of these lines."""
+    """Token for the page before the first line of this page."""
 
 class GetLogResponse(TypedDict):
     Body: NotRequired[StreamingBody]
@@ -325,26 +325,26 @@ class GetOutputResponse(TypedDict):
 class GroupChange(TypedDict):
     """A setting of an Auto Scaling group that the registration as a fleet changes."""
     Setting: str
-    """The name in Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`."""
+    """The name of the setting in Auto Scaling's API. Examples are `NewInstancesProtectedFromScaleIn` and `LifecycleHooks.everstep-termination`."""
     Before: NotRequired[str]
-    """The value before the change, as text. Absent if the setting has none."""
+    """The value before the change, as text. Absent if the group had no value."""
     After: str
     Reason: str
     """Why Everstep needs the change."""
     Applies: Literal["Now", "Later"]
-    """Now: CreateFleet makes the change before it returns. Later: the fleet's loop makes the change after the fleet exists."""
+    """When the change takes effect. Now: CreateFleet makes the change before it returns. Later: the fleet's loop makes the change once the fleet exists."""
 
 class GroupCheck(TypedDict):
     """A requirement on an Auto Scaling group that Everstep checks and does not change."""
     Setting: str
     """Name of the setting in Auto Scaling's API."""
     Message: str
-    """The value found, in a sentence."""
+    """A sentence with the value that Everstep found."""
 
 class HealthResponse(TypedDict):
     """Status and version of the server that answers."""
     Status: Literal["ok", "degraded"]
-    """`degraded`: the server answers, but a person must act on one of Conditions."""
+    """Whether the server has current problems. `degraded`: the server answers requests, but at least one of Conditions needs a person."""
     Version: str
     Conditions: list[ServiceCondition]
     """Current problems of the service. Empty in normal operation. A condition disappears once its cause is resolved."""
@@ -353,11 +353,11 @@ class Holder(TypedDict):
     """A node that keeps a copy of a shard."""
     NodeId: str
     InView: bool
-    """Whether commits currently wait for this holder."""
+    """Whether a step counts as committed only after this holder has verified it."""
     VerifiedStep: NotRequired[int]
-    """The newest step of which the node holds a complete, verified copy. Absent before the first."""
+    """The newest step of which the node holds a complete, verified copy. Absent until the node has verified a step."""
     VerifiedTime: NotRequired[datetime]
-    """When the node reported that step."""
+    """When the node reported VerifiedStep."""
     LagSteps: NotRequired[int]
     """Number of steps by which VerifiedStep trails the newest step that the ranks have finished."""
     FailureDomain: NotRequired[str]
@@ -374,7 +374,7 @@ class Incident(TypedDict):
     Decision: str
     Reason: str
     RestoreSource: NotRequired[Literal["local", "peer", "s3"]]
-    """The most distant source that any rank used. S3 is more distant than a peer, a peer more than the own node."""
+    """The most distant source from which any rank was restored. S3 is more distant than a peer, a peer more than the own node."""
     FromStep: NotRequired[int]
     ReachedStep: NotRequired[int]
     LostSteps: NotRequired[int]
@@ -387,28 +387,28 @@ class Incident(TypedDict):
     InstanceIds: list[str]
     """Instances that the job lost or gave up, for any reason."""
     FaultedInstanceIds: list[str]
-    """Instances on which the failure occurred, whether or not the job lost them. Their ranks, agent, links or hardware failed, or AWS announced an end or a maintenance. Empty if Everstep cannot determine them."""
+    """Instances on which the failure occurred, whether or not the job lost them. Their ranks, agent, links or hardware failed, or AWS announced their end or a maintenance. Empty if Everstep cannot determine the instances."""
     ReplacementInstanceIds: list[str]
     FailedAt: datetime
     OpenedAt: datetime
     RestoredAt: NotRequired[datetime]
-    """When training ran again. Absent until then."""
+    """When training ran again after the failure. Absent until then."""
     ClosedAt: NotRequired[datetime]
     DetectSeconds: NotRequired[float]
     ReplaceSeconds: NotRequired[float]
     RestoreSeconds: NotRequired[float]
     ReworkSeconds: NotRequired[float]
     CostUsd: NotRequired[float]
-    """The fleet's price × the time in which the job's nodes made no new step. While the incident is open, this is the cost until now. Absent if the fleet has no price."""
+    """The fleet's price × the time during which the job's nodes made no new step because of this incident. While the incident is open, this is the cost until now. Absent if the fleet has no price."""
     RankSources: list[RankSource]
-    """Restore source of each rank, by rank. Empty until the recovery plan exists, and if nothing was restored."""
+    """Restore source of each rank, by rank. Empty until the recovery plan exists, and if no rank had to be restored."""
     StacksEventId: NotRequired[int]
     """EventId of the event `RanksHang`, whose Detail contains the stacks of all ranks. Only in DescribeIncident, only if ranks hung, and only while the service keeps the event."""
     AcknowledgementTime: NotRequired[datetime]
     """When a person first acknowledged the incident."""
     AcknowledgedBy: NotRequired[str]
     Acknowledgement: NotRequired[str]
-    """The note of that person."""
+    """The note of the person who acknowledged the incident."""
 
 class LastCheckpoint(TypedDict):
     """The newest complete checkpoint in S3 that no verification found damaged."""
@@ -425,7 +425,7 @@ class ListCheckpointsResponse(TypedDict):
     NextToken: NotRequired[str]
 
 class ListDrillsResponse(TypedDict):
-    """A page of drills, in the order of their requests."""
+    """A page of drills, sorted by the time of their requests."""
     Drills: list[Drill]
     NextToken: NotRequired[str]
 
@@ -516,10 +516,10 @@ class LogEvent(TypedDict):
     """The line without its line feed. Lines of more than 16 KiB are split."""
 
 class LogEvents(TypedDict):
-    """A batch of lines. A batch without lines shows that the stream is alive."""
+    """A batch of lines. The service sends a batch without lines to show that the stream is alive."""
     Events: list[LogEvent]
     NextForwardToken: str
-    """Token to continue after these lines, for FollowLogs and GetLogEvents."""
+    """Token from which FollowLogs or GetLogEvents continues after these lines."""
 
 class Metric(TypedDict):
     """A metric of a job: a name that rank 0 logs, or that Everstep measures."""
@@ -533,20 +533,20 @@ class MetricDataResult(TypedDict):
     """One metric in columns: entry i of each list describes point i. Points are in the order of steps. A point covers one step or a span of steps."""
     MetricName: str
     Steps: list[int]
-    """The first step of each point that has a value."""
+    """The first step with a value in each point."""
     LastSteps: list[int]
     Times: list[float]
     """When the last value of each point was logged, in seconds since 1970."""
     Counts: list[int]
     """Number of values in each point."""
     Minimums: list[float]
-    """Minimums, means and maximums are computed over the finite values. NaN if a point has none."""
+    """Minimum of the finite values in each point; NaN if a point has none. Means and Maximums are computed over the same values."""
     Means: list[float]
     Maximums: list[float]
     LastValues: list[float]
     """The last value of each point, finite or not. NaN, Infinity and -Infinity are sent as text."""
     MinimumNodeIds: list[str]
-    """The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. A point with the value of rank 0's node alone has an empty id. The list is empty for metrics of the script."""
+    """The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. The id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script."""
     MaximumNodeIds: list[str]
     """The node that measured each maximum. The rules of MinimumNodeIds apply."""
 
@@ -557,14 +557,14 @@ class Node(TypedDict):
     FleetName: str
     NodeStatus: Literal["joining", "spare", "assigned", "held", "rebooting", "draining", "gone"]
     Hold: NotRequired[Literal["unreachable", "distrusted", "inspection", "person"]]
-    """Why the node is held. All held nodes wait for ReleaseNode, except unreachable ones."""
+    """Why the node is held. A held node waits for ReleaseNode, unless it is held because it is unreachable."""
     Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     RequestReason: NotRequired[str]
-    """Who made the request, and why."""
+    """The person who made the request, and the person's reason."""
     Connected: bool
     Warm: bool
-    """Whether ranks can start here without importing their libraries first. A job gets a spare that is not warm only if no warm spare is left."""
+    """Whether ranks can start on this node without importing their libraries first. A job gets a spare that is not warm only if no warm spare is left."""
     TrainingJobName: NotRequired[str]
     Address: str
     MemoryBytes: int
@@ -579,12 +579,12 @@ class Node(TypedDict):
     RefusedMessageCount: int
     """Number of the agent's messages that this server rejected since its start. They could not be decoded, were too long, or claimed another node."""
     RefusedSessionCount: int
-    """Number of sessions that the agent rejected or closed since its start, because of an invalid message. The sessions are those of ranks and of other agents. A restart of ranks causes a few. If there are more, read the agent's log."""
+    """Number of sessions that the agent rejected or closed since its start, because of an invalid message. The peers of these sessions are ranks and other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log."""
     Exposure: NotRequired[str]
-    """What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata. Absent if ranks run as a separate user without access to both, and until the agent has reported."""
+    """What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata. Absent until the agent has reported. Also absent if the job's code can access neither, because ranks run as a separate user."""
     Reason: str
     Conditions: list[Condition]
-    """Current problems that the agent reports: of the node, and of its job's work on the node. Empty while the agent is not connected."""
+    """Current problems that the agent reports about the node and about its job's work on the node. Empty while the agent is not connected."""
     Incidents: list[NodeIncident]
     """The node's history, oldest entry first. Only in DescribeNode."""
     CreationTime: datetime
@@ -594,7 +594,7 @@ class Node(TypedDict):
 class NodeIncident(TypedDict):
     """One entry of a node's history: an incident in which the node was involved."""
     IncidentId: str
-    """The incident of a job, or `fleet-…` if no job had the node."""
+    """The id of a job's incident, or `fleet-…` if the node had no job."""
     Time: datetime
     Cause: str
     """Cause of the incident: `node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`."""
@@ -614,7 +614,7 @@ class NodeMemory(TypedDict):
     """Memory of the running ranks, by rank."""
 
 class OutputDataConfig(TypedDict):
-    """Place where the job's outputs are stored."""
+    """Location in S3 where the job's outputs are stored."""
     S3OutputPath: NotRequired[str]
     """Prefix for outputs. Everstep appends the job and the run. The default is a prefix in the service's bucket."""
 
@@ -675,7 +675,7 @@ class Reliability(TypedDict):
     EttrRatio: NotRequired[float]
     """Effective training time ratio: training time ÷ total time without queue, provision and paused. Absent before the first start."""
     EttrWithQueueRatio: NotRequired[float]
-    """Training time ÷ total time since the job was created."""
+    """Training time ÷ total time since the job was created, including time in the queue and paused time."""
     MttfSeconds: NotRequired[float]
     """Mean time to failure: seconds of training and stall ÷ number of failures. Absent before the first failure. Drills, AWS's notices and users' requests do not count as failures."""
     MttrSeconds: NotRequired[float]
@@ -688,7 +688,7 @@ class Reliability(TypedDict):
 class RetryStrategy(TypedDict):
     """Limits after which Everstep stops retrying a failing job."""
     MaxAttempts: NotRequired[int]
-    """Number of times that the same failure may occur at the same step. Then Everstep retries once without the failing rank's node and once from an older state, where each is possible. After that the job fails. 3 unless given."""
+    """Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the failing rank's node. It then retries once from an older state. It skips a retry that is impossible. If all retries fail, the job fails. 3 unless given."""
 
 class S3DataSource(TypedDict):
     """Input objects in S3."""
@@ -700,7 +700,7 @@ class SecondaryStatusTransition(TypedDict):
     Status: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
     """The status in SageMaker's terms, derived from the state. While ranks run without a new step, the status is Starting, or Restarting once the job has made steps."""
     State: Literal["queued", "allocating", "preparing", "loading", "starting", "running", "pausing", "stopping", "completed", "failed", "stopped"]
-    """Everstep's own, more detailed state."""
+    """Everstep's own state of the job, which is more detailed than Status."""
     StartTime: datetime
     EndTime: NotRequired[datetime]
     StatusMessage: str
@@ -727,7 +727,7 @@ class ShardProtection(TypedDict):
     Holders: list[Holder]
     """Holders of the shard. The owner's node is the first."""
     Reason: str
-    """Why a holder is out of view, slow or unreachable, or why snapshots are refused. Empty if there is no problem."""
+    """Why a holder is out of view, slow or unreachable, or why snapshots are refused. Empty if neither is the case."""
 
 class SourceConfig(TypedDict):
     """The user's code."""
@@ -735,12 +735,12 @@ class SourceConfig(TypedDict):
     """The SHA-256 of the archive, as PutSource and CreateSource return it."""
 
 class SourceUpload(TypedDict):
-    """A presigned upload: `PUT Url` with these headers and the archive as body. It needs no token."""
+    """A presigned request: `PUT Url` with these headers and the archive as body. The request needs no token."""
     Url: str
     """Secret. The URL accepts only this archive, because its checksum and length are signed."""
     Headers: dict[str, str]
     ExpirationTime: datetime
-    """When the URL expires. CreateSource then returns a new one."""
+    """When the URL expires. After that, CreateSource returns another URL."""
 
 class SparePolicy(TypedDict):
     """Number of spares, computed from the fleet's failure rate and replacement times."""
@@ -752,12 +752,12 @@ class StoppingCondition(TypedDict):
     MaxRuntimeInSeconds: NotRequired[int]
     """Limit of the time since the job's first start. Time without nodes after a pause does not count."""
     MaxPendingTimeInSeconds: NotRequired[int]
-    """Limit of the time from the job's creation until it gets its first nodes. Independently of this limit, a job releases its nodes again if it cannot get all of them."""
+    """Limit of the time from the job's creation until it gets its first nodes. Independently of this limit, a job that cannot get all of its nodes releases the nodes that it has got."""
     MaxCostUsd: NotRequired[float]
     """Limit of the cost of the job's nodes, at the fleet's price. At the limit, the job stops as after StopTrainingJob. The fleet must have a price."""
 
 class StoppingConditionUpdate(TypedDict):
-    """Limits to change. 0 removes a limit."""
+    """Limits to change. The value 0 removes a limit."""
     MaxRuntimeInSeconds: NotRequired[int]
     MaxPendingTimeInSeconds: NotRequired[int]
     MaxCostUsd: NotRequired[float]
@@ -791,7 +791,7 @@ class TrainingJob(TypedDict):
     SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
     SecondaryStatusTransitions: list[SecondaryStatusTransition]
     Reason: str
-    """Why the job is in its state: what it waits for, or how it ended."""
+    """Why the job is in its state: what the job waits for, or how it ended."""
     FailureReason: NotRequired[str]
     """Why the job failed. Absent if the job has not failed."""
     Conditions: list[Condition]
@@ -802,7 +802,7 @@ class TrainingJob(TypedDict):
     HyperParameters: dict[str, str]
     Environment: dict[str, str]
     Secrets: dict[str, str]
-    """The location of each variable's value in AWS, not the value."""
+    """The location in AWS of each environment variable's value. The values are never shown."""
     RoleArn: NotRequired[str]
     NodeCount: int
     RanksPerNode: int
@@ -832,26 +832,26 @@ class TrainingJob(TypedDict):
     ObservedRevision: NotRequired[int]
     """The revision that the newest generation was planned with. Absent before the first generation."""
     TakenOverTime: NotRequired[datetime]
-    """Since when a person controls the job. Until hand-back, Everstep only observes the job."""
+    """When a person took control of the job. Absent if Everstep controls the job. Until hand-back, Everstep only observes the job."""
     TakenOverBy: NotRequired[str]
     Generation: int
-    """Number of the current launch of all ranks; 0 before the first."""
+    """Number of the current launch of all ranks; 0 before the first launch."""
     BaseStep: int
     """The step from which the current generation resumed."""
     CommittedStep: int
-    """The newest step that all holders in view have verified; -1 before the first."""
+    """The newest step that all holders in view have verified; -1 before the first such step."""
     Boundary: int
-    """Number of steps that the ranks have finished; -1 before they start."""
+    """Number of steps that the ranks of the current generation have finished; -1 before they start."""
     MaxBoundary: int
     """The highest Boundary of any generation."""
     TargetStep: NotRequired[int]
     """The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none."""
     EstimatedRemainingSeconds: NotRequired[float]
-    """Time until TargetStep at the job's mean pace, without failures and waiting. Absent if the pace or the target is unknown, and once the job has ended."""
+    """Time until TargetStep at the job's mean pace, assuming no failures and no waiting. Absent if the pace or the target is unknown, and once the job has ended."""
     HealthyNodeCount: int
     """Number of the job's nodes that are connected and report no fault of their own."""
     AssignedNodeCount: int
-    """Number of nodes assigned to the job. After its end: nodes that have not released the job yet. The job can be deleted once the number is 0."""
+    """Number of nodes assigned to the job. After the job's end, it is the number of nodes that still hold resources of the job. The job can be deleted once the number is 0."""
     NodeIds: list[str]
     """The job's nodes in the order of GROUP_RANK. Empty while the job has no nodes."""
     CoordinatorNodeId: NotRequired[str]
@@ -863,7 +863,7 @@ class TrainingJob(TypedDict):
     AccountingSeconds: dict[str, float]
     """The time from CreationTime to AccountedUntil, by accounting bucket. The buckets add up to that time exactly, to the microsecond."""
     AccountedUntil: NotRequired[datetime]
-    """Time up to which AccountingSeconds counts. For an ended job, the time of its end."""
+    """Time up to which AccountingSeconds counts. For an ended job, this is the time of its end."""
     Reliability: Reliability
     NodeSeconds: float
     """Total time that nodes have worked for the job."""
@@ -891,9 +891,9 @@ class TrainingJobPlan(TypedDict):
     LargestShardBytes: NotRequired[int]
     """The largest state per rank that fits into NodeMemoryBytes."""
     RecoveryOdds: list[RecoveryOdds]
-    """Recovery probabilities for a simultaneous loss of one, two or three nodes. They apply while every shard has all its copies."""
+    """Recovery probabilities for a simultaneous loss of one, two or three nodes. The probabilities assume that every shard has all its copies."""
     CanStartNow: bool
-    """Whether no other job is ahead and enough nodes are free and connected."""
+    """Whether enough nodes are free and connected, and no other job is ahead in the queue."""
     QueuePosition: NotRequired[int]
     """Position in the fleet's queue, from 1. Absent if the job would not wait for other jobs."""
     QueuedBehind: list[str]
@@ -906,7 +906,7 @@ class TrainingJobPlan(TypedDict):
     CostUsdPerHour: NotRequired[float]
     """The fleet's price × NodeCount. Absent if the fleet has no price."""
     MostCostUsd: NotRequired[float]
-    """Upper limit of the cost, from MaxRuntimeInSeconds at that price or from MaxCostUsd. Absent if neither limits the cost."""
+    """Upper limit of the cost: the lower of MaxCostUsd and MaxRuntimeInSeconds × CostUsdPerHour. Absent if the job has neither limit."""
     ExpectedMttfSeconds: NotRequired[float]
     """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount. Absent before the fleet's first incident."""
     ExpectedRecoverySeconds: NotRequired[float]
@@ -949,7 +949,7 @@ class TrainingJobSummary(TypedDict):
     CostUsd: NotRequired[float]
     """Cost of the job's nodes so far. Absent if the fleet has no price."""
     ProtectionState: NotRequired[Literal["Protected", "Degraded", "Unprotected"]]
-    """Protection of the job's state, as in DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while paused, and after the end."""
+    """Protection of the job's state, as in DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while the job is paused, and after its end."""
     HealthyNodeCount: NotRequired[int]
     """Number of the job's nodes that are connected and report no fault of their own. Only in lists."""
     IncidentCount: NotRequired[int]
@@ -963,7 +963,7 @@ class UpdateTrainingJobResponse(TypedDict):
     RunId: str
     Revision: int
     Changes: list[FieldChange]
-    """The changed fields. Empty if all fields already had these values. Then the update creates no revision."""
+    """The changed fields. Empty if all fields already had the requested values. The update then creates no revision."""
 
 class PaginatorConfig(TypedDict, total=False):
     MaxItems: int
@@ -1131,17 +1131,17 @@ class EverstepClient(Protocol):
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ..., ExpectedChanges: Sequence[GroupChange] = ...) -> CreateFleetResponse:
         """Register an Auto Scaling group as a fleet. From then on, only Everstep may resize the group and terminate its instances. The response lists the changes made to the group. With DryRun, the call changes and creates nothing and returns the planned changes. Pass these as ExpectedChanges to make the call fail if it would change anything else."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
-        """Create a join token for a fleet's launch template. Each instance of the fleet's group can use it once. Other instances cannot use it."""
+        """Create a join token for a fleet's launch template. Each instance of the fleet's group can use the token once. Other instances cannot use it."""
     def create_source(self, *, SourceId: str, Bytes: int) -> CreateSourceResponse:
         """Request a presigned S3 URL for the upload of a source archive. The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A repeated call returns another URL."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
         """Create a token. Only this response contains the secret. A repeated call creates another token."""
     def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
-        """Create a training job. It waits for its nodes, runs, and recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan."""
+        """Create a training job, which starts once enough nodes are free. The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Delete a checkpoint from S3. Fails for a pinned checkpoint, and for the one from which an unfinished job would be restored next."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
-        """End a fleet's nodes and delete it. Fails while jobs of the fleet have not ended. Repeated calls change nothing."""
+        """End a fleet's nodes and delete the fleet. Fails while jobs of the fleet have not ended. Repeated calls change nothing."""
     def delete_project_quota(self, *, Project: str) -> ProjectQuota:
         """Delete a project's quota."""
     def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
@@ -1155,11 +1155,11 @@ class EverstepClient(Protocol):
     def describe_protection(self, *, TrainingJobName: str) -> DescribeProtectionResponse:
         """Describe which nodes hold which shards of a job at this moment."""
     def describe_source(self, *, SourceId: str) -> PutSourceResponse:
-        """Check whether a source is stored already, to avoid a second upload."""
+        """Check whether a source is stored already, so that the client can skip the upload."""
     def describe_training_job(self, *, TrainingJobName: str) -> TrainingJob:
         """Describe one training job: its configuration, its state, and the reason for the state."""
     def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Move the job off a node at an agreed stop, once another node is ready; then hold the node. The job loses no step. Repeated calls change nothing."""
+        """Move a node's job to another node, then hold the drained node. The job moves at an agreed stop, once the other node is ready. It loses no step. Repeated calls change nothing."""
     def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., Stdin: str = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
         """Run a program beside a rank and return its output, for example `py-spy dump --pid {pid}`. Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the command."""
     def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
@@ -1173,7 +1173,7 @@ class EverstepClient(Protocol):
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
         """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ...) -> GetMetricDataResponse:
-        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, its last value counts. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points, neighbouring points are merged. If a resolution would give more than MaxPoints points, the span of a point is doubled until they fit."""
+        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points, neighbouring points are merged. If a resolution would give more than MaxPoints points, the number of steps per point is doubled until they fit."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Download one output file, by a key from ListOutputs."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
@@ -1203,39 +1203,39 @@ class EverstepClient(Protocol):
     def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
         """List tokens, oldest first, without secrets. IncludeEnded adds revoked and expired tokens."""
     def list_training_job_nodes(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobNodesResponse:
-        """List the nodes that worked for a job, and when. Covers the newest 400 launches."""
+        """List the nodes that worked for a job, with the periods of their work. Covers the newest 400 launches."""
     def list_training_job_revisions(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobRevisionsResponse:
         """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListTrainingJobsResponse:
         """List training jobs, newest first unless SortBy or SortOrder is set. A job must match all filters. TagValue requires TagKey."""
     def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
-        """Pause a training job: all ranks stop at one agreed step, which is stored in S3. The job's nodes return to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains. Repeated calls change nothing."""
+        """Pause a training job: all ranks stop at one agreed step, which is stored in S3. The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains. Repeated calls change nothing."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Protect a checkpoint from deletion until UnpinCheckpoint."""
     def put_project_quota(self, *, Project: str, MaxNodeCount: int = ..., MaxJobCount: int = ..., MaxSourceBytes: int = ..., MaxPriority: int = ..., AllowedRoleArns: Sequence[str] = ..., AllowedSecrets: Sequence[str] = ..., AllowedData: Sequence[str] = ...) -> ProjectQuota:
         """Create or replace the quota of a project. Running jobs continue."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
-        """Upload a gzipped tar of a user's code. `SourceId` is its SHA-256. Repeated calls change nothing."""
+        """Upload a gzipped tar of a user's code. `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing."""
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Move the job off a node as DrainNode does, then reboot the node and use it again. Repeated calls change nothing."""
+        """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
-        """Return a held node to use, or terminate its instance. For a node that is not held, cancel the pending request. A node that is held for inspection is terminated after its evidence is in S3. Repeated calls change nothing."""
+        """Return a held node to service, or terminate its instance. If the node is not held, cancel its pending request. A node that is held for inspection is terminated only after its evidence is in S3. Repeated calls change nothing."""
     def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Move the job off a node as DrainNode does, then terminate the instance, so that a new one replaces it. Repeated calls change nothing."""
+        """Move the job off a node as DrainNode does, then terminate the instance and launch another. Repeated calls change nothing."""
     def reset_node_session(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Revoke the session of a node's agent, and let the node join again with a join token. Use it for an instance that lost its state directory, or whose session may have been copied. The agent's open connection ends within ten seconds. A repeated call revokes the newer session, too."""
+        """Revoke the session of a node's agent, and permit the node to join again with a join token. Use this operation for an instance that lost its state directory, or whose session may have been copied. The agent's open connection ends within ten seconds. A repeated call also revokes the session that the agent has received since."""
     def resume_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Resume a paused training job: it waits in the queue, then continues bit-identically from its checkpoint. The call does not change a job that is not paused."""
     def revoke_token(self, *, TokenId: str) -> Token:
-        """Revoke a token. New requests and browser sessions of the token fail immediately. Open streams end within a second. Agents that have joined stay connected."""
+        """Revoke a token. New requests and browser sessions of the token fail immediately. Its open streams end within a second. If the token is a join token, agents that have joined with it stay connected."""
     def start_drill(self, *, TrainingJobName: str, DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"], NodeId: str = ..., Rank: int = ...) -> Drill:
         """Inject one fault into a training job. The job's fleet must set AllowDrills, and the job must be training."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Stop a training job: all ranks stop at one agreed step, which is stored. Repeated calls change nothing."""
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
-        """Take control of a job: until HandBackTrainingJob, Everstep observes and records but makes no decision. Everstep still halts ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. If the job is already taken over, the call changes nothing."""
+        """Take control of a job: until HandBackTrainingJob, Everstep observes it but makes no decision. Everstep continues to halt ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. If the job is already taken over, the call changes nothing."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
-        """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation ends once most of the fleet is connected again. It does not lift a freeze because of drift."""
+        """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation expires once most of the fleet is connected again. It does not lift a freeze because of drift."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Allow the deletion of a pinned checkpoint again."""
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ...) -> Fleet:

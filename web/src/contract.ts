@@ -42,7 +42,7 @@ export interface Checkpoint {
   /** The result of the last VerifyCheckpoint, which reads the objects back. */
   Verification: 'NotVerified' | 'Verifying' | 'Intact' | 'Damaged'
   VerificationTime?: Timestamp
-  /** The damaged parts. Absent if no damage was found. */
+  /** The damaged parts. Absent if no verification has found damage. */
   VerificationMessage?: string
 }
 
@@ -52,11 +52,11 @@ export interface CheckpointConfig {
   EverySteps?: number
   /** Prefix for checkpoints. The default is a prefix in the service's bucket. */
   S3Uri?: string
-  /** Reserve a third memory slot per shard, so that snapshots never wait for an upload. false unless given. */
+  /** Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given. */
   ThirdSlot?: boolean
   /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. */
   MaxCount?: number
-  /** Age at which checkpoints are deleted. Exempt are the newest checkpoint, the one that the job would be restored from, and pinned ones. */
+  /** Age at which checkpoints are deleted. Three kinds of checkpoints are kept: the newest checkpoint, the checkpoint from which the job would be restored, and pinned checkpoints. */
   MaxAgeInSeconds?: number
 }
 
@@ -89,11 +89,11 @@ export interface CreateCheckpointRequest {
   TrainingJobName: string
 }
 
-/** The step that is stored in S3 or will be. */
+/** The step of the requested checkpoint, and whether the checkpoint is complete. */
 export interface CreateCheckpointResponse {
   TrainingJobName: string
   RunId: string
-  /** The checkpoint's step. While Status is Requested, the checkpoint is of this step or of the next committed one. */
+  /** The checkpoint's step. While Status is Requested, the checkpoint may still be made of a later committed step instead. */
   Step: number
   Status: 'Requested' | 'Complete'
 }
@@ -111,9 +111,9 @@ export interface CreateFleetRequest {
   MinNodeCount?: number
   /** Your price of one instance per hour. Everstep computes the cost of jobs and incidents from this price. */
   PriceUsdPerHour?: number
-  /** Keep failed instances running for inspection instead of terminating them. Applies while the group has room for a replacement. false unless given. */
+  /** Whether to keep failed instances running for inspection instead of terminating them. Everstep holds a failed instance only while the group has room for a replacement. false unless given. */
   HoldFailedInstances?: boolean
-  /** Nodes that Everstep may replace within an hour by its own verdict. Instances that AWS ends do not count. 20 unless given. */
+  /** Limit of nodes per hour that Everstep replaces because it considers them failed. Instances that AWS ends do not count. 20 unless given. */
   MaxReplacementsPerHour?: number
   /** Name of the IAM role of the group's instances. Their agents authenticate with this role through STS. Without a role name, agents need a join token. */
   NodeRoleName?: string
@@ -123,9 +123,9 @@ export interface CreateFleetRequest {
   AllowCommands?: boolean
   Project?: string
   Tags?: Record<string, string>
-  /** Check the request and return the planned changes, but neither change nor create anything. false unless given. */
+  /** Whether to only check the request and return the planned changes, without changing or creating anything. false unless given. */
   DryRun?: boolean
-  /** The Changes of a dry run that a person approved. Any other change makes the request fail with a ConflictException. */
+  /** The Changes of a dry run that a person has approved. If CreateFleet would make any other change, it fails with a ConflictException. */
   ExpectedChanges?: GroupChange[]
 }
 
@@ -134,9 +134,9 @@ export interface CreateFleetResponse {
   FleetName: string
   /** The new fleet. Absent after a dry run. */
   Fleet?: Fleet
-  /** The requirements that the group meets. If a group fails one, the error contains the same sentences. */
+  /** The requirements that the group meets. If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it. */
   Checks: GroupCheck[]
-  /** Changes to the group that were made or will be made. After a dry run: changes that a real call would make. Empty if the group already has all settings. */
+  /** Changes to the group that were made or will be made. After a dry run: changes that the same request without DryRun would make. Empty if the group already has all settings. */
   Changes: GroupChange[]
 }
 
@@ -149,7 +149,7 @@ export interface CreateJoinTokenRequest {
 
 /** A join token for a fleet's launch template. */
 export interface CreateJoinTokenResponse {
-  /** The secret token. It is returned only once. The service stores only its digest. */
+  /** The secret token. It is returned only once, because the service stores only its digest. */
   JoinToken: string
   TokenId: string
   FleetName: string
@@ -164,20 +164,20 @@ export interface CreateSourceRequest {
   Bytes: number
 }
 
-/** Whether a source is stored already, and if not, where to upload it. */
+/** The state of a source archive, and the upload request if the archive is not stored yet. */
 export interface CreateSourceResponse {
   SourceId: string
-  /** True if an earlier upload was checked and stored. No upload is needed. */
+  /** Whether an earlier upload of this archive was checked and stored. If true, no upload is needed. */
   IsStored: boolean
-  /** Presigned request with which the client uploads the archive before it calls CompleteSource. Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case, call PutSource. */
+  /** Presigned request with which the client uploads the archive before it calls CompleteSource. Absent if the source is stored already. Also absent if the service's object store accepts no direct uploads; call PutSource in this case. */
   Upload?: SourceUpload
 }
 
 /** Creates a token for a person or a program. */
 export interface CreateTokenRequest {
-  /** Permissions of the token. viewer: read. submitter: also create and change training jobs. admin: all actions, in every project. */
+  /** Permissions of the token: viewer, submitter or admin. A viewer can read. A submitter can also create and change training jobs. An admin can do all actions, in every project. */
   Role: 'admin' | 'submitter' | 'viewer'
-  /** The only project that the token can access. The default is every project. Not allowed for an admin. */
+  /** The only project that the token can access. By default, the token can access every project. Not allowed for an admin. */
   Project?: string
   /** The token's owner or purpose. Shown in lists. "" unless given. */
   Description?: string
@@ -187,7 +187,7 @@ export interface CreateTokenRequest {
 
 /** A new token with its secret. */
 export interface CreateTokenResponse {
-  /** The secret token. Clients send it as `Authorization: Bearer …`. Returned only once. The service stores only its digest. */
+  /** The secret token. Clients send it as `Authorization: Bearer …`. It is returned only once, because the service stores only its digest. */
   Secret: string
   Token: Token
 }
@@ -195,7 +195,7 @@ export interface CreateTokenResponse {
 /** A training job to run. */
 export interface CreateTrainingJobRequest {
   TrainingJobName: string
-  /** Identifies the request. Repeating the request with the same token returns the existing job. The SDK generates a token. */
+  /** Identifies the request. A repeated request with the same token returns the existing job. The SDK generates a token. */
   ClientRequestToken?: string
   /** The fleet in which the job runs. Optional if exactly one fleet exists. */
   FleetName?: string
@@ -204,19 +204,19 @@ export interface CreateTrainingJobRequest {
   Source: SourceConfig
   /** Path of a Python file in the source archive. */
   EntryPoint: string
-  /** Path of a requirements.txt in the source archive. Each node installs the missing packages once, beside its own packages. Ranks import the installed packages first. */
+  /** Path of a requirements.txt in the source archive. Each node installs the missing packages once, separately from its own packages. Ranks import from the installed packages first. */
   Requirements?: string
   /** Parameters for the script, passed in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value` arguments. */
   HyperParameters?: Record<string, string>
   Environment?: Record<string, string>
-  /** Environment variables whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either service. Each node reads the values when it starts its ranks. Everstep neither stores, shows nor logs them. */
+  /** Environment variables whose values are stored in AWS, each with the location of its value. A location is `secretsmanager:NAME`, `ssm:NAME` or an ARN of either service. Each node reads the values when it starts its ranks. Everstep neither stores, shows nor logs them. */
   Secrets?: Record<string, string>
   /** IAM role of the job. Ranks receive the role's short-lived credentials, which are renewed before they expire. Nodes read Secrets and InputDataConfig with the role, too, and must be allowed to assume it. Without a role, ranks have no AWS credentials. */
   RoleArn?: string
   NodeCount: number
   /** 1 unless given. */
   RanksPerNode?: number
-  /** The default is two copies, or one copy for a job of one node. */
+  /** How snapshots protect the job. The default is two copies, or one copy for a job of one node. */
   Protection?: ProtectionConfig
   CheckpointConfig?: CheckpointConfig
   /** Inputs that each node provides before its ranks start. If an input is missing, the job fails before any rank starts. */
@@ -226,12 +226,12 @@ export interface CreateTrainingJobRequest {
   RetryStrategy?: RetryStrategy
   /** Jobs with a higher priority start first. Among jobs with equal priority, the oldest starts first. 0 unless given. */
   Priority?: number
-  /** Whether a job of higher priority that needs the nodes may pause this job. All ranks stop at one agreed step, which is stored in S3. The job resumes by itself. false unless given. */
+  /** Whether a job of higher priority that needs the nodes may pause this job. At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. false unless given. */
   Preemptible?: boolean
-  /** The default is the token's project, or `default`. Only a token without a project may choose another one. */
+  /** The project of the job. The default is the token's project, or `default`. Only a token without a project may choose another project. */
   Project?: string
   Tags?: Record<string, string>
-  /** Check the request and return the plan, but create no job. false unless given. */
+  /** Whether to only check the request and return the plan, without creating a job. false unless given. */
   DryRun?: boolean
 }
 
@@ -246,9 +246,9 @@ export interface CreateTrainingJobResponse {
   Plan?: TrainingJobPlan
 }
 
-/** The location of a channel's data. Exactly one of the two fields must be set. */
+/** The location of a channel's data. Exactly one of S3DataSource and FileSystemDataSource must be set. */
 export interface DataSource {
-  /** Each node fetches and verifies the objects before its ranks start. The files are read-only. The node keeps them for later jobs while it has room. */
+  /** Each node fetches and verifies the objects before its ranks start. The files are read-only. The node keeps them for later jobs while its disk has enough space. */
   S3DataSource?: S3DataSource
   FileSystemDataSource?: FileSystemDataSource
 }
@@ -275,7 +275,7 @@ export interface DeleteTrainingJobRequest {
   DryRun?: boolean
 }
 
-/** Deleted items; after a dry run, the items that would be deleted. */
+/** The records and objects that were deleted, or that would be deleted after a dry run. */
 export interface DeleteTrainingJobResponse {
   TrainingJobName: string
   RunId: string
@@ -284,13 +284,13 @@ export interface DeleteTrainingJobResponse {
   GenerationCount: number
   CheckpointCount: number
   IncidentCount: number
-  /** Node time that the fleet's totals no longer include. */
+  /** Node time of the deleted job, which the fleet's totals no longer include. */
   NodeSeconds: number
   CostUsd?: number
   /** Objects in S3 that this call deleted. After a dry run: objects that a call with DeleteObjects would delete. */
   ObjectCount: number
   ObjectBytes: number
-  /** Each call deletes a limited number of objects. If true, repeat the same call to continue. */
+  /** Whether objects of the job remain, because each call deletes a limited number. If true, repeat the same call to continue. */
   HasMoreObjects: boolean
   /** Locations of the objects: checkpoints, logs, outputs. */
   S3Uris: string[]
@@ -312,7 +312,7 @@ export interface DescribeProtectionRequest {
   TrainingJobName: string
 }
 
-/** Present protection of the job's state. */
+/** The present protection of a job's state. */
 export interface DescribeProtectionResponse {
   TrainingJobName: string
   Generation: number
@@ -323,9 +323,9 @@ export interface DescribeProtectionResponse {
   Copies: number
   ProtectionState: 'Protected' | 'Degraded' | 'Unprotected'
   Reason: string
-  /** The probability that every shard keeps a copy after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss has too many cases to compute. */
+  /** The probability that every shard keeps a copy after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. Loss sizes with too many cases to compute are omitted. */
   RecoveryOdds: RecoveryOdds[]
-  /** The same probability for losses of whole failure domains. Empty if AWS has reported no domains. */
+  /** The probability that every shard keeps a copy after a simultaneous loss of one, two or three failure domains. Empty if AWS has reported no domains. */
   DomainOdds: DomainOdds[]
   /** Failure domains whose loss alone would destroy every copy of some shard. */
   FatalDomains: string[]
@@ -344,11 +344,11 @@ export interface DescribeTrainingJobRequest {
 /** Probability that the job's memory survives the simultaneous loss of failure domains. */
 export interface DomainOdds {
   LostDomains: number
-  /** Exact probability that every shard keeps a copy. All sets of LostDomains domains are equally likely. A node with an unknown domain counts as its own domain. */
+  /** Exact probability that every shard keeps a copy. All sets of LostDomains domains are equally likely. A node whose domain is unknown counts as a separate domain. */
   Probability: number
 }
 
-/** Moves a job to another node and holds the drained node out of use. */
+/** Moves a node's job to another node, and keeps the drained node out of use. */
 export interface DrainNodeRequest {
   NodeId: string
   /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
@@ -373,7 +373,7 @@ export interface Drill {
   Outcome?: string
 }
 
-/** A record of something that happened to a fleet, a job or a node. Events never change. */
+/** A record of a change or an incident of a fleet, a job or a node. Events never change. */
 export interface Event {
   EventId: number
   Time: Timestamp
@@ -391,7 +391,7 @@ export interface ExecuteCommandRequest {
   Rank: number
   /** The program and its arguments, passed on without a shell. `{pid}` is replaced by the process id of the rank. */
   Command: string[]
-  /** The agent ends the program after this time. 30 unless given. */
+  /** Time limit of the program. The agent ends the program at the limit. 30 unless given. */
   TimeoutInSeconds?: number
   /** Text that the program reads from stdin, in UTF-8. The default is empty. The event history records the length of the text, not the text. */
   Stdin?: string
@@ -405,7 +405,7 @@ export interface ExecuteCommandResponse {
   Rank: number
   Generation: number
   NodeId: string
-  /** The exit code as a shell reports it. Absent if the program did not end in time. */
+  /** The exit code as a shell reports it. Absent if the program did not end within TimeoutInSeconds. */
   ExitCode?: number
   Stdout: string
   /** Standard error of the program. Stdout and Stderr contain at most the first 256 KiB of each stream. */
@@ -420,17 +420,17 @@ export interface FieldChange {
   /** Path of the field: `CheckpointConfig.EverySteps`. */
   Field: string
   Before?: string
-  /** The new value as text. Absent if the field has no value. */
+  /** The new value as text. Absent if the update removes the value. */
   After?: string
   /** When the change takes effect: now, or with the next generation. A running generation keeps the plan that it started with. */
   Applies: 'Now' | 'NextGeneration'
 }
 
-/** The error of one field of a request. */
+/** One invalid field of a request, with the problem. */
 export interface FieldError {
   /** Path of the field, for example `CheckpointConfig.EverySteps`. */
   Field: string
-  /** A sentence that includes the invalid value or the limit. */
+  /** A sentence about the problem, with the invalid value or the limit. */
   Message: string
 }
 
@@ -465,9 +465,9 @@ export interface Fleet {
   InstanceType: string
   AvailabilityZone: string
   PriceUsdPerHour?: number
-  /** Time of all jobs of the fleet, by accounting bucket. */
+  /** Total time of all jobs of the fleet, by accounting bucket, such as training or queue. */
   AccountingSeconds: Record<string, number>
-  /** Reliability over all jobs of the fleet. */
+  /** Reliability figures of the fleet, computed over all its jobs. */
   Reliability: Reliability
   /** Number of incidents of the fleet's jobs, without drills. */
   IncidentCount: number
@@ -477,7 +477,7 @@ export interface Fleet {
   NodeSeconds: number
   /** Cost of NodeSeconds. Idle nodes and spares are not included. */
   CostUsd?: number
-  /** Differences between the group and the settings that Everstep needs. While there are any, Everstep neither resizes the group nor ends or reboots instances. */
+  /** Differences between the group and the settings that Everstep needs. While the list is not empty, Everstep neither resizes the group nor ends or reboots instances. */
   Drift: string[]
   Tags: Record<string, string>
   CreationTime: Timestamp
@@ -536,9 +536,9 @@ export interface GetLogEventsRequest {
 /** A page of lines that a job's ranks printed, oldest line first. */
 export interface GetLogEventsResponse {
   Events: LogEvent[]
-  /** Token for the page after the last of these lines. */
+  /** Token for the page after the last line of this page. */
   NextForwardToken: string
-  /** Token for the page before the first of these lines. */
+  /** Token for the page before the first line of this page. */
   NextBackwardToken: string
 }
 
@@ -581,14 +581,14 @@ export interface GetOutputResponse {
 
 /** A setting of an Auto Scaling group that the registration as a fleet changes. */
 export interface GroupChange {
-  /** The name in Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`. */
+  /** The name of the setting in Auto Scaling's API. Examples are `NewInstancesProtectedFromScaleIn` and `LifecycleHooks.everstep-termination`. */
   Setting: string
-  /** The value before the change, as text. Absent if the setting has none. */
+  /** The value before the change, as text. Absent if the group had no value. */
   Before?: string
   After: string
   /** Why Everstep needs the change. */
   Reason: string
-  /** Now: CreateFleet makes the change before it returns. Later: the fleet's loop makes the change after the fleet exists. */
+  /** When the change takes effect. Now: CreateFleet makes the change before it returns. Later: the fleet's loop makes the change once the fleet exists. */
   Applies: 'Now' | 'Later'
 }
 
@@ -596,7 +596,7 @@ export interface GroupChange {
 export interface GroupCheck {
   /** Name of the setting in Auto Scaling's API. */
   Setting: string
-  /** The value found, in a sentence. */
+  /** A sentence with the value that Everstep found. */
   Message: string
 }
 
@@ -606,7 +606,7 @@ export interface HandBackTrainingJobRequest {
 
 /** Status and version of the server that answers. */
 export interface HealthResponse {
-  /** `degraded`: the server answers, but a person must act on one of Conditions. */
+  /** Whether the server has current problems. `degraded`: the server answers requests, but at least one of Conditions needs a person. */
   Status: 'ok' | 'degraded'
   Version: string
   /** Current problems of the service. Empty in normal operation. A condition disappears once its cause is resolved. */
@@ -623,11 +623,11 @@ export interface HoldNodeRequest {
 /** A node that keeps a copy of a shard. */
 export interface Holder {
   NodeId: string
-  /** Whether commits currently wait for this holder. */
+  /** Whether a step counts as committed only after this holder has verified it. */
   InView: boolean
-  /** The newest step of which the node holds a complete, verified copy. Absent before the first. */
+  /** The newest step of which the node holds a complete, verified copy. Absent until the node has verified a step. */
   VerifiedStep?: number
-  /** When the node reported that step. */
+  /** When the node reported VerifiedStep. */
   VerifiedTime?: Timestamp
   /** Number of steps by which VerifiedStep trails the newest step that the ranks have finished. */
   LagSteps?: number
@@ -645,7 +645,7 @@ export interface Incident {
   Evidence: string[]
   Decision: string
   Reason: string
-  /** The most distant source that any rank used. S3 is more distant than a peer, a peer more than the own node. */
+  /** The most distant source from which any rank was restored. S3 is more distant than a peer, a peer more than the own node. */
   RestoreSource?: 'local' | 'peer' | 's3'
   FromStep?: number
   ReachedStep?: number
@@ -658,28 +658,28 @@ export interface Incident {
   ReplacementInstanceId?: string
   /** Instances that the job lost or gave up, for any reason. */
   InstanceIds: string[]
-  /** Instances on which the failure occurred, whether or not the job lost them. Their ranks, agent, links or hardware failed, or AWS announced an end or a maintenance. Empty if Everstep cannot determine them. */
+  /** Instances on which the failure occurred, whether or not the job lost them. Their ranks, agent, links or hardware failed, or AWS announced their end or a maintenance. Empty if Everstep cannot determine the instances. */
   FaultedInstanceIds: string[]
   ReplacementInstanceIds: string[]
   FailedAt: Timestamp
   OpenedAt: Timestamp
-  /** When training ran again. Absent until then. */
+  /** When training ran again after the failure. Absent until then. */
   RestoredAt?: Timestamp
   ClosedAt?: Timestamp
   DetectSeconds?: number
   ReplaceSeconds?: number
   RestoreSeconds?: number
   ReworkSeconds?: number
-  /** The fleet's price × the time in which the job's nodes made no new step. While the incident is open, this is the cost until now. Absent if the fleet has no price. */
+  /** The fleet's price × the time during which the job's nodes made no new step because of this incident. While the incident is open, this is the cost until now. Absent if the fleet has no price. */
   CostUsd?: number
-  /** Restore source of each rank, by rank. Empty until the recovery plan exists, and if nothing was restored. */
+  /** Restore source of each rank, by rank. Empty until the recovery plan exists, and if no rank had to be restored. */
   RankSources: RankSource[]
   /** EventId of the event `RanksHang`, whose Detail contains the stacks of all ranks. Only in DescribeIncident, only if ranks hung, and only while the service keeps the event. */
   StacksEventId?: number
   /** When a person first acknowledged the incident. */
   AcknowledgementTime?: Timestamp
   AcknowledgedBy?: string
-  /** The note of that person. */
+  /** The note of the person who acknowledged the incident. */
   Acknowledgement?: string
 }
 
@@ -715,7 +715,7 @@ export interface ListDrillsRequest {
   NextToken?: string
 }
 
-/** A page of drills, in the order of their requests. */
+/** A page of drills, sorted by the time of their requests. */
 export interface ListDrillsResponse {
   Drills: Drill[]
   NextToken?: string
@@ -927,10 +927,10 @@ export interface LogEvent {
   Message: string
 }
 
-/** A batch of lines. A batch without lines shows that the stream is alive. */
+/** A batch of lines. The service sends a batch without lines to show that the stream is alive. */
 export interface LogEvents {
   Events: LogEvent[]
-  /** Token to continue after these lines, for FollowLogs and GetLogEvents. */
+  /** Token from which FollowLogs or GetLogEvents continues after these lines. */
   NextForwardToken: string
 }
 
@@ -946,20 +946,20 @@ export interface Metric {
 /** One metric in columns: entry i of each list describes point i. Points are in the order of steps. A point covers one step or a span of steps. */
 export interface MetricDataResult {
   MetricName: string
-  /** The first step of each point that has a value. */
+  /** The first step with a value in each point. */
   Steps: number[]
   LastSteps: number[]
   /** When the last value of each point was logged, in seconds since 1970. */
   Times: number[]
   /** Number of values in each point. */
   Counts: number[]
-  /** Minimums, means and maximums are computed over the finite values. NaN if a point has none. */
+  /** Minimum of the finite values in each point; NaN if a point has none. Means and Maximums are computed over the same values. */
   Minimums: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   Means: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   Maximums: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   /** The last value of each point, finite or not. NaN, Infinity and -Infinity are sent as text. */
   LastValues: (number | 'NaN' | 'Infinity' | '-Infinity')[]
-  /** The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. A point with the value of rank 0's node alone has an empty id. The list is empty for metrics of the script. */
+  /** The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. The id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script. */
   MinimumNodeIds: string[]
   /** The node that measured each maximum. The rules of MinimumNodeIds apply. */
   MaximumNodeIds: string[]
@@ -971,14 +971,14 @@ export interface Node {
   NodeId: string
   FleetName: string
   NodeStatus: 'joining' | 'spare' | 'assigned' | 'held' | 'rebooting' | 'draining' | 'gone'
-  /** Why the node is held. All held nodes wait for ReleaseNode, except unreachable ones. */
+  /** Why the node is held. A held node waits for ReleaseNode, unless it is held because it is unreachable. */
   Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
   /** A user's request that is not completed yet. ReleaseNode cancels it. */
   Request?: 'drain' | 'replace' | 'reboot' | 'hold'
-  /** Who made the request, and why. */
+  /** The person who made the request, and the person's reason. */
   RequestReason?: string
   Connected: boolean
-  /** Whether ranks can start here without importing their libraries first. A job gets a spare that is not warm only if no warm spare is left. */
+  /** Whether ranks can start on this node without importing their libraries first. A job gets a spare that is not warm only if no warm spare is left. */
   Warm: boolean
   TrainingJobName?: string
   Address: string
@@ -993,12 +993,12 @@ export interface Node {
   AgentVersion: string
   /** Number of the agent's messages that this server rejected since its start. They could not be decoded, were too long, or claimed another node. */
   RefusedMessageCount: number
-  /** Number of sessions that the agent rejected or closed since its start, because of an invalid message. The sessions are those of ranks and of other agents. A restart of ranks causes a few. If there are more, read the agent's log. */
+  /** Number of sessions that the agent rejected or closed since its start, because of an invalid message. The peers of these sessions are ranks and other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log. */
   RefusedSessionCount: number
-  /** What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata. Absent if ranks run as a separate user without access to both, and until the agent has reported. */
+  /** What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata. Absent until the agent has reported. Also absent if the job's code can access neither, because ranks run as a separate user. */
   Exposure?: string
   Reason: string
-  /** Current problems that the agent reports: of the node, and of its job's work on the node. Empty while the agent is not connected. */
+  /** Current problems that the agent reports about the node and about its job's work on the node. Empty while the agent is not connected. */
   Conditions: Condition[]
   /** The node's history, oldest entry first. Only in DescribeNode. */
   Incidents: NodeIncident[]
@@ -1009,7 +1009,7 @@ export interface Node {
 
 /** One entry of a node's history: an incident in which the node was involved. */
 export interface NodeIncident {
-  /** The incident of a job, or `fleet-…` if no job had the node. */
+  /** The id of a job's incident, or `fleet-…` if the node had no job. */
   IncidentId: string
   Time: Timestamp
   /** Cause of the incident: `node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`. */
@@ -1031,7 +1031,7 @@ export interface NodeMemory {
   Ranks: RankMemory[]
 }
 
-/** Place where the job's outputs are stored. */
+/** Location in S3 where the job's outputs are stored. */
 export interface OutputDataConfig {
   /** Prefix for outputs. Everstep appends the job and the run. The default is a prefix in the service's bucket. */
   S3OutputPath?: string
@@ -1079,15 +1079,15 @@ export interface ProtectionConfig {
 /** Limits for the jobs of a project, and AWS resources that its submitters may use. The allow-lists do not restrict administrators. */
 export interface PutProjectQuotaRequest {
   Project: string
-  /** Nodes of each fleet that all jobs of the project may hold together. The default is no limit. Jobs beyond the limit wait, and do not delay other projects' jobs. */
+  /** Limit of nodes of each fleet that all jobs of the project may hold together. The default is no limit. Jobs beyond the limit wait, and do not delay other projects' jobs. */
   MaxNodeCount?: number
   /** Limit of unfinished jobs in all fleets. The default is no limit. Beyond the limit, CreateTrainingJob fails. */
   MaxJobCount?: number
-  /** Total size of the project's source archives. The default is no limit. Stored archives are never deleted, and unfinished uploads count for up to 26 hours. Beyond the limit, CreateSource, CompleteSource and PutSource fail. */
+  /** Limit of the total size of the project's source archives. The default is no limit. Stored archives are never deleted, and unfinished uploads count for up to 26 hours. Beyond the limit, CreateSource, CompleteSource and PutSource fail. */
   MaxSourceBytes?: number
   /** The highest Priority that submitters of the project may set. 0 unless given. */
   MaxPriority?: number
-  /** Roles that submitters of the project may set as RoleArn. The default is none. A final `*` allows all names with that prefix, in all three lists. */
+  /** Roles that submitters of the project may set as RoleArn. The default is none. In this list and in AllowedSecrets and AllowedData, an entry that ends with `*` allows all names with that prefix. */
   AllowedRoleArns?: string[]
   /** Secrets that submitters may use in jobs without RoleArn. The default is none. */
   AllowedSecrets?: string[]
@@ -1148,7 +1148,7 @@ export interface ReleaseNodeRequest {
 export interface Reliability {
   /** Effective training time ratio: training time ÷ total time without queue, provision and paused. Absent before the first start. */
   EttrRatio?: number
-  /** Training time ÷ total time since the job was created. */
+  /** Training time ÷ total time since the job was created, including time in the queue and paused time. */
   EttrWithQueueRatio?: number
   /** Mean time to failure: seconds of training and stall ÷ number of failures. Absent before the first failure. Drills, AWS's notices and users' requests do not count as failures. */
   MttfSeconds?: number
@@ -1180,7 +1180,7 @@ export interface ResumeTrainingJobRequest {
 
 /** Limits after which Everstep stops retrying a failing job. */
 export interface RetryStrategy {
-  /** Number of times that the same failure may occur at the same step. Then Everstep retries once without the failing rank's node and once from an older state, where each is possible. After that the job fails. 3 unless given. */
+  /** Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the failing rank's node. It then retries once from an older state. It skips a retry that is impossible. If all retries fail, the job fails. 3 unless given. */
   MaxAttempts?: number
 }
 
@@ -1198,7 +1198,7 @@ export interface S3DataSource {
 export interface SecondaryStatusTransition {
   /** The status in SageMaker's terms, derived from the state. While ranks run without a new step, the status is Starting, or Restarting once the job has made steps. */
   Status: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
-  /** Everstep's own, more detailed state. */
+  /** Everstep's own state of the job, which is more detailed than Status. */
   State: 'queued' | 'allocating' | 'preparing' | 'loading' | 'starting' | 'running' | 'pausing' | 'stopping' | 'completed' | 'failed' | 'stopped'
   StartTime: Timestamp
   EndTime?: Timestamp
@@ -1227,7 +1227,7 @@ export interface ShardProtection {
   Bytes: number
   /** Holders of the shard. The owner's node is the first. */
   Holders: Holder[]
-  /** Why a holder is out of view, slow or unreachable, or why snapshots are refused. Empty if there is no problem. */
+  /** Why a holder is out of view, slow or unreachable, or why snapshots are refused. Empty if neither is the case. */
   Reason: string
 }
 
@@ -1237,12 +1237,12 @@ export interface SourceConfig {
   SourceId: string
 }
 
-/** A presigned upload: `PUT Url` with these headers and the archive as body. It needs no token. */
+/** A presigned request: `PUT Url` with these headers and the archive as body. The request needs no token. */
 export interface SourceUpload {
   /** Secret. The URL accepts only this archive, because its checksum and length are signed. */
   Url: string
   Headers: Record<string, string>
-  /** When the URL expires. CreateSource then returns a new one. */
+  /** When the URL expires. After that, CreateSource returns another URL. */
   ExpirationTime: Timestamp
 }
 
@@ -1256,9 +1256,9 @@ export interface SparePolicy {
 export interface StartDrillRequest {
   TrainingJobName: string
   DrillType: 'kill-rank' | 'kill-agent' | 'terminate-instance'
-  /** A node of the job. The default is the node with the highest GROUP_RANK. */
+  /** A node of the job that the fault affects. The default is the node with the highest GROUP_RANK. */
   NodeId?: string
-  /** The rank to kill, on the chosen node. The default is the node's first rank. Only for kill-rank. */
+  /** The rank to kill, which must run on the chosen node. Only valid for kill-rank. The default is the node's first rank. */
   Rank?: number
 }
 
@@ -1270,13 +1270,13 @@ export interface StopTrainingJobRequest {
 export interface StoppingCondition {
   /** Limit of the time since the job's first start. Time without nodes after a pause does not count. */
   MaxRuntimeInSeconds?: number
-  /** Limit of the time from the job's creation until it gets its first nodes. Independently of this limit, a job releases its nodes again if it cannot get all of them. */
+  /** Limit of the time from the job's creation until it gets its first nodes. Independently of this limit, a job that cannot get all of its nodes releases the nodes that it has got. */
   MaxPendingTimeInSeconds?: number
   /** Limit of the cost of the job's nodes, at the fleet's price. At the limit, the job stops as after StopTrainingJob. The fleet must have a price. */
   MaxCostUsd?: number
 }
 
-/** Limits to change. 0 removes a limit. */
+/** Limits to change. The value 0 removes a limit. */
 export interface StoppingConditionUpdate {
   MaxRuntimeInSeconds?: number
   MaxPendingTimeInSeconds?: number
@@ -1319,7 +1319,7 @@ export interface TrainingJob {
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
   SecondaryStatusTransitions: SecondaryStatusTransition[]
-  /** Why the job is in its state: what it waits for, or how it ended. */
+  /** Why the job is in its state: what the job waits for, or how it ended. */
   Reason: string
   /** Why the job failed. Absent if the job has not failed. */
   FailureReason?: string
@@ -1330,7 +1330,7 @@ export interface TrainingJob {
   Requirements?: string
   HyperParameters: Record<string, string>
   Environment: Record<string, string>
-  /** The location of each variable's value in AWS, not the value. */
+  /** The location in AWS of each environment variable's value. The values are never shown. */
   Secrets: Record<string, string>
   RoleArn?: string
   NodeCount: number
@@ -1360,26 +1360,26 @@ export interface TrainingJob {
   Revision: number
   /** The revision that the newest generation was planned with. Absent before the first generation. */
   ObservedRevision?: number
-  /** Since when a person controls the job. Until hand-back, Everstep only observes the job. */
+  /** When a person took control of the job. Absent if Everstep controls the job. Until hand-back, Everstep only observes the job. */
   TakenOverTime?: Timestamp
   TakenOverBy?: string
-  /** Number of the current launch of all ranks; 0 before the first. */
+  /** Number of the current launch of all ranks; 0 before the first launch. */
   Generation: number
   /** The step from which the current generation resumed. */
   BaseStep: number
-  /** The newest step that all holders in view have verified; -1 before the first. */
+  /** The newest step that all holders in view have verified; -1 before the first such step. */
   CommittedStep: number
-  /** Number of steps that the ranks have finished; -1 before they start. */
+  /** Number of steps that the ranks of the current generation have finished; -1 before they start. */
   Boundary: number
   /** The highest Boundary of any generation. */
   MaxBoundary: number
   /** The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none. */
   TargetStep?: number
-  /** Time until TargetStep at the job's mean pace, without failures and waiting. Absent if the pace or the target is unknown, and once the job has ended. */
+  /** Time until TargetStep at the job's mean pace, assuming no failures and no waiting. Absent if the pace or the target is unknown, and once the job has ended. */
   EstimatedRemainingSeconds?: number
   /** Number of the job's nodes that are connected and report no fault of their own. */
   HealthyNodeCount: number
-  /** Number of nodes assigned to the job. After its end: nodes that have not released the job yet. The job can be deleted once the number is 0. */
+  /** Number of nodes assigned to the job. After the job's end, it is the number of nodes that still hold resources of the job. The job can be deleted once the number is 0. */
   AssignedNodeCount: number
   /** The job's nodes in the order of GROUP_RANK. Empty while the job has no nodes. */
   NodeIds: string[]
@@ -1391,7 +1391,7 @@ export interface TrainingJob {
   OpenDrillId?: string
   /** The time from CreationTime to AccountedUntil, by accounting bucket. The buckets add up to that time exactly, to the microsecond. */
   AccountingSeconds: Record<string, number>
-  /** Time up to which AccountingSeconds counts. For an ended job, the time of its end. */
+  /** Time up to which AccountingSeconds counts. For an ended job, this is the time of its end. */
   AccountedUntil?: Timestamp
   Reliability: Reliability
   /** Total time that nodes have worked for the job. */
@@ -1421,9 +1421,9 @@ export interface TrainingJobPlan {
   NodeMemoryBytes?: number
   /** The largest state per rank that fits into NodeMemoryBytes. */
   LargestShardBytes?: number
-  /** Recovery probabilities for a simultaneous loss of one, two or three nodes. They apply while every shard has all its copies. */
+  /** Recovery probabilities for a simultaneous loss of one, two or three nodes. The probabilities assume that every shard has all its copies. */
   RecoveryOdds: RecoveryOdds[]
-  /** Whether no other job is ahead and enough nodes are free and connected. */
+  /** Whether enough nodes are free and connected, and no other job is ahead in the queue. */
   CanStartNow: boolean
   /** Position in the fleet's queue, from 1. Absent if the job would not wait for other jobs. */
   QueuePosition?: number
@@ -1436,7 +1436,7 @@ export interface TrainingJobPlan {
   NodesToLaunch: number
   /** The fleet's price × NodeCount. Absent if the fleet has no price. */
   CostUsdPerHour?: number
-  /** Upper limit of the cost, from MaxRuntimeInSeconds at that price or from MaxCostUsd. Absent if neither limits the cost. */
+  /** Upper limit of the cost: the lower of MaxCostUsd and MaxRuntimeInSeconds × CostUsdPerHour. Absent if the job has neither limit. */
   MostCostUsd?: number
   /** Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount. Absent before the fleet's first incident. */
   ExpectedMttfSeconds?: number
@@ -1481,7 +1481,7 @@ export interface TrainingJobSummary {
   EttrRatio?: number
   /** Cost of the job's nodes so far. Absent if the fleet has no price. */
   CostUsd?: number
-  /** Protection of the job's state, as in DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while paused, and after the end. */
+  /** Protection of the job's state, as in DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while the job is paused, and after its end. */
   ProtectionState?: 'Protected' | 'Degraded' | 'Unprotected'
   /** Number of the job's nodes that are connected and report no fault of their own. Only in lists. */
   HealthyNodeCount?: number
@@ -1504,7 +1504,7 @@ export interface UnpinCheckpointRequest {
 /** Settings to change. Omitted fields keep their value. */
 export interface UpdateFleetRequest {
   FleetName: string
-  /** Fixed number of spares. It removes the SparePolicy, unless the request also sets one. */
+  /** Fixed number of spares. Setting it removes the SparePolicy, unless the request also sets a SparePolicy. */
   SpareCount?: number
   SparePolicy?: SparePolicy
   MinNodeCount?: number
@@ -1535,7 +1535,7 @@ export interface UpdateTrainingJobResponse {
   TrainingJobName: string
   RunId: string
   Revision: number
-  /** The changed fields. Empty if all fields already had these values. Then the update creates no revision. */
+  /** The changed fields. Empty if all fields already had the requested values. The update then creates no revision. */
   Changes: FieldChange[]
 }
 

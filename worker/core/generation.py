@@ -19,11 +19,11 @@ from everstep.protocol.ids import Generation, JobName, RunId
 class Event(StrEnum):
     """The events that change the phase of a member.
 
-    - LOAD: a plan arrived.
-    - LOADED: every shard of this node's ranks is verified.
-    - LOAD_FAILED: a shard failed verification or could not be fetched.
-    - START: every member of the generation is loaded.
-    - EXITED: every rank on this node has exited.
+    LOAD: A plan arrived.
+    LOADED: Every shard of this node's ranks is verified.
+    LOAD_FAILED: A shard failed verification or could not be fetched.
+    START: Every member of the generation is loaded.
+    EXITED: Every rank on this node has exited.
     """
 
     LOAD = "load"
