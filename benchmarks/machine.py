@@ -1,4 +1,4 @@
-"""Description of the machine of a run: enough to judge the figures, without its name."""
+"""Description of the machine of a run: facts that affect the measurements, without the machine's name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Machine:
 
     @classmethod
     def observe(cls) -> Machine:
-        """Return this machine's present state."""
+        """Return the description of this machine in its current state."""
         return cls(
             processor=_processor(),
             cores=len(os.sched_getaffinity(0)),
@@ -60,7 +60,7 @@ class Machine:
 def _version(name: str) -> str:
     try:
         return version(name)
-    except PackageNotFoundError:  # some benchmarks run without some packages
+    except PackageNotFoundError:  # some packages may be missing, because not every benchmark needs them
         return "not installed"
 
 

@@ -1,6 +1,6 @@
-"""Statistics of repeated timings: median, spread, and whether the machine was stable enough for a verdict.
+"""Statistics of repeated timings: median, spread, and whether the machine was stable enough for a verdict. Pure.
 
-Pure.
+A floor is a bound that no system can beat on this machine, such as the time of a plain memcpy.
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ from enum import StrEnum
 from random import Random
 
 FLOOR_TOLERANCE_RATIO = 0.2
-"""Relative change of a floor between start and end above which a run is inconclusive."""
+"""Largest relative change of a floor between start and end. A run with a larger change is inconclusive."""
 BOOTSTRAP_ROUNDS = 1000
 CONFIDENCE = 0.95
 BUSY_LOAD_RATIO = 0.5
 """Load average per core above which a machine counts as busy."""
 LEAST_COMMITS_RATIO = 0.95
-"""Commits ÷ steps below which no figure passes that claims every step."""
+"""Smallest ratio of commits to steps in a passing measurement that claims to keep every step."""
 
 
 class Verdict(StrEnum):
-    """PASS: within the limit. SHORT: missed. INCONCLUSIVE: no verdict possible. NONE: there is no limit."""
+    """Verdict on a value.
+
+    - PASS: the value is within its limit.
+    - SHORT: the value misses its limit.
+    - INCONCLUSIVE: the measurement permits no verdict.
+    - NONE: the value has no limit.
+    """
 
     PASS = "pass"
     SHORT = "falls short"
@@ -33,13 +39,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Summary of repeated timings, in seconds unless stated otherwise."""
+    """Summary of repeated timings, in seconds unless its owner documents another unit."""
 
     count: int
     minimum: float
     median: float
     p99: float
-    """99th percentile by nearest rank; with fewer than 100 timings, the worst."""
+    """99th percentile by nearest rank. With fewer than 100 timings, this is the largest timing."""
     maximum: float
 
     @classmethod
@@ -54,24 +60,24 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A bound that cannot be beaten, measured before and after the figure in the same processes."""
+    """A bound that no system can beat, measured before and after the compared value in the same processes."""
 
     before: Summary
     after: Summary
 
     @property
     def median(self) -> float:
-        """Mean of the two medians."""
+        """Mean of the medians before and after."""
         return (self.before.median + self.after.median) / 2
 
     @property
     def moved_ratio(self) -> float:
-        """Difference of the two medians relative to the lower one."""
+        """Difference of the medians before and after, relative to the lower median."""
         return moved_ratio(self.before.median, self.after.median)
 
     @property
     def stood_still(self) -> bool:
-        """Whether the floor stayed within the tolerance."""
+        """Whether the floor changed by at most `FLOOR_TOLERANCE_RATIO`."""
         return self.moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
@@ -117,7 +123,7 @@ def bootstrap_interval(
 
 
 def moved_ratio(one: float, other: float) -> float:
-    """Return the difference of two positive figures relative to the lower one."""
+    """Return the difference of two positive values relative to the lower value."""
     low, high = sorted((one, other))
     return high / low - 1 if low > 0 else math.inf
 
@@ -130,17 +136,17 @@ def is_busy(load_average: float, cores: int) -> bool:
 def paired_ratios(order: str, values: Sequence[float]) -> list[float]:
     """Return the relative excess of A over B for each pair in a sequence such as ABBA.
 
-    Drift of the machine affects both sides of a pair.
+    Drift of the machine affects both values of a pair.
 
     Args:
-        order: A and B in the order of measurement; each two neighbours are one A and one B.
-        values: the positive figures in that order.
+        order: A and B in the order of measurement. Each pair consists of one A and one B, in any order.
+        values: the positive values in that order.
 
     Returns:
         A ÷ B − 1 for each pair.
 
     Raises:
-        ValueError: a pair has two of the same.
+        ValueError: a pair has two A or two B.
     """
     ratios = []
     for position in range(0, len(order) - 1, 2):

@@ -1,8 +1,13 @@
 """Duration of interruptions: killed ranks and terminated instances under the char-GPT on DeepSpeed ZeRO-3.
 
-The job has 4 nodes and a spare. Three independent clocks measure each recovery: the incident's four phases; the API,
-polled every few milliseconds from outside; and the ranks' traces of their boundaries. The interruption lasts from the
-kill to the first step beyond the highest earlier step, so repeated steps are part of it.
+The job has 4 nodes and a spare. Three independent clocks measure each recovery:
+
+- the incident's four phases
+- the API, polled every few milliseconds by the benchmark
+- the ranks' traces of their boundaries
+
+The interruption lasts from the kill to the first step beyond the highest earlier step. It therefore includes repeated
+steps.
 """
 
 from __future__ import annotations
@@ -19,15 +24,15 @@ from benchmarks.traces import Passed, first_beyond, highest_step, read_trace, st
 
 NODES, SPARES, COPIES = 4, 1, 2
 MANY_STEPS = 1_000_000
-"""Never reached: the job is stopped after the measurements."""
+"""Number of steps of the job, larger than the benchmark needs. The harness stops the job after the measurements."""
 CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO = 1.0, 0.2
-"""Two clocks disagree about an interruption if they differ by more than both limits.
+"""Limits for the difference of two clocks. Two clocks disagree if the difference exceeds both limits.
 
-The API receives steps once per second.
+The limits allow for the API, which receives steps once per second.
 """
 PHASES = ("detect", "replace", "restore", "rework")
 VICTIMS = (2, 1, 0, 3)
-"""Ranks in the order of their kills; rank 0's node is included although more depends on it."""
+"""Ranks to kill, in this order. The list includes rank 0, whose node has more tasks than other nodes."""
 
 Kind = Literal["rank_exit", "instance_terminated"]
 
@@ -39,15 +44,15 @@ class Recovery:
     cause: Kind
     restore_source: str
     phases: dict[str, float]
-    """Seconds of the incident's phases."""
+    """Seconds of each phase of the incident."""
     lost_steps: int
-    """Steps between the base and the highest reported boundary, as recorded in the incident."""
+    """Lost steps in the incident: from the restored step to the highest boundary that ranks had reported."""
     rank_lost_steps: int
-    """Steps between the base and the highest boundary that any rank passed, reported or not."""
+    """Steps from the restored step to the highest boundary that any rank had passed, reported or not."""
     api_seconds: float
-    """Seconds from the kill until the API showed the next new step."""
+    """Seconds from the kill until the API showed a step beyond the highest earlier step."""
     rank_seconds: float
-    """Seconds from the kill until the last rank passed that step."""
+    """Seconds from the kill until the last rank passed a boundary beyond the highest earlier step."""
 
     @property
     def incident_seconds(self) -> float:
@@ -56,7 +61,7 @@ class Recovery:
 
     @property
     def clocks_agree(self) -> bool:
-        """Whether the incident's duration agrees with the one measured from outside."""
+        """Whether the incident's duration agrees with the benchmark's measurement."""
         apart = abs(self.incident_seconds - self.api_seconds)
         return apart <= max(CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO * self.api_seconds)
 
@@ -67,10 +72,10 @@ class RecoveryRun:
 
     recoveries: tuple[Recovery, ...]
     step: Floor
-    """Undisturbed step time before the first failure and after the last."""
+    """Undisturbed step time before the first failure and after the last failure."""
 
     def of_cause(self, cause: Kind) -> list[Recovery]:
-        """Return the recoveries from one kind of failure."""
+        """Return the recoveries from failures with this cause."""
         return [recovery for recovery in self.recoveries if recovery.cause == cause]
 
 
@@ -133,12 +138,12 @@ def recover(
     rank: int,
     steps_between: int,
 ) -> Recovery:
-    """Let the job settle, cause a failure, and poll from outside until it makes new steps.
+    """Wait until the job trains steadily, cause a failure, and poll until the job makes new steps.
 
     Raises:
-        BenchmarkFailed: the job ended, or recovered from another failure.
+        BenchmarkFailed: the job ended, or the incident has another cause.
     """
-    # a real spare has usually waited for hours, so do not use one that still boots
+    # wait until the spare has booted, because a real spare has usually waited for hours
     bench.wait_until_warm(NODES + SPARES)
     settled = job.describe()
     seen = job.wait("undisturbed steps", lambda seen: seen["CommittedStep"] >= settled["Boundary"] + steps_between)
@@ -185,7 +190,7 @@ def undisturbed(ranks: Sequence[Sequence[Passed]], since: int = 0) -> Summary:
 
 
 def _closed(bench: Bench, job: BenchJob, number: int) -> Json:
-    """Wait for the job's incident of this number to be closed, and return it."""
+    """Wait until the job's incident of this number is closed, and return the incident."""
     found: list[Json] = []
 
     def is_closed(_: Json) -> bool:

@@ -1,4 +1,4 @@
-"""Report of the first benchmarks: all figures as JSON, a document with tables, and one picture.
+"""Report of the first benchmarks: values as JSON, a document with tables, and one picture.
 
 Invariant: the document names the machine, its load, the number of samples and the command. A row whose floor changed is
 marked as inconclusive.
@@ -35,18 +35,18 @@ KINDS: tuple[tuple[Kind, str], ...] = (("rank_exit", "rank killed"), ("instance_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Results of the measurements; parts that were not run are empty."""
+    """Results of the measurements. Parts that were not run are empty."""
 
     blocking: Sequence[BlockingRow] = ()
     slowdown: Slowdown | None = None
     budget: Slowdown | None = None
-    """Slowdown of a job with a budget for snapshots."""
+    """Slowdown of a job with `MaxSlowdown`, which limits the cost of snapshots."""
     recovery: RecoveryRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Figures of one run."""
+    """Measured values of one run."""
 
     results: Results
 
@@ -55,7 +55,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: the figures.
+        run: the measured values.
         figures: path of the JSON file.
         document: path of the Markdown file; the picture gets the same name with another suffix.
     """
@@ -71,8 +71,8 @@ def render(run: Run, picture: str) -> str:
     """Return the Markdown document.
 
     Args:
-        run: the figures.
-        picture: file name of the picture, in the same folder.
+        run: the measured values.
+        picture: file name of the picture, in the document's folder.
     """
     sections = [_head(run)]
     if run.results.blocking:
@@ -208,7 +208,7 @@ def _slowdown(slowdown: Slowdown) -> str:
 
 
 def _budget(budget: Slowdown) -> str:
-    """Return the section on a job with a budget for snapshots."""
+    """Return the section on the job with `MaxSlowdown`."""
     allowed = budget.max_slowdown or 0.0
     ratios = Summary.of(budget.ratios)
     pairs = f"median of {ratios.count} pairs; {ratios.minimum:+.1%} to {ratios.maximum:+.1%}"

@@ -1,11 +1,13 @@
-"""Everstep's cost for a real model: the char-GPT's step under an agent (A) and alone (B), launches in order ABBA.
+"""Everstep's cost for a real model: step times of the char-GPT under an agent (A) and without an agent (B).
 
-Drift of the machine affects both sides of a pair; each pair gives one ratio. Alone means without agent, replicas,
-rounds and reports. The cluster's own processes are idle in both cases.
+The launches run in the order ABBA. Each pair of launches gives one ratio, so that drift of the machine affects both
+values of a ratio. A launch without an agent has no replicas, rounds or reports. The cluster's own processes are idle in
+both cases.
 
-There are two measurements. In the first, every step is kept at any cost. In the second, the job has a budget
-(`Protection.MaxSlowdown`). The first steps, in which Everstep learns a snapshot's cost, are then not counted, and means
-are compared, because a few iterations carry the whole cost.
+There are two measurements. In the first measurement, every step is kept at any cost, and median step times are
+compared. In the second measurement, the job has a budget (`Protection.MaxSlowdown`). A few iterations then carry the
+whole cost, so mean step times are compared. The first steps, in which Everstep learns a snapshot's cost, are not
+counted.
 """
 
 from __future__ import annotations
@@ -26,35 +28,47 @@ from benchmarks.traces import read_trace, step_seconds
 
 RANKS = 2
 WARM_UP_STEPS = 110
-"""Steps for profiling the network and trying pacing, as long as that may take (`worker.core.pacing_trial`)."""
+"""First steps of a launch that are not counted. Everstep profiles the network and tries pacing in them.
+
+The number covers the longest trial (`worker.core.pacing_trial`).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """One sequence of launches."""
+    """Result of one sequence of launches."""
 
     order: str
-    """Order of the runs: A is a run under an agent, B a run without an agent."""
+    """Kind of each launch, in order: A is a launch under an agent, B a launch without an agent."""
     step_seconds: tuple[Summary, ...]
     """Step times of each launch, without its first `settle_steps`."""
     ratios: tuple[float, ...]
-    """A ÷ B − 1 per pair, of the median step; with a budget, of the mean step."""
+    """Step time of A ÷ step time of B − 1, for each pair: medians, or means if the job has a budget."""
     blocked: Summary
-    """Seconds per snapshot of all launches under an agent, with warm-up and audits."""
+    """Seconds for which each snapshot blocked training, over all launches under an agent.
+
+    It includes snapshots during warm-up and audited snapshots.
+    """
     snapshots_ratio: float
-    """Snapshots ÷ counted steps of these launches; 1 if every step was kept."""
+    """Snapshots ÷ counted steps of the launches under an agent; 1 if every step was kept."""
     settle_steps: int = WARM_UP_STEPS
     max_slowdown: float | None = None
-    """The budget; None if every step is kept."""
+    """The job's budget (`Protection.MaxSlowdown`); None if every step is kept."""
 
     @property
     def plain_moved_ratio(self) -> float:
-        """Relative difference of the slowest and the fastest launch alone: the noise of the ratios."""
+        """Relative difference between the slowest and the fastest launch without an agent.
+
+        It is the noise of the ratios.
+        """
         return self._moved("B")
 
     @property
     def noise_ratio(self) -> float:
-        """The larger of these differences, among launches alone and launches under an agent."""
+        """Relative difference between the slowest and the fastest launch of the same kind.
+
+        It is the larger value of the two kinds, with and without an agent.
+        """
         return max(self._moved("A"), self._moved("B"))
 
     def _moved(self, kind: str) -> float:
@@ -63,12 +77,12 @@ class Slowdown:
 
     @property
     def plain_count(self) -> int:
-        """Number of launches alone."""
+        """Number of launches without an agent."""
         return self.order.count("B")
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether several launches alone took the same time."""
+        """Whether there are several launches without an agent, and their step times agree."""
         return self.plain_count > 1 and self.plain_moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
@@ -79,10 +93,10 @@ def measure(
 
     Args:
         bench: the cluster.
-        order: such as ABBA.
-        steps: steps of each launch, including those that are not counted.
-        settle_steps: first steps that are not counted.
-        max_slowdown: the job's budget; None: every step is kept.
+        order: kind of each launch, such as ABBA.
+        steps: steps of each launch, including the steps that are not counted.
+        settle_steps: number of first steps that are not counted.
+        max_slowdown: the job's budget; None keeps every step.
 
     Raises:
         BenchmarkFailed: a launch failed.

@@ -1,8 +1,10 @@
-"""Blocking time of a snapshot: a state of a chosen size on real nodes, beside the minimum of any snapshot.
+"""Blocking time of a snapshot, for a state of a chosen size on real nodes, with its floors.
 
-The blocked seconds are the session's own figures: the copy at the boundary, and the guard's wait for the background
-copy before the optimizer's step. The first three snapshots of a launch are audited: copied whole at the boundary and
-compared byte by byte. They are shown separately.
+A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a step without a session.
+
+The session itself reports the blocked seconds: the copy at the boundary, and the guard's wait for the background copy
+before the optimizer's step. The first three snapshots of a launch are audited: copied whole at the boundary and
+compared byte by byte. The report shows audited snapshots separately.
 """
 
 from __future__ import annotations
@@ -15,66 +17,72 @@ from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Floor, Summary
 
 AUDITED_COUNT = 3
-"""Same value as `everstep.training.guard.AUDITED_AT_START`; a test compares them.
+"""Number of audited snapshots per launch: same value as `everstep.training.guard.AUDITED_AT_START`.
 
-An import would bring torch into the measuring process.
+A test compares the two values. An import would load torch in the measuring process.
 """
 COMPUTES = ("wait", "matmul")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Distribution of a state over nodes with one rank each."""
+    """Size of a state and number of nodes, with one rank per node."""
 
     state_mib: int
     nodes: int
 
     @property
     def copies(self) -> int:
-        """Copies of each shard; a single node has only its own."""
+        """Copies of each shard. On a single node, the owner's copy is the only copy."""
         return min(2, self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockingRow:
-    """One kind of computation with one shape."""
+    """Measured values of one shape with one replacement of forward and backward."""
 
     shape: Shape
     compute: str
     state_bytes: int
-    """Bytes of the tensors per rank."""
+    """Bytes of one rank's tensors."""
     span_seconds: float
-    """Duration of the replacement for forward and backward."""
+    """Duration of the wait or matrix products that replace forward and backward."""
     memcpy: Floor
     plain_step: Floor
     step: Summary
-    """Step time with snapshots."""
+    """Duration of steps with snapshots."""
     first_blocked: float | None
-    """The first snapshot of the launch on the slowest rank; None if this row is not the first."""
+    """Seconds for which the launch's first snapshot blocked the slowest rank.
+
+    None if this row is not the first row of its launch.
+    """
     audited_blocked: Summary | None
-    """The other audited snapshots."""
+    """Seconds for which each later audited snapshot blocked a rank."""
     blocked: Summary
-    """All later snapshots of all ranks."""
+    """Seconds for which each snapshot without an audit blocked a rank, over all ranks."""
     mean_blocked: float
-    """Mean of the later snapshots."""
+    """Mean seconds for which a snapshot without an audit blocked a rank."""
     mean_held: float
-    """Blocked time per later snapshot by the script's own clock, including boundaries without a snapshot."""
+    """Seconds of blocked time per snapshot without an audit, by the script's own clock.
+
+    The value includes the blocked time at boundaries without a snapshot.
+    """
     steps_per_snapshot: float
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether both floors were stable."""
+        """Whether both floors were stable: memcpy and the step without a session."""
         return self.memcpy.stood_still and self.plain_step.stood_still
 
 
 def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: int) -> list[BlockingRow]:
-    """Run one job per shape; return a row for each kind of computation.
+    """Run one job per shape; return a row for each replacement of forward and backward.
 
     Args:
         bench: the cluster.
         shapes: the shapes.
-        snapshots: minimal snapshots per row and rank, without audited ones.
-        floor_steps: steps and copies per floor, before and after.
+        snapshots: minimal number of snapshots per row and rank, without audited snapshots.
+        floor_steps: steps and copies per floor, both before and after the measurement.
 
     Raises:
         BenchmarkFailed: a job failed, or took too few snapshots.
@@ -111,7 +119,7 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
 
 
 def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
-    """Return one row from the output of all ranks, whose samples are pooled."""
+    """Return one row from the output of all ranks. The row summarizes the samples of all ranks together."""
     is_first = compute == COMPUTES[0]
     skipped = AUDITED_COUNT if is_first else 0
     later = [seconds for rank in ranks for seconds in rank["blocked"][compute][skipped:]]
@@ -135,6 +143,6 @@ def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
 
 
 def floor(ranks: list[Json], name: str) -> Floor:
-    """Return a floor from all ranks' timings."""
+    """Return a floor that summarizes all ranks' timings."""
     before, after = ([seconds for rank in ranks for seconds in rank[when][name]] for when in ("before", "after"))
     return Floor(Summary.of(before), Summary.of(after))

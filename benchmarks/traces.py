@@ -1,4 +1,4 @@
-"""Traces that ranks write: the time of each passed boundary (see `scripts/traced.py`).
+"""Traces of the boundaries that ranks have passed, with the time of each boundary (see `scripts/traced.py`).
 
 Only `read_trace` does I/O.
 """
@@ -18,13 +18,13 @@ class Passed:
     generation: int
     step: int
     at: float
-    """Monotonic seconds of the machine."""
+    """Monotonic seconds at which the rank passed the boundary."""
     snapshots: int = 0
-    """Snapshots of the rank's launch so far, if the script records them."""
+    """Number of snapshots since the start of the rank's process, if the script records them."""
 
 
 def read_trace(directory: Path, ranks: int) -> list[list[Passed]]:
-    """Return each rank's trace so far; an incomplete last line is skipped."""
+    """Return the boundaries in each rank's trace. An incomplete last line is skipped."""
     return [parse((directory / f"rank{rank}").read_text()) for rank in range(ranks)]
 
 
@@ -52,7 +52,10 @@ def highest_step(ranks: Iterable[Sequence[Passed]], generation: int) -> int:
 
 
 def first_beyond(ranks: Iterable[Sequence[Passed]], generation: int, step: int) -> float | None:
-    """Return when all ranks had passed a boundary beyond `step` in a later generation; None if one has not."""
+    """Return when all ranks had passed a boundary beyond `step` in a later generation.
+
+    Return None if a rank has not passed such a boundary.
+    """
     firsts = [
         min((each.at for each in passed if each.generation > generation and each.step > step), default=None)
         for passed in ranks

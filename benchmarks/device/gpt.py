@@ -32,7 +32,10 @@ PASSED_ON = (
     "NVIDIA_DRIVER_CAPABILITIES",
     "CUDA_HOME",
 )
-"""Variables that a rank may need to find the GPU driver; the local cloud passes no others on."""
+"""Environment variables that a rank may need to find the GPU driver.
+
+The benchmark adds them to the nodes' environment, because the local cloud passes on no other variables.
+"""
 HYPERPARAMETERS = (
     "layers", "width", "heads", "context", "batch", "accumulate", "warm_up", "order", "block_steps", "verified_steps"
 )  # fmt: skip
@@ -72,7 +75,10 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
 
 
 def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for the nodes: the GPU driver's variables and the path of this benchmark's modules."""
+    """Return the environment for the nodes.
+
+    It contains the GPU driver's variables and the import path of this benchmark's modules.
+    """
     path = os.pathsep.join([str(ROOT), *filter(None, [variables.get("PYTHONPATH")])])
     return {**{name: variables[name] for name in PASSED_ON if name in variables}, "PYTHONPATH": path}
 

@@ -76,7 +76,9 @@ def rows_of(part: str, outcome: Outcome) -> list[Row]:
 
 
 def earlier(figures: Path, device: Mapping[str, Any], *, is_quick: bool) -> dict[str, Outcome]:
-    """Return the parts of an earlier run, or nothing if its device, torch version or kind of run differ from now.
+    """Return the parts of an earlier run on the same device with the same version of torch.
+
+    Return nothing if the device, the version or `is_quick` differ.
 
     Args:
         figures: path of the earlier run's JSON file.

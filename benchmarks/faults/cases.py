@@ -1,6 +1,8 @@
-"""The faults. A context manager injects each into processes or connections of a running local cluster, then removes it.
+"""The faults, each as a context manager that injects the fault and then removes it.
 
-Invariant: a fault that did not take effect raises an error and never yields a figure.
+The context manager changes processes or connections of a running local cluster.
+
+Invariant: a fault that did not take effect raises an error and never yields a measurement.
 """
 
 from __future__ import annotations

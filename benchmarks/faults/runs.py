@@ -21,7 +21,10 @@ TOLD_SECONDS = 60.0
 SETTLE_STEPS = 40
 """First steps of a job that are not measured. They include audited snapshots and profiled iterations."""
 AUDITED_STEPS = 8
-"""Steps after healing that are not measured in a job without early slots. They include its audited snapshots."""
+"""Unmeasured steps after healing, in a case whose fault begins before the job has slots.
+
+The job's audited snapshots fall into these steps.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

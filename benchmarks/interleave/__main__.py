@@ -1,6 +1,6 @@
-"""Command of the benchmark of snapshots that share training's network, after GEMINI's Figure 16:
+"""Command of the interleave benchmark: `make bench-interleave`.
 
-`make bench-interleave`.
+It measures snapshots that share training's network, after GEMINI's Figure 16.
 
     sudo python -m benchmarks.interleave [--quick] [--only CASE …]
 

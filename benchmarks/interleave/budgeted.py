@@ -1,13 +1,13 @@
-"""Everstep where not every step's snapshot fits: the product's own budget decides how far apart snapshots are.
+"""Everstep in a case whose network is too busy for a snapshot at every step.
 
-The decision is made by `worker.member.traffic.Traffic` with its `Budget`.
+The product's budget, `worker.member.traffic.Traffic` with its `Budget`, determines the steps between two snapshots.
 
     node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: snapshot at the boundary of that step
 
-The budget receives the run's measurements: the times of boundaries, and whether a snapshot was being sent. Nothing is
-copied here, so snapshots never block the rank. The budget also receives the profiled iterations without snapshots: a
-job that saves every step would see as many only after 800 steps. A file that node 0 writes one iteration ahead stands
-for the round in which all nodes agree.
+The budget receives the run's measurements: the times of boundaries, and whether a snapshot was being sent. This
+benchmark copies no state, so snapshots never block the rank. The budget also receives the profiled iterations without
+snapshots, because a job that saves every step would see as many only after 800 steps. In the product, a round lets all
+nodes agree on a step. Here, node 0 writes the step to a file one iteration ahead.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ GENERATION = Generation(1)
 MOVING = RankHalf(generation=GENERATION, phase=Phase.TRAIN)
 PAUSED = RankHalf(generation=GENERATION, phase=Phase.WAIT)
 PROPOSED = struct.Struct("=qqb")
-"""The last two proposed steps, and `Pacing`. A node may read the file just before or just after node 0 has proceeded.
+"""Layout of the shared file: the last two proposed steps, and a `Pacing`.
 
+The file contains two steps, because a node may read it just before or just after node 0's next proposal.
 """
 
 
 class Budgeted:
-    """One node's part of the scheme.
+    """One node's part of the scheme EVERSTEP with a budget.
 
     Args:
-        node: number of the node; 0 proposes.
+        node: number of the node; node 0 proposes steps.
         copies: copies in this case.
-        proposed: file that all nodes share; created here.
-        node_pacer: counts every transfer of the node, and learns the link's rate from unpaced ones.
+        proposed: file that all nodes share; created by the constructor.
+        node_pacer: counts every transfer of the node, and learns the link's rate from unpaced transfers.
     """
 
     def __init__(self, node: int, copies: int, proposed: Path, node_pacer: NodePacer) -> None:
@@ -57,7 +58,7 @@ class Budgeted:
         self._distance = 1
         self._pacing = Pacing.AT_ONCE
         self._step = 0
-        """Iterations under Everstep so far; iterations under other schemes are no steps of this job."""
+        """Number of iterations under Everstep. Iterations under other schemes do not count as steps of this job."""
         self._begun = 0
         with proposed.open("a+b") as file:
             file.truncate(PROPOSED.size)
@@ -71,22 +72,22 @@ class Budgeted:
 
     @property
     def pacer(self) -> Pacer | None:
-        """Pacer for a transfer that starts now; None if it is sent at once, as in the product."""
+        """Pacer for a transfer that starts now. None if the transfer is sent without pacing, as in the product."""
         return None if isinstance(self.node_pacer.current, Unpaced) else self.node_pacer
 
     @property
     def interval(self) -> int:
-        """Steps from one snapshot to the next, by the present budget."""
+        """Steps between two snapshots that the budget currently requires."""
         return self._traffic.budget.interval
 
     def spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
-        """Set the profile."""
+        """Pass the profile of the network's idle spans to the budget."""
         self._traffic.spans(
             self._rank, IdleSpans(generation=GENERATION, iteration_seconds=iteration_seconds, spans=spans)
         )
 
     def quiet_boundary(self, at: float) -> None:
-        """Record a boundary without a snapshot."""
+        """Record a boundary of a profiled iteration, in which no snapshot is sent."""
         self._tell(at, is_sending=False)
 
     def boundary(self, at: float, *, is_sending: bool) -> bool:
@@ -115,7 +116,7 @@ class Budgeted:
         return begins
 
     def pause(self) -> None:
-        """Record that training under Everstep is interrupted, so that the next boundary ends no iteration."""
+        """Record that another scheme runs next, so that the budget does not count the time until the next boundary."""
         message = Boundary(generation=GENERATION, boundary=Step(self._step))
         self._traffic.boundary(self._rank, message, PAUSED, is_sending=False)
 

@@ -1,4 +1,4 @@
-"""Slowdowns against the same round without checkpoints, with bootstrap intervals. Pure."""
+"""Slowdowns of each scheme with bootstrap intervals, relative to the same round without checkpoints. Pure."""
 
 from __future__ import annotations
 
@@ -17,48 +17,49 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Figures of one scheme in one case."""
+    """Measured values of one scheme in one case."""
 
     scheme: Scheme
     iterations: int
     seconds: float
     """Mean duration of an iteration."""
     slowdown: float
-    """Mean slowdown of the pairs, relative to the iteration without checkpoints."""
+    """Mean slowdown of the pairs of iterations with and without checkpoints, relative to the iteration without."""
     low: float
     high: float
     """Upper bound of the slowdown's 95 % interval."""
     kept: int
-    """Snapshots of measured iterations that all holders acknowledged before the next boundary.
+    """Number of kept snapshots in measured iterations.
 
-    In a case with too little idle time, later acknowledgements count too.
+    A snapshot is kept if all holders acknowledged it before the next boundary. In a case with too little idle time,
+    later acknowledgements count too.
     """
     snapshot_seconds: float | None
-    """Mean seconds from the boundary until the last holder has acknowledged."""
+    """Mean seconds from the boundary to the last holder's acknowledgement. None without acknowledged snapshots."""
 
     @property
     def kept_ratio(self) -> float:
-        """Kept snapshots ÷ steps."""
+        """Kept snapshots ÷ measured iterations."""
         return self.kept / self.iterations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Figures of one case."""
+    """Measured values of one case."""
 
     case: Case
     rows: tuple[Row, ...]
     busy_ratio: float
     """Share of an iteration without checkpoints in which the network is in use."""
     idle_seconds: float
-    """Idle network time of an iteration, as found by the profiler."""
+    """Idle network time per iteration, as measured by the profiler."""
     spans: int
     link_bytes_per_second: float
-    """Probed payload rate."""
+    """Payload rate of a link, measured before training."""
 
     @property
     def load_ratio(self) -> float:
-        """Duration of a node's snapshot traffic relative to the idle time."""
+        """Duration of a node's snapshot traffic ÷ idle network time of an iteration."""
         return (
             self.case.state_bytes * (self.case.copies - 1) / self.link_bytes_per_second / self.idle_seconds
             if self.idle_seconds
@@ -71,7 +72,7 @@ class Figure:
 
 
 def evaluate(case: Case, ranks: Sequence[Sequence[Mapping[str, Any]]], nodes: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the figures of one case.
+    """Return the measured values of one case.
 
     Args:
         case: the case.
@@ -134,16 +135,18 @@ def _row(
 
 
 def slowdown(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return how much longer the first of all pairs together took than the second."""
+    """Return the slowdown over all pairs: total seconds with checkpoints ÷ total seconds without, − 1."""
     return sum(one for one, _ in pairs) / sum(other for _, other in pairs) - 1
 
 
 def interval(pairs: Sequence[tuple[float, float]], seed: int = 1) -> tuple[float, float]:
-    """Return the bootstrap interval of the slowdown; whole pairs are drawn, so that their common drift cancels.
+    """Return the bootstrap interval of the slowdown.
+
+    Whole pairs are resampled, so that drift of the machine affects both values of a pair.
 
     Args:
-        pairs: (with, without) seconds of the same position in the same round.
-        seed: seed of the draws.
+        pairs: (with, without) checkpoints: seconds of the same iteration of the same round.
+        seed: seed of the resampling.
     """
     rng = random.Random(seed)
     drawn = sorted(slowdown(rng.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))

@@ -1,6 +1,7 @@
 """A small virtual network: one namespace per node, a bridge between them, every link shaped in both directions.
 
-Invariant: everything has the run's name and is removed when the context ends, in any case.
+Invariant: the names of all parts start with the run's name. All parts are removed when the context ends, also after an
+error.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from benchmarks.errors import BenchmarkFailed
 
 SUBNET = "10.77.0"
 SEGMENT_BYTES = "16384"
-"""Bytes that TCP passes to a link at once.
+"""Largest segment in bytes that TCP passes to a link.
 
-Below the shaper's burst: otherwise the shaper splits each segment, and the benchmark would measure the CPU.
+It is below the shaper's burst. Otherwise, the shaper would split each segment, and the benchmark would measure the CPU.
 """
 CONGESTION = "cubic"
-"""TCP congestion control: the kernel's default, and that of EC2's images.
+"""TCP congestion control of the nodes: the default of the kernel and of EC2's images.
 
-A machine may use another. BBR leaves the link idle every ten seconds; with it, one iteration in twenty took 20 to 90 ms
-longer, with or without checkpoints.
+The benchmark sets it, because the machine may use another one. BBR, for example, leaves the link idle every ten
+seconds. One iteration in twenty then took 20 to 90 ms longer, with or without checkpoints.
 """
 
 
 def obstacle() -> str | None:
-    """Return why this machine cannot have such a network, in one sentence; None if it can."""
+    """Return the reason why this machine cannot run such a network, in one sentence; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root: run it with sudo"
     for program in ("ip", "tc"):
@@ -49,7 +50,7 @@ class Network:
         self._name = f"ev{os.getpid()}"
 
     def namespace(self, node: int) -> str:
-        """Return the namespace's name for `ip netns exec`."""
+        """Return the name of a node's namespace, for `ip netns exec`."""
         return f"{self._name}n{node}"
 
     @staticmethod
@@ -96,11 +97,11 @@ class Network:
             )
             _ip("-n", inside, "link", "set", "lo", "up")
             shape = ("root", "tbf", "rate", self._rate, "burst", "32kb", "latency", "30ms")
-            _run("tc", "-n", inside, "qdisc", "add", "dev", "eth0", *shape)  # sent packets of the node
-            _run("tc", "qdisc", "add", "dev", port, *shape)  # received packets of the node
+            _run("tc", "-n", inside, "qdisc", "add", "dev", "eth0", *shape)  # limit the packets that the node sends
+            _run("tc", "qdisc", "add", "dev", port, *shape)  # limit the packets that the node receives
 
     def remove(self) -> None:
-        """Remove the network; missing parts are ignored."""
+        """Remove the network. Parts that do not exist are ignored."""
         for node in range(self._nodes):
             subprocess.run(["ip", "link", "del", f"{self._name}v{node}"], capture_output=True, check=False)
             subprocess.run(["ip", "netns", "del", self.namespace(node)], capture_output=True, check=False)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.interleave.node CASE.json NODE DIRECTORY
 
-Snapshot bytes are sent as in the product: by `worker.replication.streams.send_chunks` with its pacers, one stream per
-holder. Where not every step's snapshot fits, the product's budget selects them (`budgeted`). Handshake, slots, capture,
-digests, resumption and rounds are left out. The receiver is the benchmark's own and acknowledges a complete transfer. A
-timed wait at the link's rate stands for the copy out of a receive buffer before the next chunk, as fast as GEMINI
-measured it.
+As in the product, `worker.replication.streams.send_chunks` with its pacers sends the bytes of snapshots, in one stream
+per holder. In cases where not every snapshot fits, the product's budget selects steps (`budgeted`). The benchmark omits
+handshake, slots, capture, digests, resumption and rounds. Its receiver acknowledges each complete transfer. A GEMINI
+receiver copies each chunk out of its buffer before the next chunk. A timed wait replaces this copy. Its rate is the
+link's rate, as GEMINI measured it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Source of the bytes, in the form that `send_chunks` needs."""
+    """The bytes of a snapshot or a part of it, in the form that `send_chunks` needs."""
 
     memory: memoryview
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return part of the payload."""
+        """Return the bytes `start` to `end` of the payload."""
         return self.memory[start:end]
 
 
@@ -81,11 +81,11 @@ class Node:
     # -- the other nodes
 
     def listen(self) -> socket.socket:
-        """Receive from every node that sends its copies here, each in a thread of its own."""
+        """Accept connections from every node that sends its copies to this node. Each connection has its own thread."""
         listener = socket.create_server((Network.address(self.index), PORT))
 
         def accept() -> None:
-            with contextlib.suppress(OSError):  # the socket was closed at the end
+            with contextlib.suppress(OSError):  # the listening socket was closed at the end of the run
                 while True:
                     line, _ = listener.accept()
                     threading.Thread(target=self.receive, args=(line,), daemon=True).start()
@@ -94,7 +94,7 @@ class Node:
         return listener
 
     def receive(self, line: socket.socket) -> None:
-        """Receive chunks in place and acknowledge each.
+        """Receive transfers in place and acknowledge each transfer.
 
         If a transfer requests it, the acknowledgement waits for the time of a copy out of the buffer.
         """
@@ -128,8 +128,8 @@ class Node:
             threading.Thread(target=self.hear, args=(line, loop), daemon=True).start()
 
     def hear(self, line: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        """Receive acknowledgements, in a thread."""
-        with contextlib.suppress(OSError, RuntimeError):  # the connection was cut at the end
+        """Receive acknowledgements from one holder. Each holder's connection has a thread for this method."""
+        with contextlib.suppress(OSError, RuntimeError):  # the holder closed the connection at the end of the run
             while data := line.recv(ACKNOWLEDGEMENT.size, socket.MSG_WAITALL):
                 (transfer,) = ACKNOWLEDGEMENT.unpack(data)
                 loop.call_soon_threadsafe(self.acknowledged[transfer].set_result, None)
@@ -137,9 +137,14 @@ class Node:
     async def transfer(
         self, copy: int, data: State, pacer: Pacer | None, *, is_copied: bool = False, counting: NodePacer | None = None
     ) -> None:
-        """Send one chunk in pieces as the pacer admits them, and wait for the holder's acknowledgement.
+        """Send one chunk in pieces, as the pacer admits them, and wait for the holder's acknowledgement.
 
-        `counting` learns the link's rate from it.
+        Args:
+            copy: index of the holder's connection.
+            data: the bytes to send.
+            pacer: admits the pieces; None sends them without pacing.
+            counting: counts the transfer, and learns the link's rate from an unpaced transfer.
+            is_copied: the holder waits for the time of a copy before it acknowledges.
         """
         self.transfers += 1
         number = 2 * self.transfers + is_copied
@@ -163,9 +168,9 @@ class Node:
         del self.acknowledged[number]
 
     async def probe(self) -> None:
-        """Measure the link from all nodes at once, as in use.
+        """Measure the link's rate while all nodes send at the same time, as in training.
 
-        Return the best of a few trials, to exclude delays of the CPU.
+        The result is the best of a few trials, because delays of the CPU only reduce the measured rate.
         """
         now = asyncio.get_running_loop().time
         rates = []
@@ -196,14 +201,17 @@ class Node:
                 await self.send_copy(copy, scheme)
 
     async def send_copy(self, copy: int, scheme: Scheme) -> None:
-        """Send all bytes to one holder."""
+        """Send the whole snapshot to one holder."""
         if scheme is not Scheme.EVERSTEP or self.budgeted is None:
             await self.transfer(copy, State(self.state), self.pacers[scheme])
         else:
             await self.transfer(copy, State(self.state), self.budgeted.pacer, counting=self.budgeted.node_pacer)
 
     async def send_planned(self, scheme: Scheme, at: float) -> None:
-        """Send the chunks that Algorithm 2 plans, each after the previous copy out; delayed chunks start late."""
+        """Send the chunks that GEMINI's Algorithm 2 plans, each after the holder's copy of the previous chunk.
+
+        A chunk starts late if the previous chunk is delayed.
+        """
         now = asyncio.get_running_loop().time
         for chunk in self.plan(scheme):
             await asyncio.sleep(at + chunk.begin_seconds - now())
@@ -269,7 +277,10 @@ class Node:
         self.sending = asyncio.create_task(work())
 
     def begins(self, scheme: Scheme, at: float, *, is_sending: bool) -> bool:
-        """Return whether a snapshot begins at this boundary; one that takes longer than a step delays the next."""
+        """Return whether a snapshot begins at this boundary.
+
+        No snapshot begins while the previous snapshot is still being sent.
+        """
         if self.budgeted is not None and scheme is Scheme.EVERSTEP:
             return self.budgeted.boundary(at, is_sending=is_sending)
         if self.budgeted is not None and self.profile is None:

@@ -1,9 +1,9 @@
-"""A rank of the benchmark's training: computation as timed waits, real gloo collectives, one shaped link per node.
+"""A rank of the benchmark's training: timed waits in place of computation, and real gloo collectives.
 
     python -m benchmarks.interleave.rank CASE.json NODE FD OUT.json
 
-The node's agent has the other end of FD. Every rank runs the same program; the barrier at the end of an iteration
-stands for the optimizer step.
+FD is a socket to the node's agent. Every rank runs the same program. The barrier at the end of an iteration replaces
+the optimizer step.
 """
 
 from __future__ import annotations

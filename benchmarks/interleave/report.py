@@ -1,4 +1,4 @@
-"""Report of an interleave benchmark run: figures as JSON, one document with tables, one picture."""
+"""Report of an interleave benchmark run: values as JSON, one document with tables, one picture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Figures of one run."""
+    """Measured values of one run."""
 
     figures: Sequence[Figure]
 
@@ -40,7 +40,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: the figures; the first one has all schemes.
+        run: the measured values; its first case has all schemes.
         figures: path of the JSON file.
         document: path of the Markdown file; the picture gets the same name with another suffix.
     """
@@ -55,7 +55,7 @@ def _judged(run: Run, figure: Figure) -> dict[str, object]:
 
 
 def judgement(run: Run, figure: Figure) -> Judgement:
-    """Return the verdict on one case of a run; on a busy machine it is inconclusive."""
+    """Return the verdict on one case of a run. On a busy machine, the verdict is inconclusive."""
     found = judge(figure)
     return (
         dataclasses.replace(found, verdict=Verdict.INCONCLUSIVE, reason=f"{BUSY}; {found.reason}")
@@ -68,8 +68,8 @@ def render(run: Run, picture: str) -> str:
     """Return the Markdown document.
 
     Args:
-        run: the figures.
-        picture: file name of the picture, in the same folder.
+        run: the measured values.
+        picture: file name of the picture, in the document's folder.
     """
     first = run.figures[0]
     sections = [_head(run), _setting(first), _schemes(run, picture)]
@@ -151,7 +151,7 @@ def _schemes(run: Run, picture: str) -> str:
         for row in figure.rows
     ]
     comparison = (
-        ""  # a run with only part of the cases
+        ""  # the run measured only some of the cases
         if Scheme.UNIFORM not in figure.case.schemes
         else " Scheduling beats uniform pacing: their intervals do not meet."
         if beats_uniform(figure)
@@ -233,7 +233,7 @@ def _limits() -> str:
 
 
 def draw(figure: Figure) -> str:
-    """Return the SVG document: a bar per scheme, its interval as a line."""
+    """Return the SVG document: a bar per scheme, and a line for the bar's confidence interval."""
     base = figure.row(Scheme.NONE).seconds
     longest = max(max(row.seconds, base * (1 + row.high)) for row in figure.rows)
     scale = (WIDTH - LEFT - RIGHT) / longest

@@ -1,4 +1,4 @@
-"""Run of one case: its network and its nodes, and their complete removal afterwards."""
+"""Run of one case: starts its network and nodes, and removes all of them afterwards."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def run_case(case: Case, directory: Path) -> Figure:
 
     Args:
         case: the case.
-        directory: folder for its files; created here.
+        directory: folder for the case's files; created by this function.
 
     Returns:
-        The figures.
+        The measured values.
 
     Raises:
-        BenchmarkFailed: a node failed or took too long; the message has its log's path.
+        BenchmarkFailed: a node failed or took too long; the message has the path of the node's log.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "case.json"
@@ -84,7 +84,7 @@ def run_case(case: Case, directory: Path) -> Figure:
 
 
 def _end(nodes: list[subprocess.Popen[bytes]]) -> None:
-    """Kill every node with its rank; each node leads a session of its own."""
+    """Kill every node together with its rank. The node's session contains both processes."""
     for node in nodes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(node.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The schemes of GEMINI's Figure 16, the training beside them, and the order in which they take turns. Pure."""
+"""The schemes of GEMINI's Figure 16, the training job, and the order in which the schemes take turns. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from enum import StrEnum
 
 KIB = 1024
 BUFFERS = 4
-"""Receive buffers of the pipelined schemes, as in GEMINI."""
+"""Number of receive buffers of the pipelined schemes, as in GEMINI."""
 BUFFER_BYTES = 256 * KIB
-"""Total bytes of the buffers: GEMINI's 128 MiB, scaled down like the link's rate."""
+"""Total size of the receive buffers: GEMINI's 128 MiB, reduced by the same factor as the link's rate."""
 MAX_SLOWDOWN = 0.01
-"""The job's budget where not every snapshot fits; the default value."""
+"""The job's `MaxSlowdown` in cases where not every snapshot fits; the product's default."""
 
 
 class Scheme(StrEnum):
-    """A rule for sharing the network between snapshot bytes and training.
+    """A rule that determines when a node sends the bytes of a snapshot during training.
 
-    NONE: no checkpoints. BLOCKING: all bytes at the start of the iteration, while training waits. SINGLE: one partition
-    per idle span. UNPIPELINED: many partitions through one receive buffer, which is copied out before the next is sent.
-    UNIFORM: evenly over 0.8 of the iteration. EVERSTEP: chunks in idle spans, received in place.
+    - NONE: no checkpoints.
+    - BLOCKING: all bytes at the start of the iteration, while training waits.
+    - SINGLE: one partition of the snapshot per idle span of the network.
+    - UNPIPELINED: many partitions through one receive buffer. The holder copies each partition out before the next one.
+    - UNIFORM: all bytes at a constant rate over 0.8 of the iteration.
+    - EVERSTEP: chunks in idle spans, which the holder receives in place.
     """
 
     NONE = "none"
@@ -45,34 +48,35 @@ class Scheme(StrEnum):
 
     @property
     def delays_update(self) -> bool:
-        """Whether training waits for bytes that did not fit, as in the paper; other schemes send them in the next
-        iteration.
+        """Whether training waits for the bytes that did not fit into the iteration, as in GEMINI's paper.
+
+        The other schemes send these bytes in the next iteration.
         """
         return self in (Scheme.SINGLE, Scheme.UNPIPELINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One training job and the schemes that run beside it."""
+    """One training job, and the schemes to measure with it."""
 
     name: str
     nodes: int = 4
     copies: int = 2
     """Number of copies m, including the owner's."""
     state_kib: int = 1536
-    """KiB of one node's shards."""
+    """KiB of state on one node: the size of one copy."""
     schemes: tuple[Scheme, ...] = (Scheme.NONE, Scheme.BLOCKING, Scheme.UNIFORM, Scheme.EVERSTEP)
     idle_seconds: tuple[float, ...] = (0.045, 0.016, 0.022, 0.016, 0.035, 0.026)
-    """Computation before each collective, as a timed wait."""
+    """Duration of the computation before each collective; a timed wait replaces the computation."""
     collective_seconds: float = 0.04
-    """Intended duration of each collective on an otherwise idle network."""
+    """Planned duration of each collective while the network has no other traffic."""
     link_megabits: int = 200
     blocks: int = 9
     block_iterations: int = 5
     is_crowded: bool = False
-    """Whether the snapshot exceeds the idle time, so that Everstep's budget decides how often to take one."""
+    """True if a snapshot takes longer than the idle time. Everstep's budget then selects the steps to snapshot."""
     settle_iterations: int = 0
-    """Iterations under Everstep before the measurement, until the budget has learned a snapshot's cost."""
+    """Unmeasured iterations under Everstep, in which the budget learns the cost of a snapshot."""
 
     @property
     def state_bytes(self) -> int:
@@ -81,23 +85,26 @@ class Case:
 
     @property
     def link_bytes_per_second(self) -> float:
-        """Shaped rate, headers included."""
+        """Shaped rate of a link in bytes per second, headers included."""
         return self.link_megabits * 1e6 / 8
 
     @property
     def collective_bytes(self) -> int:
-        """Bytes of an all-reduce that takes `collective_seconds`: a ring sends 2 (n - 1) / n of them per link."""
+        """Bytes of an all-reduce that takes `collective_seconds`.
+
+        A ring of n nodes sends 2 (n - 1) / n of these bytes over each link.
+        """
         carried = self.collective_seconds * self.link_bytes_per_second * 0.94  # headers of Ethernet, IP and TCP
         return int(carried * self.nodes / (2 * (self.nodes - 1))) // 4 * 4
 
     def holders(self, node: int) -> list[int]:
-        """Return the nodes that hold `node`'s copies: its successors in a ring."""
+        """Return the nodes that hold `node`'s copies: the next nodes in a ring."""
         return [(node + step) % self.nodes for step in range(1, self.copies)]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive iterations under one scheme; the first one is not measured."""
+    """Consecutive iterations under one scheme. The first iteration is not measured."""
 
     scheme: Scheme
     iterations: int
@@ -105,7 +112,10 @@ class Block:
 
 
 def program(case: Case, seed: int = 7) -> list[Block]:
-    """Return all blocks: each round has every scheme once, in varying order. The same on every rank."""
+    """Return all blocks in order. Every rank computes the same list.
+
+    Each round has one block per scheme, and the order of the schemes varies by round.
+    """
     rng = random.Random(seed)
     blocks = [Block(Scheme.EVERSTEP, case.settle_iterations, is_measured=False)] if case.settle_iterations else []
     for _ in range(case.blocks):

@@ -1,4 +1,4 @@
-"""Verdicts on the cases' limits. Pure."""
+"""Verdicts on the measured cases. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from benchmarks.interleave.figures import Figure
 from benchmarks.interleave.schemes import MAX_SLOWDOWN, Scheme
 
 SLOWDOWN_LIMIT = 0.015
-"""Limit of the upper bound of Everstep's slowdown, where the snapshot fits into the idle time."""
+"""Limit of Everstep's slowdown where the snapshot fits into the idle time. The interval's upper bound must meet it."""
 BLOCKING_COST = 0.10
-"""Cost of a blocking snapshot below which the case is too small to show a difference."""
+"""Smallest slowdown by the scheme BLOCKING for a verdict. Below it, the case cannot show a difference."""
 KEPT_RATIO = 0.95
 LEAST_KEPT = 3
-"""Share of kept snapshots below which a small slowdown shows nothing: a scheme that saves nothing costs nothing."""
+"""Fewest kept snapshots in a case where the budget selects steps (`Case.is_crowded`).
+
+A scheme that keeps fewer snapshots has a small slowdown for this reason alone, so the case misses its limit.
+"""
 
 
 class Verdict(StrEnum):
-    """PASS, FALLS_SHORT, or INCONCLUSIVE: too much noise, or a case that cannot show a difference."""
+    """PASS, FALLS_SHORT, or INCONCLUSIVE if the noise is too large or the case cannot show a difference."""
 
     PASS = "pass"
     FALLS_SHORT = "falls short"
@@ -64,5 +67,5 @@ def _within(low: float, bound: float, limit: float, sentence: str) -> Judgement:
 
 
 def beats_uniform(figure: Figure) -> bool:
-    """Return whether scheduling helps: its interval is below that of uniform pacing."""
+    """Return True if the interval of Everstep's slowdown is entirely below the interval of uniform pacing."""
     return figure.row(Scheme.EVERSTEP).high < figure.row(Scheme.UNIFORM).low

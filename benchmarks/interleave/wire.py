@@ -1,4 +1,4 @@
-"""JSON lines between a rank of the benchmark and its agent, and the file that describes the case."""
+"""JSON messages between a rank of the benchmark and its agent, and the file that describes the case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.interleave.schemes import Case, Scheme
 
 
 class Line:
-    """The rank's end of the connection."""
+    """The rank's end of the connection to its agent."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -23,7 +23,7 @@ class Line:
         self._line.sendall(json.dumps(message).encode() + b"\n")
 
     def wait_for(self, **wanted: Any) -> None:
-        """Read messages until one has all wanted values."""
+        """Read messages until a message has all wanted values."""
         for text in self._reader:
             message = json.loads(text)
             if all(message.get(key) == value for key, value in wanted.items()):
@@ -31,18 +31,18 @@ class Line:
         raise ConnectionError("the agent is gone")
 
     def ask(self, kind: str) -> None:
-        """Send a one-word command, and wait until the agent has executed it."""
+        """Send a command, and wait until the agent has executed it."""
         self.send(kind=kind)
         self.wait_for(kind=kind)
 
 
 def write_case(path: Path, case: Case) -> None:
-    """Write the case for all its processes."""
+    """Write the case to a file, which all its processes read."""
     path.write_text(json.dumps(dataclasses.asdict(case)))
 
 
 def read_case(path: Path) -> Case:
-    """Read the case."""
+    """Return the case from the file that `write_case` wrote."""
     fields = json.loads(path.read_text())
     return Case(
         **{**fields, "schemes": tuple(map(Scheme, fields["schemes"])), "idle_seconds": tuple(fields["idle_seconds"])}

@@ -1,8 +1,8 @@
-"""Command of the interruption benchmark, beside torchrun and torchft: `make bench-recovery`.
+"""Command of the interruption benchmark of Everstep, torchrun and torchft: `make bench-recovery`.
 
     python -m benchmarks.interruption [--quick] [--only everstep torchrun torchft …]
 
-Exit code 2: a figure missed its limit.
+Exit code 2: a value missed its limit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PARTS = ("everstep", "torchrun", "torchft")
 DETECTION_SECONDS = 3.0
 BLACKOUT_SECONDS = 3.0
 BLOCKS = 2
-"""Launches of each system, in the order A B … Z Z … B A."""
+"""Number of launches of each system. The systems run in the order A B … Z, then Z … B A."""
 
 
 class Race:

@@ -1,4 +1,7 @@
-"""The compared systems, each with one job that can be disturbed repeatedly."""
+"""The compared systems: Everstep, torchrun and torchft.
+
+Each system runs one job, into which faults are injected repeatedly.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ PATIENCE_SECONDS = 60.0
 SAVE_EVERY = 10
 """Steps between two checkpoints under torchrun.
 
-Faults come right after a checkpoint, so that torchrun's lost steps do not count against it.
+Faults are injected right after a checkpoint, so that torchrun loses as few steps as possible.
 """
 HEARTBEAT_MILLISECONDS = 1000
-"""Heartbeat timeout of torchft's lighthouse: how long a replica may be silent."""
+"""Heartbeat timeout of torchft's lighthouse, after which it considers a silent replica lost."""
 
 
 class Contender(Protocol):
@@ -40,41 +43,41 @@ class Contender(Protocol):
     name: str
     job: Job
     is_relaunched: bool
-    """Whether all processes restart after a fault."""
+    """Whether the system restarts all ranks after a fault, including undamaged ranks."""
     waited_for: Sequence[int]
-    """Ranks that must continue after a fault."""
+    """Ranks that must finish a new step before the fault counts as recovered."""
 
     def trace(self) -> list[list[Passed]]:
-        """Folder of the ranks' traces."""
+        """Return the boundaries in each rank's trace."""
 
     def settle(self) -> None:
-        """Wait until the last fault has no more effects, so that the next one may come."""
+        """Wait until the system has recovered completely from the last fault and is ready for the next fault."""
 
     def pids(self) -> list[int]:
-        """Return the ranks' processes by rank."""
+        """Return the process ids of the ranks, in the order of ranks."""
 
     def hurt(self, fault: Fault) -> None:
-        """Cause the fault; it hits rank 1 or its node."""
+        """Cause the fault in rank 1 or in rank 1's node."""
 
     def phases(self) -> dict[str, float]:
-        """Return the phases of the last fault from the system's own record; empty without a record."""
+        """Return the duration of each phase of the last fault, as the system recorded it; empty without a record."""
 
     def revive(self) -> None:
-        """Restart the job by hand, because it has not recovered by itself.
+        """Restart the job, because the system has not recovered from a fault.
 
         Raises:
-            BenchmarkFailed: for Everstep, where a restart would hide a defect.
+            BenchmarkFailed: the system is Everstep, where a restart would hide a defect.
         """
 
 
 def traced(folder: Path) -> list[list[Passed]]:
-    """Return the ranks' traces so far; empty for a rank that has not started."""
+    """Return the boundaries in each rank's trace; empty for a rank that has not started."""
     files = [folder / f"rank{rank}" for rank in range(RANKS)]
     return [parse(file.read_text()) if file.exists() else [] for file in files]
 
 
 def rank_pids(folder: Path) -> list[int]:
-    """Return the ranks' processes of the newest launch."""
+    """Return the process ids of the newest launch's ranks."""
     return [int((folder / f"rank{rank}.pid").read_text()) for rank in range(RANKS)]
 
 
@@ -93,7 +96,7 @@ def wait(what: str, arrived: Callable[[], bool], *, check: Callable[[], None] = 
 
 
 class UnderEverstep:
-    """A job on a local cluster with two nodes and a spare; every step is kept on both nodes."""
+    """Everstep: a job on a local cluster with two nodes and a spare. Every step is kept on both nodes."""
 
     name = "Everstep"
     is_relaunched = True
@@ -118,7 +121,7 @@ class UnderEverstep:
 
     @property
     def handle(self) -> BenchJob:
-        """The job, for requests to the API."""
+        """The submitted job, for requests to the API."""
         return self._job
 
     def trace(self) -> list[list[Passed]]:
@@ -161,7 +164,7 @@ class UnderEverstep:
 
 
 class UnderTorchrun:
-    """Two torchrun agents, as on two nodes, connected by torch's own rendezvous."""
+    """torchrun: two of its agents, as on two nodes, connected by torch's own rendezvous."""
 
     is_relaunched = True
     waited_for = tuple(range(RANKS))
@@ -183,7 +186,7 @@ class UnderTorchrun:
         self._launchers = [self._launch(), self._launch()]
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        """Start one node's agent in a session of its own, which is killed to end the node."""
+        """Start one node's agent in a new session. Killing this session simulates the end of the node."""
         rendezvous = [
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{self._port.number}",
@@ -199,7 +202,7 @@ class UnderTorchrun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "BENCH_TRACE": str(self._folder), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-                # DeepSpeed searches ninja in PATH
+                # DeepSpeed searches PATH for ninja
                 | {"PATH": f"{self._python.parent}{os.pathsep}{os.environ['PATH']}"},
                 start_new_session=True,
             )
@@ -226,7 +229,7 @@ class UnderTorchrun:
         if fault is Fault.RANK:
             os.kill(next(pid for pid in self.pids() if _parent(pid) == second.pid), signal.SIGKILL)
             return
-        self.revive()  # otherwise the rendezvous still counts the dead agent, waits 60 s for it and gives up
+        self.revive()  # restart both agents, because the rendezvous would wait 60 s for the dead agent and then give up
 
     def revive(self) -> None:
         self.stop()
@@ -240,7 +243,7 @@ class UnderTorchrun:
             raise BenchmarkFailed(f"{self.name} ended by itself; see {self._folder}/torchrun.log")
 
     def stop(self) -> None:
-        """End all its processes."""
+        """End all processes of the job."""
         for launcher in reversed(self._launchers):
             _end(launcher)
         if self._launchers:
@@ -248,7 +251,10 @@ class UnderTorchrun:
 
 
 class UnderTorchft:
-    """Two replica groups and a lighthouse; a killed group restarts at once, while the other continues."""
+    """torchft: two replica groups and a lighthouse.
+
+    A killed group restarts immediately, while the other group continues.
+    """
 
     name = "torchft"
     job = Job.DDP
@@ -322,7 +328,7 @@ class UnderTorchft:
         return {}
 
     def stop(self) -> None:
-        """End all its processes."""
+        """End all processes of the job."""
         for process in (*self._replicas, *([self._lighthouse] if self._lighthouse else [])):
             _end(process)
         if self._lighthouse:
@@ -340,7 +346,7 @@ def source(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def running(contender: UnderTorchrun | UnderTorchft) -> Iterator[None]:
-    """Start a system for the block, and end all its processes in any case."""
+    """Start a system for the `with` block. End all its processes afterwards, also after an error."""
     try:
         contender.start()
         yield
@@ -349,7 +355,7 @@ def running(contender: UnderTorchrun | UnderTorchft) -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process with all its descendants, as the loss of an instance does."""
+    """Kill a process with all its descendants, to simulate the loss of an instance."""
     below = descendants(process.pid)
     process.kill()
     for each in below:

@@ -1,4 +1,4 @@
-"""Injection of faults one after another, with a record of each one's cost."""
+"""Injects faults one after another, and records the cost of each fault."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from infra.local_cloud.processes import descendants
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """A node that became silent while EC2 reported it as running."""
+    """Result of a fault in which a node became silent while EC2 reported the node as running."""
 
     verdict_seconds: float
-    """Seconds from the node's last activity until the service opened an incident for it."""
+    """Seconds from the node's last activity until the service opened an incident for the node."""
     detection_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blackout:
-    """A restart of the control plane while a job trained."""
+    """Result of a restart of the control plane during training."""
 
     seconds: float
-    """Seconds without a control plane."""
+    """Seconds during which no control plane ran."""
     lost_steps: int
     restarted_ranks: int
     steps: int
-    """Steps that finished meanwhile."""
+    """Steps that finished while no control plane ran."""
 
 
 def interrupt(contender: Contender, fault: Fault) -> Interruption:
     """Cause one fault and wait until training continues.
 
-    A peer that does not recover within `PATIENCE_SECONDS` is restarted by hand.
+    If torchrun or torchft does not recover within `PATIENCE_SECONDS`, this function restarts it.
 
     Raises:
         BenchmarkFailed: Everstep does not recover.
@@ -113,7 +113,7 @@ def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Black
 
 @contextmanager
 def _frozen(bench: Bench, node: str) -> Iterator[None]:
-    """Stop every process of an instance during the block, or until the processes are gone."""
+    """Stop every process of an instance while the `with` block runs. Continue the processes that still exist."""
     init = bench.cluster.instances().get(node)
     if init is None:
         raise BenchmarkFailed(f"{node} does not run")
@@ -128,7 +128,7 @@ def _frozen(bench: Bench, node: str) -> Iterator[None]:
 
 
 def repeated(what: Callable[[], Interruption], count: int, say: Callable[[str], None]) -> list[Interruption]:
-    """Repeat a measurement, and print each result."""
+    """Repeat a measurement, print each result, and return the results."""
     found = []
     for number in range(count):
         each = what()

@@ -12,7 +12,8 @@ from benchmarks.traces import Passed
 class Fault(StrEnum):
     """A kind of fault.
 
-    RANK: a rank is killed. INSTANCE: a node ends with all its processes, and another node is free at once.
+    - RANK: a rank is killed.
+    - INSTANCE: a node ends with all its processes. Another node is available immediately.
     """
 
     RANK = "rank killed"
@@ -20,7 +21,7 @@ class Fault(StrEnum):
 
 
 class Job(StrEnum):
-    """The model and framework that train."""
+    """Model and framework of a training job."""
 
     DDP = "DDP"
     ZERO3 = "DeepSpeed ZeRO-3"
@@ -34,36 +35,40 @@ class Interruption:
     job: Job
     fault: Fault
     seconds: float
-    """Seconds from the fault until every rank that must continue has finished a new step."""
+    """Seconds from the fault until every rank in `waited_for` has finished a new step."""
     lost_steps: int
-    """Steps that finished before the fault and had to be repeated."""
+    """Steps that had finished before the fault and were repeated after it."""
     came_back: bool = True
-    """False: the system did not recover in time and was restarted by hand."""
+    """True: the system recovered in time. False: the benchmark restarted it."""
     stopped_seconds: float | None = None
-    """Seconds from the fault until no other rank of the old launch was left; None where other ranks continue."""
+    """Seconds from the fault until all other ranks of the old launch had ended.
+
+    None if the other ranks continue.
+    """
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the incident's phases; empty for systems without a record."""
+    """Seconds of each phase of the incident; empty for systems that record no phases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The moment at which training continued."""
+    """The moment at which training continued after a fault."""
 
     at: float
-    """Monotonic seconds of the machine."""
+    """Monotonic seconds at which the last rank finished its first new step."""
     lost_steps: int
 
 
 def resumed(
     ranks: Sequence[Sequence[Passed]], hurt_at: float, *, waited_for: Collection[int], is_relaunched: bool
 ) -> Resumed | None:
-    """Return when training continued after a fault, or None if it has not yet.
+    """Return when training continued after a fault, or None if it has not continued yet.
 
     Args:
-        ranks: each rank's trace; `Passed.generation` is the start of its process in milliseconds of the same clock.
-        hurt_at: moment of the fault in seconds.
+        ranks: each rank's trace. `Passed.generation` is the start of the rank's process, in milliseconds of the same
+            clock.
+        hurt_at: monotonic seconds of the fault.
         waited_for: ranks that must finish a new step.
-        is_relaunched: whether all processes restart; else the undamaged ones continue.
+        is_relaunched: whether the system restarts all processes; otherwise, undamaged processes continue.
 
     Returns:
         The moment at which the last of these ranks finished its first new step.

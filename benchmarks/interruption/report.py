@@ -1,4 +1,4 @@
-"""Report of an interruption benchmark run: limits, each system's figures, Everstep's phases, one picture.
+"""Report of an interruption benchmark run: limits, each system's values, Everstep's phases, one picture.
 
 Pure except for `write`.
 """
@@ -20,19 +20,19 @@ from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-recovery"
 STEP_SECONDS = 0.1
-"""Same value as in `rank/work.py`, which cannot be imported here."""
+"""Minimal duration of a step: same value as in `rank/work.py`, which this module cannot import."""
 PHASES = ("detect", "replace", "restore", "rework")
 STOPPED_SECONDS = 0.1
 LOST_STEPS = 2
 VERDICT_MARGIN_SECONDS = 1.0
 OURS = "Everstep"
 MOST_DRAWN_SECONDS = 9.0
-"""Longest bar in the picture; a bar of a minute would hide all others."""
+"""Length of the longest bar in the picture. A bar of a minute would make all other bars too short to see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Figures of one run."""
+    """Measured values of one run."""
 
     interruptions: Sequence[Interruption]
     silences: Sequence[Silence]
@@ -41,7 +41,7 @@ class Run(BenchmarkRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure with its limit."""
+    """One measured value with its limit."""
 
     what: str
     measured: float
@@ -51,16 +51,16 @@ class Row:
     against: str
     """Origin of the limit."""
     is_inconclusive: bool = False
-    """Whether the peer's figures are too weak to define the limit."""
+    """Whether the compared system's values are too few or too uncertain to define the limit."""
 
     @property
     def falls_short(self) -> bool:
-        """Whether the figure misses its limit."""
+        """Whether the value misses its limit."""
         return not self.is_inconclusive and self.measured > self.limit
 
 
 def of(run: Run, system: str, job: Job, fault: Fault) -> list[Interruption]:
-    """Return one system's interruptions of one kind."""
+    """Return one system's interruptions by one kind of fault."""
     return [each for each in run.interruptions if (each.system, each.job, each.fault) == (system, job, fault)]
 
 
@@ -70,12 +70,12 @@ def median_seconds(found: Sequence[Interruption]) -> float:
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows of all measured figures."""
+    """Return the rows of all measured values."""
     return unless_busy(run, [row for row in _goals(run).values() if row is not None])
 
 
 def unmeasured(run: Run) -> list[str]:
-    """Return the limits whose figures are missing; empty for a whole run."""
+    """Return the limits whose values are missing; empty if the whole benchmark was run."""
     return [what for what, row in _goals(run).items() if row is None]
 
 
@@ -152,7 +152,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: the figures.
+        run: the measured values.
         figures: path of the JSON file.
         document: path of the Markdown file; the picture gets the same name with another suffix.
     """
@@ -166,8 +166,8 @@ def render(run: Run, picture: str) -> str:
     """Return the Markdown document.
 
     Args:
-        run: the figures.
-        picture: file name of the picture, in the same folder.
+        run: the measured values.
+        picture: file name of the picture, in the document's folder.
     """
     return (
         "\n\n".join(
@@ -309,7 +309,10 @@ def _limits() -> str:
 
 
 def draw(run: Run) -> str:
-    """Return the SVG document: medians by job and fault, a bar per system; Everstep's bar shows phases."""
+    """Return the SVG document: median interruptions by job and fault, a bar per system.
+
+    Everstep's bars are split into phases.
+    """
     bars: list[tuple[str, dict[str, float]]] = []
     group = ""
     for job, fault, system in _kinds(run):

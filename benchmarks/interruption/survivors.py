@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 @contextlib.contextmanager
 def watched(pids: Collection[int]) -> Iterator[list[int]]:
-    """Hold pidfds of running processes; ended ones are skipped.
+    """Open pidfds of running processes for the `with` block; processes that have ended are skipped.
 
     Yields:
         The pidfds.
@@ -31,7 +31,7 @@ def last_gone_at(descriptors: Collection[int], *, timeout_seconds: float) -> flo
     """Wait until all of these processes have ended.
 
     Returns:
-        The moment on the monotonic clock; None if one lives longer than `timeout_seconds`.
+        Monotonic seconds at which the last process ended; None if a process still runs after `timeout_seconds`.
     """
     poll, left = select.poll(), set(descriptors)
     for descriptor in left:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale [--quick]
 
-Exit code 2: a figure missed its limit. Exit code 3: the machine was busy, so that no figure counts.
+Exit code 2: a value missed its limit. Exit code 3: the machine was busy, so that no value counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Duration and results of placement and exact recovery probabilities, compared with published values."""
+"""Duration of placement, and exact recovery probabilities compared with published values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOST_DOMAINS = (1, 2)
 DOMAIN_NODES = 16
 """Nodes in one failure domain."""
 CALLS = 5
-"""Calls of each function, timed one by one."""
+"""Calls of each function. Each call is timed separately."""
 
 Found = TypeVar("Found")
 
@@ -31,28 +31,28 @@ class PlanFigure:
     copies: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """Probability that every shard survives, by the number of nodes lost at once."""
+    """Probability that every shard survives, by the number of nodes lost together."""
     odds_seconds: Sequence[float]
-    """Duration of each call for each of these probabilities."""
+    """Duration of each call that computes one of these probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainFigure:
-    """Placement over failure domains, beside a plan of the same nodes that ignores domains."""
+    """Placement over failure domains, and a plan of the same nodes that ignores failure domains."""
 
     nodes: int
     copies: int
     domains: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """Probability that every shard survives, by the number of domains lost at once."""
+    """Probability that every shard survives, by the number of failure domains lost together."""
     blind_odds: dict[int, float]
     odds_seconds: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A probability with a published value."""
+    """A computed probability with its published value."""
 
     what: str
     found: float
@@ -62,17 +62,17 @@ class Known:
 
     @property
     def falls_short(self) -> bool:
-        """Whether the computed value differs."""
+        """Whether the computed value differs from the published value."""
         return round(self.found, 4) != self.expected
 
 
 def plan_figure(count: int, copies: int, *, calls: int = CALLS) -> PlanFigure:
-    """Measure the time to compute a placement without failure domains.
+    """Measure placement without failure domains.
 
     Args:
         count: number of nodes.
         copies: copies of each shard.
-        calls: calls of each measured function.
+        calls: calls of each function.
     """
     nodes = _nodes(count)
     _, plan_seconds = _timed(partial(placement.plan, nodes, copies), calls)
@@ -85,7 +85,7 @@ def plan_figure(count: int, copies: int, *, calls: int = CALLS) -> PlanFigure:
 
 
 def domain_figure(count: int, copies: int, *, calls: int = CALLS) -> DomainFigure:
-    """Measure placement over domains of `DOMAIN_NODES` nodes.
+    """Measure placement over failure domains of `DOMAIN_NODES` nodes each.
 
     Args:
         count: number of nodes.
@@ -114,9 +114,9 @@ def domain_figure(count: int, copies: int, *, calls: int = CALLS) -> DomainFigur
 
 
 def known_figures() -> list[Known]:
-    """Return GEMINI's enumerated or printed values beside Everstep's.
+    """Return Everstep's probabilities with the values that GEMINI's paper publishes or implies.
 
-    Source: for 16 nodes every set of lost nodes was enumerated; the ring's 0.600 in the paper's Figure 9 is a union
+    Source: for 16 nodes, every set of lost nodes was enumerated. The ring's 0.600 in the paper's Figure 9 is a union
     bound.
     """
     groups = {

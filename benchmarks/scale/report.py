@@ -1,4 +1,4 @@
-"""Report of a scale benchmark run: figures as JSON, a document with tables. Pure except for `write`."""
+"""Report of a scale benchmark run: values as JSON, a document with tables. Pure except for `write`."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-scale"
 LIMIT_SECONDS = 1.0
-"""Limit for the slowest of all calls; the design goal is well below one second."""
+"""Limit for the slowest call. The design goal is well below one second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Figures of one run."""
+    """Measured values of one run."""
 
     plans: Sequence[PlanFigure]
-    """At least one figure."""
+    """Placement without failure domains, for at least one number of nodes."""
     domains: Sequence[DomainFigure]
-    """At least one figure."""
+    """Placement over failure domains, for at least one number of nodes."""
     known: Sequence[Known]
     rounds: Sequence[RoundFigure]
 
     @property
     def falls_short(self) -> bool:
-        """Whether a call is too slow, or a figure differs from its published value."""
+        """Whether a call is too slow, or a probability differs from its published value."""
         return any(row.falls_short for row in rows(self)) or any(known.falls_short for known in self.known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure with its limit."""
+    """One timed function with its limit."""
 
     what: str
     seconds: float
@@ -84,7 +84,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """Write the report.
 
     Args:
-        run: the figures.
+        run: the measured values.
         figures: path of the JSON file.
         document: path of the Markdown file.
     """

@@ -1,11 +1,10 @@
-"""Duration of a round with 2 to 1,024 agents, flat and over the tree.
+"""Duration of a round with 2 to 1,024 agents, in a flat tree and in the product's tree.
 
-Real `RoundMember`s and a real `RoundServer`, with one rank each and `TcpSession`s over socket pairs, run in one process
-on one core. Every rank votes as soon as it receives a step.
+Real `RoundMember`s and a real `RoundServer` run in one process on one core. Each agent has one rank, and `TcpSession`s
+over socket pairs connect the agents. Every rank votes as soon as it receives a step.
 
-Here one core does the work of all agents, which a cluster distributes. So each agent's own CPU time is measured too.
-The sum of the busiest agent of each level is the duration of a round where every agent has its own machine, without
-network latency.
+In a cluster, each agent has its own machine. The benchmark therefore also measures each agent's CPU time. The sum of
+the busiest agent's CPU time on each level estimates the duration of a round in a cluster, without network latency.
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ _agent: contextvars.ContextVar[int] = contextvars.ContextVar("agent")
 
 @dataclass(frozen=True, slots=True)
 class RoundFigure:
-    """One shape of one size."""
+    """Measured values of one tree shape with one number of agents."""
 
     agents: int
     arity: int
     depth: int
     round_ms: float
-    """Mean duration on one core."""
+    """Mean duration of a round in milliseconds, with all agents on one core."""
     path_ms: float
-    """Mean CPU time of the busiest agent of each level, summed."""
+    """Sum over the tree's levels of the busiest agent's mean CPU time per round, in milliseconds."""
     root_ms: float
-    """Mean CPU time of the coordinator's agent."""
+    """Mean CPU time of the coordinator's agent per round, in milliseconds."""
     root_messages: float
-    """Reports per round that the coordinator's agent receives."""
+    """Reports that the coordinator's agent receives per round."""
 
     @property
     def is_flat(self) -> bool:
@@ -68,13 +67,13 @@ class RoundFigure:
 
 
 class Timed(Coroutine[Any, Any, Any]):
-    """A coroutine whose running time is charged to its agent."""
+    """A coroutine whose CPU time is added to its agent's CPU time."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], spent: defaultdict[int, float]) -> None:
         self._inner, self._spent, self._owner = inner, spent, _agent.get(-1)
 
     def send(self, value: object) -> object:
-        """Run to the next wait."""
+        """Run the coroutine until it waits."""
         began = time.thread_time()
         try:
             return self._inner.send(value)
@@ -82,7 +81,7 @@ class Timed(Coroutine[Any, Any, Any]):
             self._spent[self._owner] += time.thread_time() - began
 
     def throw(self, *error: Any) -> object:
-        """Raise an error in the coroutine, and run to the next wait."""
+        """Raise an error in the coroutine, and run it until it waits."""
         return self._inner.throw(*error)
 
     def close(self) -> None:
@@ -94,12 +93,12 @@ class Timed(Coroutine[Any, Any, Any]):
 
 
 class CountedSession(TcpSession):
-    """A session that counts its messages to the coordinator."""
+    """A session that counts the messages it sends, by receiving node."""
 
     reports: ClassVar[Counter[NodeId]] = Counter()
 
     async def send(self, *messages: Message) -> None:
-        """Send and count."""
+        """Send messages, and count them for the receiving node."""
         self.reports[self.peer] += len(messages)
         await super().send(*messages)
 
@@ -132,7 +131,7 @@ class Fleet:
         self.tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Start all agents' parts."""
+        """Start the round members of all agents and the coordinator's round server."""
         for number, member in enumerate(self.members):
             _agent.set(number)
             run = (
@@ -157,7 +156,7 @@ class Fleet:
         )
         theirs, ours = TcpSession(lines[1], opened, self.ids[number]), CountedSession(lines[0], opened, peer)
         for session in (theirs, ours):
-            session.read_ahead()  # as after a handshake
+            session.read_ahead()  # the state of a session after its handshake
         _agent.set(above)
         self.tasks.append(asyncio.create_task(self._serve(above, theirs)))
         _agent.set(number)
@@ -182,7 +181,7 @@ class Fleet:
         self.members[number].changed.notify()
 
     async def committed(self, step: int) -> None:
-        """Wait until a step is committed, which normally takes seconds.
+        """Wait until a step is committed. Normally, this takes seconds.
 
         Raises:
             BenchmarkFailed: the step is not committed within minutes.
@@ -202,11 +201,11 @@ class Fleet:
 
 
 async def measure(count: int, arity: int) -> RoundFigure:
-    """Measure one shape.
+    """Measure one tree shape.
 
     Args:
         count: number of agents.
-        arity: arity of their tree.
+        arity: largest number of children of an agent in the tree.
 
     Returns:
         Means over `ROUNDS` rounds.
@@ -219,7 +218,7 @@ async def measure(count: int, arity: int) -> RoundFigure:
     fleet = Fleet(count, arity)
     fleet.begin()
     await fleet.committed(WARM_UP_ROUNDS)
-    gc.freeze()  # an agent in a cluster does not collect the garbage of a thousand others
+    gc.freeze()  # garbage collection would include all agents' objects, which a real agent does not have
     gc.disable()
     spent.clear()
     CountedSession.reports.clear()
@@ -241,16 +240,16 @@ async def measure(count: int, arity: int) -> RoundFigure:
 
 
 def measure_all(counts: Sequence[int], say: Callable[[str], None]) -> list[RoundFigure]:
-    """Measure each size, flat and, if that differs, over the product's tree.
+    """Measure each number of agents, in a flat tree and in the product's tree if the two trees differ.
 
-    Call it in a process that does nothing else afterwards.
+    Call it in a process that does nothing else, because other work would change the measured times.
 
     Args:
         counts: numbers of agents.
-        say: receives each figure.
+        say: receives a message about each result.
 
     Returns:
-        The figures, in order.
+        The measured values, in order.
     """
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     found = []

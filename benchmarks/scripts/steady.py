@@ -1,8 +1,14 @@
-"""A rank with steady steps and a trace: a timed wait, one collective, and an optimizer step that changes every byte.
+"""A training script with steps of constant duration, and a trace of its boundaries.
 
-It writes one line per boundary to `$BENCH_TRACE/rank<r>`: finished steps, monotonic seconds of the system, seconds for
-which the session blocked the script in this step, and the newest committed step by the rank's page. It trains until the
-harness creates a file `finish` next to the traces.
+Each step is a timed wait, one collective, and an optimizer step that changes every byte of the state. The script trains
+until the harness creates a file `finish` next to the traces.
+
+Each boundary adds a line to `$BENCH_TRACE/rank<r>` with these values:
+
+- number of finished steps
+- monotonic seconds of the machine
+- seconds for which the session blocked the script in this step
+- the newest committed step on the rank's page
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from benchmarks.data_plane.rank.state import State, pause
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
 
 SPAN_COPIES = 3
-"""Minimum duration of forward and backward, as a multiple of the time to copy the whole state."""
+"""Minimal duration of the wait that replaces forward and backward, as a multiple of a copy of the whole state."""
 COPIES = 5
 
 
@@ -39,7 +45,7 @@ def copy_seconds(state: State) -> float:
 
 
 def largest(value: float) -> float:
-    """Return the largest of all ranks' values; this is the step's collective."""
+    """Return the largest of all ranks' values. This call is the collective of a step."""
     word = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(word, dist.ReduceOp.MAX)
     return float(word)
@@ -63,13 +69,13 @@ with word.open("rb") as file, (directory / f"rank{rank}").open("w", buffering=1)
         if largest((directory / "finish").exists()):
             break
         begun = time.perf_counter()
-        session.fence()  # the wait that the optimizer's step would contain; explicit here to time it
+        session.fence()  # the optimizer's step would wait here; the explicit call makes the wait measurable
         held = time.perf_counter() - begun
         state.advance()
         begun = time.perf_counter()
         control = session.boundary()
         held += time.perf_counter() - begun
-        half = read_agent_half(page)  # None during a write
+        half = read_agent_half(page)  # None if the agent is writing the page
         committed = half.committed if half is not None else committed
         trace.write(f"{control.step} {time.monotonic():.6f} {held:.6f} {committed}\n")
 session.close()

@@ -1,14 +1,16 @@
-"""A training script that measures the cost of a snapshot for a state of a chosen size.
+"""A training script with a state of a chosen size, which measures the cost of a snapshot.
 
-Parameters have a transformer's shapes (fp32) under Adam, and gradients are fixed. The script replaces forward and
-backward: "wait" is a timed wait that leaves the CPU free, "matmul" a fixed number of real matrix products on one
-thread. Each takes three times as long as a copy of the whole state.
+Parameters have a transformer's shapes (fp32) under Adam, and gradients are fixed. A replacement of forward and backward
+takes three times as long as a copy of the whole state. There are two replacements:
 
-A floor is a lower bound: the time of a step without a session, and the time of a plain memcpy.
+- "wait" is a timed wait that leaves the CPU free.
+- "matmul" is a fixed number of real matrix products on one thread.
+
+A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a step without a session.
 
     floors ──▶ steps with snapshots, "wait" then "matmul" ──▶ the same floors again
 
-All parts run in one process, so that a value and its floor have the same conditions.
+All parts run in one process, so that a measurement and its floors have the same conditions.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ import everstep.training
 
 WIDTH = 256
 SPAN_COPIES = 3
-"""Duration of forward and backward, as a multiple of a copy of the whole state."""
+"""Duration of the replacement of forward and backward, as a multiple of a copy of the whole state."""
 MIN_SPAN_SECONDS = 0.05
 MAX_STEPS = 5000
-"""Limit of steps; missing snapshots are a valid result."""
+"""Most steps per measurement. If snapshots are missing after them, the script reports the snapshots it has."""
 
 settings = everstep.training.hyperparameters(state_mib=64, snapshots=30, floor_steps=12)
 
 
 def blocks(size: int) -> torch.nn.ParameterList:
-    """Return the parameters of the number of transformer blocks closest to `size` bytes of state."""
+    """Return the parameters of as many transformer blocks as come closest to `size` bytes of state."""
     shapes = [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,), (WIDTH,)]
     bytes_of_block = 3 * 4 * sum(math.prod(shape) for shape in shapes)
     return torch.nn.ParameterList(
@@ -55,8 +57,9 @@ def agreed(value: float, operation: dist.ReduceOp.RedOpType) -> float:
 
 
 def copy_seconds(count: int) -> list[float]:
-    """Time a copy of the whole state into warm shared memory, tensor by tensor on one thread: a blocking snapshot's
-    minimum.
+    """Time copies of the whole state into warm shared memory, tensor by tensor on one thread.
+
+    A blocking snapshot cannot be faster.
     """
     state = [
         *(parameter.detach() for parameter in parameters),
@@ -70,7 +73,7 @@ def copy_seconds(count: int) -> list[float]:
             targets.append(memory[offset : offset + tensor.nbytes])
             offset += tensor.nbytes
         taken = []
-        for _ in range(count + 2):  # the first two passes create the pages
+        for _ in range(count + 2):  # the first two copies are not timed, because they create the pages
             begun = time.perf_counter()
             for source, target in zip(state, targets, strict=True):
                 target.copy_(source.reshape(-1).view(torch.uint8))
@@ -80,7 +83,7 @@ def copy_seconds(count: int) -> list[float]:
 
 
 def together() -> None:
-    """Synchronize all ranks, as every step of a real job does."""
+    """Synchronize all ranks, as the collectives of a real job's step do."""
     agreed(0.0, dist.ReduceOp.MAX)
 
 
@@ -120,7 +123,7 @@ left, right, product = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH), tor
 
 
 def matmuls(count: int) -> None:
-    """Multiply matrices `count` times."""
+    """Compute `count` matrix products."""
     for _ in range(count):
         torch.mm(left, right, out=product)
 
@@ -141,7 +144,7 @@ steps: dict[str, list[float]] = {}
 counts: dict[str, tuple[int, int]] = {}
 held: dict[
     str, list[tuple[int, float]]
-] = {}  # per step: snapshots so far, seconds for which the session blocked the script
+] = {}  # per step: total number of snapshots, seconds for which the session blocked the script
 for kind, compute in computes.items():
     first = len(session.blocked_seconds)
     taken: list[float] = []
@@ -153,7 +156,7 @@ for kind, compute in computes.items():
         compute()
         together()
         ready = time.perf_counter()
-        # the wait that the optimizer's step would contain; explicit here to time it independently of the session
+        # the optimizer's step would wait here; the explicit call is timed independently of the session
         session.fence()
         fenced = time.perf_counter()
         optimizer.step()

@@ -1,4 +1,6 @@
-"""A script that prints the time a few times per second, to measure the delay of followed logs."""
+"""A script that prints the time a few times per second. The benchmark measures the delay until a log reader gets each
+line.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Runs the unchanged train.py next to it, and traces every boundary and every snapshot's blocked time.
+"""Runs the unchanged train.py in its folder, and traces every boundary and every snapshot's blocked time.
 
-It writes one line per boundary to `$BENCH_TRACE/rank<r>`: generation, finished steps, monotonic seconds of the system
-(shared by all processes of a machine), and snapshots so far. Lines of a killed rank stay.
+Each boundary adds a line to `$BENCH_TRACE/rank<r>` with these values: generation, number of finished steps, monotonic
+seconds of the machine, and number of snapshots. All processes of a machine share the clock. A restarted rank appends to
+the lines of its killed predecessor.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""Programs on the device, each in a process of its own: a CUDA error breaks all later work of its process."""
+"""Programs that use the device.
+
+Each program has a separate process, because a CUDA error breaks all later work of its process.
+"""

@@ -21,7 +21,10 @@ from benchmarks.device.rank.state import Slot, State, bytes_of
 from everstep.training.copier import Copier
 
 PINNED_BYTES = 1 << 30
-"""The most bytes of the floors' pinned buffer; floors copy it repeatedly until they have moved the state's size."""
+"""Largest size of the floors' pinned buffer.
+
+A floor copies the buffer repeatedly until it has moved the state's size.
+"""
 
 
 @dataclass

@@ -39,7 +39,10 @@ SETTLE_SECONDS = 5.0
 TAKE_SECONDS = 0.2
 LOOK_SECONDS = 0.005
 NO_BOUNDARY_SECONDS = 600.0
-"""Seconds without a boundary after which the control plane considers a rank stuck."""
+"""Time limit of a block without boundaries.
+
+Without this limit, the control plane would consider the rank stuck.
+"""
 VOCABULARY = 128
 WORDS_KEPT = 8
 SHARE_OF_MEMORY = 0.6

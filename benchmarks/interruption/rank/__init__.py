@@ -1,1 +1,1 @@
-"""Programs of the ranks under every system: one model, and one format of traces."""
+"""Programs of the ranks, one per system. They share one model and one format of traces."""

@@ -1,4 +1,4 @@
-"""The training program under Everstep; every step is kept."""
+"""The training program under Everstep, which keeps every step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The training program under torchft: a replica group of one rank, which continues without the other group.
+"""The training program under torchft: a replica group of one rank, which continues when the other group ends.
 
-When the other group returns, this one sends it the state. Gradients are averaged with `Manager.allreduce` in one piece.
-In torchft 0.2.0, its DistributedDataParallel ends the survivor with an assertion when the other group disappears in a
-collective.
+When the other group returns, this group sends its state to that group. The program averages gradients with one
+`Manager.allreduce`. It does not use torchft 0.2.0's DistributedDataParallel, which ends the surviving group with an
+assertion if the other group disappears during a collective.
 
 under_torchft.py RANK           TORCHFT_LIGHTHOUSE names the lighthouse
 """
@@ -27,12 +27,12 @@ inner = work.make_optimizer(model)
 
 
 def state() -> dict[str, object]:
-    """Return the state for a replica that returns."""
+    """Return the state to send to a replica that returns."""
     return {"model": model.state_dict(), "optimizer": inner.state_dict()}
 
 
 def load(state: dict[str, dict[str, object]]) -> None:
-    """Load the state of a living replica."""
+    """Load the state that a live replica has sent."""
     model.load_state_dict(state["model"])
     inner.load_state_dict(state["optimizer"])
 

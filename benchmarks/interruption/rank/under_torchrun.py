@@ -1,4 +1,6 @@
-"""The training program under torchrun: a checkpoint every few steps to shared memory, restored at every start.
+"""The training program under torchrun. It writes a checkpoint to shared memory every few steps.
+
+Each start restores the newest checkpoint.
 
 under_torchrun.py KIND WAY FOLDER EVERY     KIND: ddp, zero3; WAY: torch_save, dcp; EVERY: steps between two checkpoints
 """
@@ -37,12 +39,12 @@ batches = work.Batches()
 
 
 def state() -> dict[str, object]:
-    """Return the state to save, or to load in place."""
+    """Return the state as a state dict, to save it or to load a checkpoint into its tensors."""
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 def save(step: int) -> None:
-    """Save, update the link `newest`, and remove the checkpoint before the last one."""
+    """Save a checkpoint, update the link `newest`, and remove the checkpoint before the previous one."""
     home = folder / f"step-{step}"
     if kind == "zero3":
         model.save_checkpoint(str(folder), tag=home.name)
@@ -61,7 +63,7 @@ def save(step: int) -> None:
 
 
 def restore() -> int:
-    """Restore the newest checkpoint; return its step, or 0 without a checkpoint."""
+    """Restore the newest checkpoint; return its step, or 0 if no checkpoint exists."""
     if not newest.exists():
         return 0
     step = int(newest.read_text())
@@ -70,7 +72,8 @@ def restore() -> int:
         model.load_checkpoint(str(folder), tag=home.name)
         return step
     if way == "dcp":
-        for group in optimizer.param_groups:  # a new optimizer has no state tensors to load into
+        # create the optimizer's state tensors, because a new optimizer has none to load into
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
                 optimizer.state[parameter] = {
                     "step": torch.zeros(()),

@@ -1,6 +1,6 @@
-"""Common training work of all systems: a small GPT, batches that depend on the step only, and a trace line per step.
+"""The training work of every system: a small GPT, batches that depend on the step only, and a trace line per step.
 
-The scripts import it from their own folder, also in virtual environments without Everstep.
+The scripts import this module from their own folder, because some run in virtual environments without Everstep.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCH, CONTEXT, VOCABULARY = 4, 64, 128
 STEP_SECONDS = 0.1
 """Minimal duration of a step, so that a system on two cores has time to keep every step."""
 MANY_STEPS = 1_000_000
-"""Never reached: the job is stopped after the measurements."""
+"""Number of steps of a job, larger than any benchmark needs. The harness stops the job after the measurements."""
 DEEPSPEED = {
     "train_micro_batch_size_per_gpu": BATCH,
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, "reduce_bucket_size": 1_000_000},
@@ -31,33 +31,33 @@ DEEPSPEED = {
 
 
 def prepare() -> None:
-    """Set up torch the same way for every system: one thread, the same weights on every rank."""
+    """Configure torch the same way for every system: one thread, and the same initial weights on every rank."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     torch.set_num_threads(1)
     torch.manual_seed(7)
 
 
 def make_model() -> torch.nn.Module:
-    """Return the model."""
+    """Return a new model."""
     return GPT(GPTConfig(VOCABULARY, 2, 128, 4, CONTEXT, 0.0))
 
 
 def make_optimizer(model: torch.nn.Module) -> AdamW:
-    """Return the optimizer."""
+    """Return a new optimizer of the model."""
     return AdamW(model.parameters(), lr=1e-3)
 
 
 class Batches:
-    """Source of the steps' batches.
+    """Source of the batches.
 
-    A batch comes at least `STEP_SECONDS` after the previous one; the wait stands for more computation.
+    Two batches are at least `STEP_SECONDS` apart. The wait replaces the computation of a larger model.
     """
 
     def __init__(self) -> None:
         self._came_at = float("-inf")
 
     def of(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the batch of one step: tokens int64[BATCH, CONTEXT], and the tokens that follow them."""
+        """Return the batch of one step: tokens int64[BATCH, CONTEXT], and the next token of each token."""
         threading.Event().wait(max(0.0, self._came_at + STEP_SECONDS - time.monotonic()))
         self._came_at = time.monotonic()
         tokens = torch.randint(
@@ -69,7 +69,8 @@ class Batches:
 class Trace:
     """A rank's trace file: one line per finished step, in the format of `benchmarks.traces`.
 
-    The first number grows from process to process: its start in milliseconds of the machine's monotonic clock.
+    The first number of a line is the start of the process, in milliseconds of the monotonic clock. A later process
+    therefore has a larger number.
     """
 
     def __init__(self, rank: int) -> None:
