@@ -32,7 +32,7 @@ class Pace:
 
     since: datetime
     boundary: int
-    """The job's latest step at `since`."""
+    """The job's latest step at the time `since`, at which the measurement began."""
     steps_per_second: float | None = None
 
 
@@ -67,17 +67,23 @@ def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
 
 
 def told(board: Board, event: Json) -> Board:
-    """Return the board with one more event. The oldest event is dropped if there are more than `EVENTS_SHOWN`."""
+    """Return the board with one more event.
+
+    The oldest event is dropped if there are more than `EVENTS_SHOWN` events.
+    """
     return replace(board, events=(*board.events, event)[-EVENTS_SHOWN:])
 
 
 def in_trouble(board: Board, words: str) -> Board:
-    """Return the board after a failed poll: the jobs stay as they were, and `words` is shown as the reason."""
+    """Return the board after a failed poll.
+
+    The jobs stay as they were, and `words` is shown as the reason.
+    """
     return replace(board, trouble=words)
 
 
 def picture(board: Board, now: datetime, width: int) -> RenderableType:
-    """Return the board as rich renders it at time `now` in a terminal of `width` columns."""
+    """Return what rich prints for the board at time `now`, in a terminal of `width` columns."""
     seconds = 0 if board.looked_at is None else int((now - board.looked_at).total_seconds())
     age = "not asked yet" if board.looked_at is None else "now" if seconds < 1 else f"{seconds} s ago"
     head = Text.assemble(

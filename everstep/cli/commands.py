@@ -58,8 +58,9 @@ if TYPE_CHECKING:
 else:
 
     class Service:
-        """The client, connected to the service that the options select. A command declares a parameter `service` to
-        receive it.
+        """The client of the service that the command's options select.
+
+        A command declares a parameter of this type, named `service`, to receive it.
         """
 
 
@@ -166,7 +167,10 @@ _PAGING: Final = {
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Asks = Callable[[Mapping[str, Any]], str | None]
-"""Returns the question to confirm before a command runs, from the command's arguments; None: no question."""
+"""Function that returns the question to confirm before a command runs, from the command's arguments.
+
+It returns None if no confirmation is needed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +191,10 @@ class Pages:
     """Page size and item limit of a list. A command declares a parameter `pages` to receive it."""
 
     max_items: int | None = None
-    """None: at most `default_items` for a list, and no limit while following events."""
+    """Maximum number of items.
+
+    None means at most `default_items` for a list, and no limit while following events.
+    """
     default_items: int = MAX_ITEMS
     page_size: int = LARGEST_PAGE
     starting_token: str | None = None

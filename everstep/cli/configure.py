@@ -121,9 +121,9 @@ def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endp
 
 
 def _said(text: str, name: str, endpoint_url: str | None) -> tuple[str | None, bool] | None:
-    """Return a profile's CA bundle and whether it has `endpoint_url`, or None if the file cannot be parsed.
+    """Return a profile's CA bundle and whether the profile has `endpoint_url`.
 
-    The function parses the file as the AWS clients do.
+    Return None if the file cannot be parsed. The function parses the file as the AWS clients do.
     """
     parsed = configparser.RawConfigParser()
     try:

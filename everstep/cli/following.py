@@ -76,7 +76,7 @@ def kept_up(
     pause: Callable[[float], object] = threading.Event().wait,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Iterator[T]:
-    """Yield the items of successive connections.
+    """Yield the items of a stream, and connect again after each connection that ends or breaks.
 
     Args:
         connect: opens a connection. Called again after a connection ends or breaks, so it has to resume after the last

@@ -546,7 +546,7 @@ def diff(
 
 
 def _goes(given: Json) -> str | None:
-    """Return the question to confirm before a job is deleted; None for a dry run."""
+    """Return the question to confirm before a job is deleted; None for a dry run, which deletes nothing."""
     if given["dry_run"]:
         return None
     return (

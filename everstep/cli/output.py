@@ -31,7 +31,7 @@ from everstep.cli.terminal import safe, safe_cell
 from everstep.errors import ConfigurationError, EverstepError, ServiceFailed, SourceRefused, WaitTimedOut
 
 Json = Mapping[str, Any]
-"""An answer of the service."""
+"""An answer of the service as JSON values."""
 PIPE_WIDTH = 240
 """Width in columns if stdout is not a terminal; wide enough that nothing is cut."""
 
@@ -43,7 +43,10 @@ _THE_CALLERS = (
     "ConflictException",
     "ThrottlingException",
 )
-"""Error codes caused by the caller. The service's log has no details on them, so no request id is printed."""
+"""Codes of errors that the caller has caused.
+
+The service's log has no details on them, so no request id is printed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Facts:
 
 
 Part = str | Rows | Facts
-"""A part of the output for a person. A text is printed as it is."""
+"""A part of the output for a person: a table, names and values, or a text that is printed unchanged."""
 
 
 def show(person: Part | Sequence[Part]) -> None:

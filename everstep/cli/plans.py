@@ -9,7 +9,9 @@ from everstep.cli.output import Json, copies_of_shards, counted, size
 
 
 def facts(plan: Json) -> list[tuple[str, Any]]:
-    """Return a plan as names and values. A value is None if the fleet does not provide it yet.
+    """Return a plan as names and values.
+
+    A value is None if the fleet cannot provide it yet.
 
     Args:
         plan: the service's answer to a dry run.

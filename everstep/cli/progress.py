@@ -22,12 +22,15 @@ from everstep.cli.output import Json, cell, counted, seconds, stderr, step
 QUIET_SECONDS: Final = 10.0
 """Minimum seconds between printed lines if only the step or an age has changed. The live display has no such limit."""
 _AGES: Final = re.compile(r"\b\d+(\.\d+)? s\b")
-"""A number of seconds in a reason.
+"""Pattern of an age in seconds within a reason.
 
 The age of a suspected hang grows with every poll, so a change of the age alone prints no line.
 """
 _TRAINS: Final = "trains from step "
-"""Beginning of the reason of a job that trains without problems. Such a reason is not printed."""
+"""Beginning of the reason of a job that trains without problems.
+
+Such a reason is not printed.
+"""
 
 
 class Progress:

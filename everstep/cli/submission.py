@@ -34,9 +34,15 @@ TEXTS: Final = ("HyperParameters", "Environment", "Secrets", "Tags")
 """Fields whose values stay text, even if YAML would parse them as numbers or booleans."""
 _ABOUT_THE_REQUEST: Final = ("TrainingJobName", "ClientRequestToken", "DryRun")
 _LIMITS: Final = ("MaxRuntimeInSeconds", "MaxPendingTimeInSeconds", "MaxCostUsd")
-"""Fields in which 0 removes the limit. The service omits them in the description of a job without that limit."""
+"""Fields in which 0 removes the limit.
+
+The service's description of a job omits a field without a limit.
+"""
 _PLACES: Final = {"S3Uri": "{TrainingJobName}/", "S3OutputPath": "{TrainingJobName}/run={RunId}/"}
-"""Path that the service appends to the S3 locations of a request, so that each job has a prefix of its own."""
+"""Paths that the service appends to the S3 locations of a request, by field.
+
+So each job has a prefix of its own.
+"""
 
 
 def from_file(path: Path) -> Request:

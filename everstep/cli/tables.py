@@ -18,10 +18,10 @@ from rich.text import Text
 from everstep.cli.terminal import safe_cell
 
 Field = str | Callable[[Mapping[str, Any]], str]
-"""The content of a cell: the name of a field of the row, or a function of the row."""
+"""Source of a cell's content: the name of a field of the row, or a function of the row."""
 
 GAP: Final = "  "
-"""Separator between two columns."""
+"""Text between two columns of a table."""
 PROSE_WIDTH: Final = 24
 """Minimum width of a `Prose` column, in terminal columns, while `Detail` columns are still shown."""
 

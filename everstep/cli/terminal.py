@@ -46,7 +46,10 @@ def safe(text: str) -> str:
 
 
 def safe_line(text: str) -> str:
-    """Return text as one safe line. Line breaks inside are replaced, so that the text cannot imitate other lines."""
+    """Return text as one safe line.
+
+    Line breaks inside the text are replaced, so that it cannot imitate other lines.
+    """
     return safe(text.replace("\r\n", "\n").replace("\n", REPLACEMENT))
 
 

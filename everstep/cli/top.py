@@ -28,7 +28,10 @@ Wait = Callable[[float], Json | None]
 
 
 def jobs_under_way(service: Any, name: str | None) -> list[Json]:
-    """Return the jobs that have not ended, newest first. With a name, return that job, even if it has ended."""
+    """Return the jobs that have not ended, newest first.
+
+    With a name, return only the job of this name, even if it has ended.
+    """
     if name is not None:
         return [service.describe_training_job(TrainingJobName=name)]
     found = [
@@ -40,7 +43,7 @@ def jobs_under_way(service: Any, name: str | None) -> list[Json]:
 
 
 def live(service: Any, name: str | None, console: Console) -> None:
-    """Show the board until the user presses ^C."""
+    """Show the board and keep it current until the user presses ^C."""
     arrived: queue.SimpleQueue[Json] = queue.SimpleQueue()
 
     def read() -> None:

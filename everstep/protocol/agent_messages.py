@@ -117,7 +117,7 @@ class MemorySource(StrEnum):
 
 
 class MemoryEnd(Message, frozen=True):
-    """The evidence that a rank ran out of memory, with the last measurements before its exit.
+    """The evidence that a rank ran out of memory, with the last measurements before the rank ended.
 
     Sizes are in bytes. None means that the agent did not measure the value.
     """
@@ -129,9 +129,9 @@ class MemoryEnd(Message, frozen=True):
     used_bytes: int | None = None
     """Memory in use on the node, or in its cgroup if the cgroup has a limit."""
     total_bytes: int | None = None
-    """The limit for `used_bytes`."""
+    """The limit that applies to `used_bytes`."""
     words: str = ""
-    """The first line of the exception if the evidence is an exception of the rank; otherwise empty."""
+    """The first line of the rank's last exception. Empty unless `source` is EXCEPTION."""
 
 
 class RankExit(Message, frozen=True):
@@ -139,11 +139,11 @@ class RankExit(Message, frozen=True):
 
     exit_class: ExitClass
     code: int
-    """The exit code, or the negated signal number."""
+    """The rank's exit code, or the negated signal number."""
     at_seconds: float
     """Unix time of the exit."""
     boundary: Step
-    """The last step boundary that the rank passed, or -1."""
+    """The last step boundary that the rank passed; -1 if it passed none."""
     last_lines: str = ""
     """The end of the rank's stderr, at most 4 KiB."""
     memory: MemoryEnd | None = None
@@ -155,7 +155,7 @@ class RankStatus(Message, frozen=True):
 
     rank: Rank
     boundary: Step
-    """The last step boundary that the rank passed, or -1 before it has restored."""
+    """The last step boundary that the rank passed; -1 before the rank has restored its state."""
     exit: RankExit | None = None
     phase: str = ""
     """The phase that the rank reported last.
@@ -165,13 +165,13 @@ class RankStatus(Message, frozen=True):
     still_seconds: float = 0.0
     """Seconds since the rank's boundary or phase last changed."""
     limit_seconds: float = 0.0
-    """The phase's time limit that the script declared, in seconds. 0: the script declared none."""
+    """Time limit that the script has declared for the phase, in seconds; 0 if it has declared none."""
     passed_at_seconds: float = 0.0
-    """Unix time at which the rank passed its boundary, as recorded by the rank. 0: not recorded."""
+    """Unix time at which the rank passed its boundary, as recorded by the rank; 0 if it is not recorded."""
     first_passed_at_seconds: float = 0.0
     """Unix time at which the rank finished its first step after the base step.
 
-    0: the rank has not finished such a step.
+    0 if the rank has not finished such a step.
     """
 
 
@@ -187,15 +187,15 @@ class RankStacks(Message, frozen=True):
     Empty if the agent could not read the stacks.
     """
     same_seconds: float
-    """Seconds for which all readings returned these same stacks. 0 at the first reading."""
+    """Seconds for which consecutive readings have returned these same stacks; 0 at the first reading."""
     cpu_seconds: float
     """CPU time that the rank and its child processes used during `same_seconds`."""
     is_stopped: bool = False
     """Whether a signal has stopped the process. A stopped process runs again only after SIGCONT."""
     gpu_percent: float | None = None
-    """Utilization of the rank's GPU in percent. None if it is not measured."""
+    """Utilization of the rank's GPU in percent; None if it is not measured."""
     error: str = ""
-    """Why the agent could not read the stacks. Empty if it could."""
+    """Reason why the agent could not read the stacks; empty if the agent could read them."""
 
 
 class ShardProtection(Message, frozen=True):
@@ -211,7 +211,7 @@ class ShardProtection(Message, frozen=True):
     committed: Step
     payload_bytes: int
     reason: str = ""
-    """Why the shard is not fully protected. Empty if every holder has the shard of recent steps.
+    """Reason why the shard is not fully protected; empty if every holder has the shard of recent steps.
 
     Possible reasons: a holder is out of view, slow or hard to reach, or a holder or agent refused a snapshot.
     """
@@ -223,16 +223,16 @@ class ShardProtection(Message, frozen=True):
 
 
 class RoundStatus(Message, frozen=True):
-    """The state of a generation's rounds, which only the coordinator can report."""
+    """The state of a generation's rounds. Only the coordinator's agent reports it."""
 
     committed: Step
     proposed: Step
     boundary: Step
     """The highest boundary that any rank reported."""
     committed_at_seconds: float
-    """Unix time of the last commit. 0: no commit yet."""
+    """Unix time of the last commit; 0 before the first commit."""
     stopped: bool = False
-    """Whether all ranks confirmed an agreed stop."""
+    """True if all ranks have confirmed an agreed stop."""
     finished: bool = False
 
 
@@ -249,11 +249,14 @@ class UploadedShard(Message, frozen=True):
     payload_digest: bytes
     layout_hash: bytes
     upload_seconds: float = 0.0
-    """Duration of the upload in seconds. The control plane expects about the same duration for the next upload."""
+    """Duration of the upload in seconds.
+
+    The control plane expects about the same duration for the next upload.
+    """
 
 
 class MetricPoint(Message, frozen=True):
-    """Metric values of one step: logged by rank 0, or measured on its node.
+    """Metric values of one step, which rank 0 logged or which were measured on its node.
 
     After a restore, values of steps beyond the base step are superseded.
     """
@@ -262,7 +265,7 @@ class MetricPoint(Message, frozen=True):
     step: Step
     values: dict[str, float]
     at_seconds: float
-    """Unix time of the values."""
+    """Unix time at which the values were logged or measured."""
 
 
 class MetricBatch(Message, frozen=True):
@@ -337,14 +340,14 @@ class NodeFault(Message, frozen=True):
     message: str
     """One sentence for the user, with the measured values."""
     is_permanent: bool
-    """Whether a new generation cannot repair the fault."""
+    """True if a new generation cannot repair the fault."""
     device: str = ""
     """The faulty device: `gpu 3`, `eth0`, `/var/lib/everstep`.
 
     Empty if the fault concerns the whole node or the job.
     """
     xid: int | None = None
-    """NVIDIA's error number. Set only for `gpu_xid`."""
+    """Number of NVIDIA's Xid error; set only for `gpu_xid`."""
 
 
 class NoticeKind(StrEnum):
@@ -370,9 +373,9 @@ class NodeNotice(Message, frozen=True):
 
     kind: NoticeKind
     message: str
-    """AWS's own text."""
+    """Text of the announcement, as AWS has written it."""
     ends_at_seconds: float | None = None
-    """Unix time from which the instance may be unavailable. None if AWS announces no time."""
+    """Unix time from which the instance may be unavailable; None if AWS announces no time."""
 
 
 class EndedRanks(Message, frozen=True):
@@ -384,15 +387,15 @@ class EndedRanks(Message, frozen=True):
     generation: Generation
     """The generation of the ended ranks."""
     boundary: Step
-    """The highest boundary that any of the ended ranks passed, or -1."""
+    """The highest boundary that any of the ended ranks passed; -1 if none passed a boundary."""
 
 
 class PageCommit(Message, frozen=True):
-    """The newest committed step (C) on a node's rank pages of one generation.
+    """The newest committed step on a node's rank pages of one generation.
 
-    An agent writes C to the pages before it acts on C, and the pages outlive the agent process. The control plane
-    counts a commit only if its step is on the path of the newest started generation. Branches that were abandoned by a
-    restore from an older step have commits too.
+    An agent writes the committed step to the pages before it acts on that step, and the pages outlive the agent
+    process. The control plane counts a commit only if its step is on the path of the newest started generation.
+    Branches that were abandoned by a restore from an older step have commits too.
     """
 
     generation: Generation
@@ -410,9 +413,9 @@ class MemberReport(Message, frozen=True):
     inventory: tuple[SlotRecord, ...] = ()
     """The node's sealed slots, frozen at the promise. Sent only while PROMISED."""
     ended: EndedRanks | None = None
-    """The run's last ranks on this node. Sent only while PROMISED.
+    """The run's last ranks on this node; sent only while PROMISED.
 
-    None: no rank of the run has run on this node.
+    None if no rank of the run has run on this node.
     """
     commits: tuple[PageCommit, ...] = ()
     """One entry per generation that has a commit on this node's pages, oldest first.
@@ -425,7 +428,7 @@ class MemberReport(Message, frozen=True):
     silent_peers: tuple[NodeId, ...] = ()
     """Peers of this node that have sent nothing for longer than the holder deadline."""
     round: RoundStatus | None = None
-    """The state of the rounds. Set only by the coordinator's agent."""
+    """The state of the rounds; None unless this agent is the coordinator's."""
     uploads: tuple[UploadedShard, ...] = ()
     """Uploads of the newest two steps at most."""
     faults: tuple[NodeFault, ...] = ()
@@ -435,14 +438,14 @@ class MemberReport(Message, frozen=True):
     stacks: tuple[RankStacks, ...] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
-    """The source that delivered each rank's shard, in rank order. Set once LOADED.
+    """The source that delivered each rank's shard, in rank order; set once LOADED.
 
-    It is a later source of the plan if an earlier source failed verification.
+    The source is a later one of the plan's list if an earlier source failed verification.
     """
     target: Step = Step(0)
-    """Total steps of the training, as declared by the script. 0: not declared."""
+    """Total number of steps of the training, as declared by the script; 0 if the script has declared none."""
     measured: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-    """The newest measurements on this node, by metric name. Each is a mean over some seconds.
+    """The newest measurements on this node, by metric name; each is a mean over some seconds.
 
     Empty until the first iteration has ended.
     """
@@ -466,17 +469,20 @@ class NodeMemory(Message, frozen=True):
     available_bytes: int
     """Memory that the agent and the ranks can allocate without swapping."""
     limit_bytes: int | None = None
-    """The limit of their cgroup. None: only the machine limits them."""
+    """Memory limit of the cgroup of the agent and the ranks; None if only the machine's memory limits them."""
     ranks: tuple[RankMemory, ...] = ()
-    """Living ranks, in rank order."""
+    """Memory of each living rank, in rank order."""
 
 
 class AgentReport(Message, frozen=True):
-    """The whole state of an agent."""
+    """The whole state of an agent. Each report replaces all earlier reports."""
 
     node_id: NodeId
     sequence: int
-    """Increases by one per report. The control plane drops a report with a lower number."""
+    """Number of the report, higher by one than that of the previous report.
+
+    The control plane drops a report with a lower number.
+    """
     member: MemberReport | None
     metrics: MetricBatch | None = None
     """New metric values, which are the only part of a report that is not state.
@@ -499,19 +505,19 @@ class AgentReport(Message, frozen=True):
     Empty until the agent has stored the logs for a `KeepEvidence`.
     """
     is_warm: bool = True
-    """Whether a new rank starts without importing its modules first.
+    """True if a new rank starts without importing its modules first.
 
-    True also if nothing has to be preloaded. False while the agent preloads, and where preloading failed.
+    True also if no modules have to be preloaded. False while the agent preloads, and where preloading failed.
     """
     exposure: str = ""
-    """Other data than its own that a job's code can access on this node, as one sentence.
+    """One sentence about data outside its own job that a job's code can access on this node.
 
-    It names the agent's files, the instance's metadata, or both. Empty: neither is accessible.
+    The sentence names the agent's files, the instance's metadata, or both. Empty if the job's code can access neither.
     """
     sources: tuple[str, ...] = ()
     """SHA-256 of each source archive that is verified on this node or failed verification."""
     memory: NodeMemory | None = None
-    """Memory values for display only. None: not measured yet.
+    """Memory values for display only; None before the first measurement.
 
     A change of these values alone triggers no report.
     """
@@ -529,11 +535,14 @@ class Hello(Message, frozen=True):
     """Host memory that the agent may use for slots."""
     version: str
     run: RunId | None = None
-    """The run whose state is still on the node. None: no state."""
+    """The run whose state is still on the node; None if the node has no run's state."""
 
 
 class AgentWelcome(Message, frozen=True):
-    """The control plane accepts the agent. `session_token` replaces the join token from now on."""
+    """The control plane's acceptance of an agent.
+
+    `session_token` replaces the join token from now on.
+    """
 
     session_token: str
     fleet: str
@@ -541,7 +550,7 @@ class AgentWelcome(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Command to promise this generation: end the ranks, close streams of older ones, list the slots.
+    """Command to promise this generation: to end the ranks, close older streams, and list the slots.
 
     The control plane repeats the command until the report shows the generation.
     """
@@ -623,7 +632,7 @@ class KillForDrill(Message, frozen=True):
     generation: Generation
     drill: str
     rank: Rank | None = None
-    """The rank to kill. None: kill the agent itself."""
+    """The rank to kill; None to kill the agent itself."""
 
 
 class Release(Message, frozen=True):
@@ -662,9 +671,10 @@ class SendLines(Message, frozen=True):
 
 
 class LogLines(Message, frozen=True):
-    """Lines that the ranks of a node printed.
+    """Lines that the ranks of a node have printed.
 
-    Not acknowledged: a follower that misses lines reads them from the object store, `FLUSH_SECONDS` later at most.
+    The control plane does not acknowledge them. A follower that misses lines reads them from the object store, after at
+    most `FLUSH_SECONDS`.
     """
 
     run: RunId
@@ -699,27 +709,30 @@ class CommandEnded(Message, frozen=True):
 
     command_id: str
     exit_code: int | None = None
-    """The exit code in a shell's convention. None: the program did not end by itself.
+    """The exit code as a shell reports it; None if the program did not end by itself.
 
-    127: the program does not exist. 128 + n: signal n ended the program.
+    127 means that the program does not exist. 128 + n means that signal n ended the program.
     """
     stdout: bytes = b""
     stderr: bytes = b""
-    """Both streams are cut after `MAX_COMMAND_OUTPUT_BYTES` each."""
+    """The program's standard error. Like stdout, it is cut after `MAX_COMMAND_OUTPUT_BYTES`."""
     is_cut: bool = False
-    """Whether stdout or stderr was cut."""
+    """True if stdout or stderr was cut."""
     is_timed_out: bool = False
     refusal: str = ""
-    """Why the agent did not run the program. Empty if the agent ran it."""
+    """Reason why the agent did not run the program; empty if the agent ran it."""
 
 
 class MetricsStored(Message, frozen=True):
-    """The control plane has stored metric values, and the agent may delete its copy."""
+    """Confirmation that the control plane has stored metric values.
+
+    The agent may then delete its copy of the values.
+    """
 
     agent_id: str
-    """The agent process whose numbering applies. Each start of an agent numbers from 0."""
+    """The agent process whose numbering applies, because each agent process numbers its values from 0."""
     next_number: int
-    """The control plane has stored all values with lower numbers."""
+    """The lowest number that is not stored; the control plane has stored all values with lower numbers."""
 
 
 AgentToControl = Hello | AgentReport | LogLines | CommandEnded

@@ -126,7 +126,7 @@ def frame_length(prefix: bytes, limit: int = MAX_MESSAGE_BYTES) -> int:
         Number of bytes that follow the prefix.
 
     Raises:
-        OversizedMessage: the prefix announces more than `limit` bytes. The caller must not read on.
+        OversizedMessage: the prefix announces more than `limit` bytes. The caller must not read the frame.
     """
     (length,) = LENGTH.unpack(prefix)
     if length > limit:

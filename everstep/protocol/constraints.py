@@ -169,7 +169,7 @@ def told(fields: Sequence[tuple[str, str]]) -> str:
         fields: path and sentence of every invalid field. An empty path stands for the request itself.
 
     Returns:
-        One sentence that lists all of them.
+        One sentence that contains the sentences of all fields.
     """
     return "The request is not valid: " + "; ".join(
         f"{field}: {message}" if field else message for field, message in fields
@@ -186,7 +186,10 @@ def _number(value: float) -> str:
 
 
 def _not(given: object) -> str:
-    """Return `, not <value>` for a scalar value, cut to `LONGEST_QUOTE` characters. Otherwise an empty string."""
+    """Return `, not <value>` for a scalar value, cut to `LONGEST_QUOTE` characters.
+
+    Return an empty string for any other value.
+    """
     if isinstance(given, bool):
         return f", not {str(given).lower()}"
     return f", not {str(given)[:LONGEST_QUOTE]!r}" if isinstance(given, (str, int, float)) else ""

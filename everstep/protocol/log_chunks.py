@@ -54,15 +54,18 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Unix time in milliseconds at which the agent read the line."""
     rank: Rank = msgspec.field(name="r")
     stream: Literal["stdout", "stderr", "end"] = msgspec.field(name="s")
-    """The stream that the rank wrote to. `end`: the node has no further lines."""
+    """The stream that the rank wrote to.
+
+    `end` marks the last record of a node: the node has no further lines.
+    """
     text: str = msgspec.field(name="m")
     """The text without its line feed. Invalid UTF-8 becomes U+FFFD."""
     end: int = msgspec.field(name="b")
     """Offset of the byte after the line in its stream."""
     is_piece: bool = msgspec.field(name="p", default=False)
-    """Whether the next record continues this line."""
+    """True if the next record continues this line."""
     is_gap: bool = msgspec.field(name="g", default=False)
-    """Whether the record replaces output that the node could not store. The text contains the amount."""
+    """True if the record replaces output that the node could not store. The text contains the amount."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

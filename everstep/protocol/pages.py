@@ -1,7 +1,7 @@
 """Allocation of a mapping's memory pages before their first use.
 
-Without it, the first copy into a page takes about twelve times as long, because the kernel must first allocate the
-page.
+Without this allocation, the first copy into a page takes about twelve times as long, because the kernel must first
+allocate the page.
 
 Invariant: the pages' content does not change. On a kernel without the requested feature, the first use allocates the
 page.
@@ -41,7 +41,7 @@ def populate(address: int, size: int, *, is_written: bool) -> bool:
 
 
 def prefer_huge(address: int, size: int) -> bool:
-    """Ask the kernel for huge pages in a range that has no pages yet. The kernel may ignore this.
+    """Ask the kernel for huge pages in a range that has no pages yet. The kernel may ignore the request.
 
     Args:
         address: start of the range. Rounded down to a page.

@@ -54,18 +54,18 @@ SessionKind = Literal["replica", "fetch", "round", "stream"]
 
 
 class Open(Message, frozen=True):
-    """First message of the dialling agent."""
+    """First message of the dialling agent, which names the run, the generation and the kind of session."""
 
     run: RunId
     generation: Generation
     kind: SessionKind
     node_id: NodeId
     owner_rank: Rank
-    """The rank whose shard a replica session transfers. -1 for other kinds of sessions."""
+    """The rank whose shard a replica session transfers; -1 for other kinds of sessions."""
     nonce: bytes
     """32 random bytes, which also serve as the session's name."""
     session: bytes = b""
-    """For a stream: the nonce of the stream's session. Empty for other connections."""
+    """Nonce of the session that a stream belongs to; empty for other connections."""
 
 
 class Challenge(Message, frozen=True):
@@ -83,7 +83,7 @@ class Answer(Message, frozen=True):
 
 
 class Accepted(Message, frozen=True):
-    """The listener opens the session."""
+    """The listener's acceptance of the session."""
 
     addresses: tuple[tuple[str, int], ...] = ()
     """(address, port) of each network card of the listener.
@@ -93,13 +93,13 @@ class Accepted(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The listener rejects the session and closes the connection."""
+    """The listener's rejection of the session. The listener then closes the connection."""
 
     reason: str
 
 
 class ReserveShard(Message, frozen=True):
-    """The owner asks a holder to reserve slots of this size. The answer is `ShardReserved`.
+    """The owner's request that a holder reserves slots of this size. The answer is `ShardReserved`.
 
     The owner captures no snapshot until its holders have reserved their slots.
     """
@@ -109,16 +109,17 @@ class ReserveShard(Message, frozen=True):
 
 
 class PreparingShard(Message, frozen=True):
-    """The holder is still allocating its slots.
+    """Progress message of a holder that is still allocating its slots.
 
-    The holder repeats it during the allocation, so that the owner does not count it as silent.
+    The holder repeats it during the allocation, so that the owner does not count the holder as silent.
     """
 
 
 class ShardReserved(Message, frozen=True):
-    """The holder is ready for the first shard.
+    """The holder's report that it has handled `ReserveShard` and expects the first shard.
 
-    The holder has allocated its slots. If it could not, it will reject a shard that does not fit.
+    Usually the holder has allocated its slots. If the allocation failed, the holder rejects any shard that does not
+    fit.
     """
 
     capacity_bytes: int
@@ -126,7 +127,7 @@ class ShardReserved(Message, frozen=True):
 
 
 class BeginShard(Message, frozen=True):
-    """Announces a shard. The owner may still be capturing it."""
+    """Announcement of a shard, which the owner may still be capturing."""
 
     transfer: int
     """Number of the shard within the session. Later shards have higher numbers."""
@@ -146,7 +147,7 @@ class BeginShard(Message, frozen=True):
 
 
 class ShardDigests(Message, frozen=True):
-    """Announces that the next chunks of the shard are ready, with their digests.
+    """Announcement that the next chunks of the shard are ready, with their digests.
 
     Each message continues after the chunks of the previous message. The answer is `ShardWanted`.
     """
@@ -172,26 +173,26 @@ class PrintedLines(Message, frozen=True):
 
 
 class EndShard(Message, frozen=True):
-    """The shard is complete and consistent. The receiver seals nothing before this message."""
+    """Announcement that the shard is complete and consistent. The receiver seals nothing before this message."""
 
     transfer: int
     digest: bytes
-    """Digest of the payload."""
+    """Digest of the shard's payload."""
 
 
 class ShardWanted(Message, frozen=True):
-    """The receiver has a slot for the shard and requests the announced chunks that it lacks.
+    """The receiver's request for those announced chunks that it lacks. The receiver has a slot for the shard.
 
     If a chunk arrives damaged, the receiver requests it again.
     """
 
     transfer: int
     chunks: tuple[tuple[int, int], ...]
-    """Separate ranges as (first, count), ascending. Empty: the receiver lacks no chunk."""
+    """Requested chunks as separate ranges (first, count), ascending; empty if the receiver lacks no chunk."""
 
 
 class CancelShard(Message, frozen=True):
-    """The owner cancels the transfer of its shard before the shard is complete.
+    """The owner's cancellation of a transfer before its shard is complete.
 
     The receiver discards the received chunks.
     """
@@ -200,28 +201,28 @@ class CancelShard(Message, frozen=True):
 
 
 class ShardSealed(Message, frozen=True):
-    """The receiver has verified and sealed the shard."""
+    """The receiver's report that it has verified and sealed the shard."""
 
     transfer: int
     digest: bytes
 
 
 class ShardRefused(Message, frozen=True, omit_defaults=True):
-    """The holder does not seal the shard, or cannot deliver the requested shard."""
+    """The holder's report that it does not seal the shard, or cannot deliver the requested shard."""
 
     transfer: int
     reason: str
     is_damaged: bool = False
-    """Whether chunks still fail verification after every retransmission.
+    """True if chunks still fail verification after every retransmission.
 
     In this case the owner's copy of the shard may be damaged.
     """
 
 
 class HolderInventory(Message, frozen=True):
-    """The sealed steps of this shard at the holder. First message of the holder in a replica session.
+    """The sealed steps of this shard at the holder. The holder's first message in a replica session.
 
-    The owner revokes every acknowledgement that the list does not contain.
+    The owner revokes every acknowledgement of the holder that the list does not contain.
     """
 
     owner_rank: Rank
@@ -230,7 +231,7 @@ class HolderInventory(Message, frozen=True):
 
 
 class FetchShard(Message, frozen=True):
-    """Requests one exact shard content from a holder.
+    """Request for one exact content of a shard that a holder has.
 
     The answer is `BeginShard`, or `ShardRefused` if the holder does not have the content.
     """

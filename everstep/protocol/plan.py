@@ -58,9 +58,9 @@ class ShardSource(Message, frozen=True):
     digest: bytes
     payload_bytes: int
     node_id: NodeId | None = None
-    """The holder to fetch the shard from. None if `kind` is s3."""
+    """The node to fetch the shard from; None if `kind` is s3."""
     object: ObjectReference | None = None
-    """The safetensors object. None if `kind` is local or peer."""
+    """The safetensors object to download; None if `kind` is local or peer."""
 
 
 class PlanNode(Message, frozen=True):
@@ -70,11 +70,11 @@ class PlanNode(Message, frozen=True):
     address: str
     peer_port: int
     ranks: tuple[Rank, ...]
-    """Consecutive ranks. A rank's index in this tuple is its LOCAL_RANK."""
+    """Consecutive ranks of this node. A rank's index in this tuple is its LOCAL_RANK."""
     keep: tuple[SlotReference, ...] = ()
     """Sealed slots that the node must not overwrite until the base is committed.
 
-    All other slots of the run are free.
+    The node may overwrite all other slots of the run.
     """
 
 
@@ -85,7 +85,7 @@ class RankPlan(Message, frozen=True):
     holders: tuple[NodeId, ...]
     """The owner's node first, then the peers. One entry per copy."""
     sources: tuple[ShardSource, ...] = ()
-    """Sources of the base for this shard, best first. Empty if and only if the base step is 0."""
+    """Sources of the base for this shard, in order of preference; empty if and only if the base step is 0."""
 
 
 class SourceArchive(Message, frozen=True):
@@ -104,9 +104,9 @@ class InputChannel(Message, frozen=True):
 
     name: str
     prefix: ObjectReference | None = None
-    """One object's key, or a key prefix that ends with a slash. None: the input is a directory."""
+    """Key of one object, or a key prefix that ends with a slash; None if the input is a directory."""
     directory: str = ""
-    """Absolute path on the nodes."""
+    """Absolute path of the directory on the nodes; empty if the input is in S3."""
 
 
 def channel_variable(name: str) -> str:
@@ -132,16 +132,16 @@ class ScriptPlan(Message, frozen=True):
     logs: ObjectReference
     """Key prefix of the log streams: `<key>gen=<g>/rank=<r>.stdout` and `.stderr`."""
     role_arn: str = ""
-    """IAM role whose short-lived credentials the ranks receive. Empty: no credentials."""
+    """IAM role whose short-lived credentials the ranks receive; empty if they receive none."""
     requirements: str = ""
-    """Relative path of a requirements file in the source tree. Empty: install nothing."""
+    """Relative path of a requirements file in the source tree; empty if no packages are installed."""
     inputs: tuple[InputChannel, ...] = ()
     project: str = ""
     """The job's project. Empty if the control plane is older than this field."""
     secrets: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Location of each secret, by environment variable: `secretsmanager:NAME`, `ssm:NAME` or an ARN.
 
-    Only the node fetches the values, directly from AWS. No Everstep message contains them.
+    Only the node reads the values, directly from AWS. No Everstep message contains them.
     """
 
 
@@ -149,11 +149,11 @@ class CheckpointPlan(Message, frozen=True):
     """The checkpoint settings of the job."""
 
     every_steps: int
-    """Steps between two checkpoints. 0: only at an agreed stop."""
+    """Steps between two checkpoints; 0 means that checkpoints are made only at an agreed stop."""
     prefix: ObjectReference
     third_slot: bool = False
     stored_step: Step = FIRST_STEP
-    """The newest complete checkpoint on the path to the base. 0: no checkpoint exists."""
+    """Step of the newest complete checkpoint on the path to the base; 0 if no checkpoint exists."""
 
 
 class Timeouts(Message, frozen=True):
@@ -181,15 +181,15 @@ class GenerationPlan(Message, frozen=True):
     run: RunId
     generation: Generation
     parent: Generation
-    """The newest earlier generation whose ranks may have run. 0: none.
+    """The newest earlier generation whose ranks may have run; 0 if there is none.
 
     The base step is on the path of that earlier generation.
     """
     base_step: Step
     nodes: tuple[PlanNode, ...]
-    """Members, in the order of GROUP_RANK."""
+    """Members of the generation, in the order of GROUP_RANK."""
     ranks: tuple[RankPlan, ...]
-    """One entry per rank, in rank order."""
+    """Holders and sources of each rank's shard, in rank order."""
     coordinator: NodeId
     master_address: str
     master_port: int

@@ -65,7 +65,7 @@ and no acquire loads. On other processors (aarch64), a reader could see the sequ
 """
 NONE = -1
 FINISHED = -2
-"""Value of `AgentHalf.proposed` after the final round, at which the rank returns from `close()`."""
+"""Value of `AgentHalf.proposed` after the final round. A rank that reads it returns from `close()`."""
 ECHO_YES = 1
 """Value of `RankHalf.echo`: the rank has not passed the announced stop."""
 ECHO_NO = 2
@@ -182,11 +182,11 @@ class RankHalf:
     echo_step: int = NONE
     echo: int = 0
     target: int = 0
-    """The script's total number of steps. 0: not declared."""
+    """The script's total number of steps; 0 if the script has declared none."""
     limit: int = 0
-    """Seconds that the script allows for the phase. 0: not declared."""
+    """Seconds that the script allows for the phase; 0 if the script has declared no limit."""
     first_passed: int = 0
-    """End of the first step after the base step, in µs of the node's monotonic clock. 0: not finished yet.
+    """End of the first step after the base step, in µs of the node's monotonic clock; 0 before that.
 
     The page outlives the agent, so a restarted agent reports the same time.
     """
@@ -216,7 +216,7 @@ def _read(page: memoryview, offset: int, size: int) -> bytes | None:
 
 
 def unordered_machine(machine: str) -> str:
-    """Return why ranks cannot train on a machine, or an empty string if they can.
+    """Return the reason why ranks cannot train on a machine, or an empty string if they can.
 
     Args:
         machine: `platform.machine()`.
@@ -339,21 +339,21 @@ class Arriving(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """All nodes have verified the shards that their ranks restore, and the rank may restore.
+    """The agent's report that all nodes have verified the shards that their ranks restore.
 
-    The message contains the paths of the slot to restore from and of the rank's page.
+    The rank may then restore. The message contains the paths of the slot to restore from and of the rank's page.
     """
 
     generation: Generation
     word_path: str
     base_step: Step
-    """The step to restore. 0: nothing to restore, because the script's own initial state is step 0."""
+    """The step to restore; 0 if there is nothing to restore, because the script builds the state of step 0."""
     base_slot_path: str | None
-    """The verified slot with the state of `base_step`. None if and only if `base_step` is 0."""
+    """Path of the verified slot with the state of `base_step`; None if and only if `base_step` is 0."""
 
 
 class SlotsRequest(Message, frozen=True):
-    """The rank requests slots for a new or changed state layout.
+    """The rank's request for slots of a new or changed state layout.
 
     The answer is `SlotsGranted` or `SlotsRefused`.
     """
@@ -376,7 +376,7 @@ class SlotsGranted(Message, frozen=True):
 
 
 class SlotsRefused(Message, frozen=True):
-    """The agent refuses slots, so the rank's state is not protected.
+    """The agent's refusal of slots, which leaves the rank's state unprotected.
 
     Training continues, and the owner votes ABANDON. Users see the reason.
     """
@@ -408,9 +408,9 @@ class Capturing(Message, frozen=True):
 
 
 class Captured(Message, frozen=True):
-    """The snapshot is complete and consistent: the granted slot contains `step`, not yet sealed.
+    """The rank's report that the granted slot contains `step`, complete and consistent but not yet sealed.
 
-    The agent seals the slot.
+    The agent then seals the slot.
     """
 
     generation: Generation
@@ -433,7 +433,10 @@ class Captured(Message, frozen=True):
 
 
 class Abandoned(Message, frozen=True):
-    """The rank does not capture `step`, or has cancelled its capture. The copier no longer writes."""
+    """The rank's report that it does not capture `step`, or has cancelled its capture.
+
+    The copier no longer writes to the slot.
+    """
 
     generation: Generation
     step: Step
@@ -441,14 +444,14 @@ class Abandoned(Message, frozen=True):
 
 
 class Boundary(Message, frozen=True):
-    """The rank changed its half of the page. The agent should read it."""
+    """Message that the rank has changed its half of the page, so that the agent reads the page."""
 
     generation: Generation
     boundary: Step
     at_seconds: float = 0.0
     """Time at which the rank passed the boundary, on the node's monotonic clock.
 
-    0: the rank did not pass the boundary just now.
+    0 if the message reports another change than a passed boundary.
     """
     blocked_seconds: float = 0.0
     """Seconds for which saving has blocked the training thread since the previous boundary."""
@@ -458,9 +461,9 @@ class IdleSpan(Message, frozen=True, kw_only=False):
     """A recurring part of the iteration in which training does not use the network."""
 
     begin_seconds: float
-    """Median time from the boundary to the beginning of the span."""
+    """Median time from the boundary to the beginning of the span, in seconds."""
     seconds: float
-    """Median duration."""
+    """Median duration of the span in seconds."""
     deviation_seconds: float = 0.0
     """Standard deviation of the span's beginning or end, whichever is larger."""
 
@@ -474,15 +477,16 @@ class IdleSpans(Message, frozen=True):
 
     generation: Generation
     iteration_seconds: float
-    """Median duration of an iteration."""
+    """Median duration of an iteration in seconds."""
     spans: tuple[IdleSpan, ...]
-    """The spans in order of time. Empty: no pattern was found, or training sends nothing over the network."""
+    """The spans in order of time; empty if no pattern was found, or if training sends nothing over the network."""
 
 
 class WordChanged(Message, frozen=True):
-    """The agent changed its half of the page. The rank should read it.
+    """Message that the agent has changed its half of the page, so that the rank reads the page.
 
-    Sent only to a rank that may be waiting for a change. A training rank reads the page at every boundary.
+    The agent sends it only to a rank that may be waiting for a change. A training rank reads the page at every
+    boundary.
     """
 
 
@@ -492,7 +496,7 @@ class LogRecord(Message, frozen=True):
     step: Step
     values: dict[str, float]
     at_seconds: float
-    """Unix time of the call."""
+    """Unix time at which the script logged the values."""
 
 
 class Logged(Message, frozen=True):
@@ -504,9 +508,10 @@ class Logged(Message, frozen=True):
 
 
 class RankFault(Message, frozen=True):
-    """The session cannot continue. The rank sends the reason before it raises.
+    """The rank's report of an error after which its session cannot continue.
 
-    Examples: a state that cannot be resumed, and a restore that failed verification.
+    The rank sends it before the session raises the error. Examples: a state that cannot be resumed, and a restore that
+    failed verification.
     """
 
     generation: Generation

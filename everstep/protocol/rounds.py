@@ -36,32 +36,32 @@ class RankRound(Message, frozen=True):
 
     rank: Rank
     boundary: Step
-    """The last boundary that the rank passed, or -1 before the rank has restored."""
+    """The last boundary that the rank passed; -1 before the rank has restored."""
     committed: Step
-    """The newest committed step (C) that the rank's agent has received, or -1."""
+    """The newest committed step that the rank's agent has received; -1 if it has received none."""
     proposed: Step
-    """The newest proposed step (w) that the rank's agent has received, or -1."""
+    """The newest proposed step that the rank's agent has received; -1 if it has received none."""
     vote: Vote
-    """The vote on `proposed`."""
+    """The owner's vote on `proposed`."""
     standing: Standing = Standing.MOVING
     echo_step: Step = Step(-1)
     echo: int = 0
     """The rank's answer to the stop at `echo_step`: 0 none, 1 yes, 2 no."""
     confirmed_stop: Step = Step(-1)
-    """The confirmed stop that the rank's agent has received, or -1."""
+    """The confirmed stop that the rank's agent has received; -1 if it has received none."""
     heard_stop: Step = Step(-1)
     """The newest announced stop that the rank's agent has received, confirmed or not."""
     pinned_step: Step = Step(-1)
-    """A step whose slot must not be reused, because the agent is uploading it. -1: none."""
+    """Step whose slot must not be reused, because the agent is uploading it; -1 if no upload is running."""
     out_of_view: tuple[NodeId, ...] = ()
     is_late: bool = False
-    """Whether the rank voted ABANDON because it received w too late."""
+    """True if the rank voted ABANDON because it received the proposed step too late."""
     reason: str = ""
-    """Why the rank votes ABANDON, or why a holder is out of view."""
+    """Reason why the rank votes ABANDON, or why a holder is out of view; empty if neither is the case."""
 
 
 class NodeReport(Message, frozen=True):
-    """One node's whole state in the rounds."""
+    """One node's whole state in the rounds, sent to the coordinator through the tree of agents."""
 
     node_id: NodeId
     term: int
@@ -99,15 +99,15 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     Only the coordinator sets it, and forwarding agents keep it. Receivers ignore an announcement with a lower number.
     """
     committed: Step
-    """The committed step (C), or -1."""
+    """The committed step; -1 if no step is committed."""
     proposed: Step
-    """The proposed step (w), or -1 while no step is proposed."""
+    """The proposed step; -1 while no step is proposed."""
     persist_step: Step = Step(-1)
-    """A committed step that the agents upload to S3, or -1."""
+    """A committed step that the agents upload to S3; -1 if there is none."""
     stop_step: Step = Step(-1)
     stop_state: StopState = StopState.NONE
     finished: bool = False
-    """Whether the final round is over.
+    """True if the final round is over.
 
     Every rank has stopped, and every step that could be committed is committed. Ranks return from `close()`.
     """
@@ -119,7 +119,7 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     name that node. The other nodes can then free their strays.
     """
     is_silent: bool = False
-    """Whether the coordinator waits for the first report of every node after its start.
+    """True while the coordinator, after its start, waits for the first report of every node.
 
-    Then only the term of this announcement is valid.
+    During this time, only the term of the announcement is valid.
     """

@@ -79,7 +79,7 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     payload_digest: str
     layout_hash: str
     index: str
-    """The packed index in base64."""
+    """The index as packed in the slot, encoded in base64."""
 
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])

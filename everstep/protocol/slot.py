@@ -308,7 +308,10 @@ class SlotIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tensors: tuple[TensorEntry, ...]
     values: bytes
-    """Plain values in msgpack, opaque except to `everstep.training.state_tree`, which writes and reads them."""
+    """Plain values in msgpack.
+
+    Only `everstep.training.state_tree` writes and reads their content.
+    """
     version: int = 1
 
 

@@ -1,4 +1,4 @@
-"""Training hooks: keep every optimizer step of a script in the memory of the cluster.
+"""Training hooks: keep a snapshot of a script's state at every optimizer step in the memory of the cluster.
 
     session = everstep.training.init(model=model, optimizer=optimizer, data=loader)
     for batch in session.batches(until_step=10_000):

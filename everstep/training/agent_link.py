@@ -75,7 +75,7 @@ class AgentLink(Protocol):
 
     @property
     def generation(self) -> Generation:
-        """Generation to which this rank belongs."""
+        """Number of the generation to which this rank belongs."""
 
     @property
     def has_agent(self) -> bool:
@@ -83,17 +83,17 @@ class AgentLink(Protocol):
 
     @property
     def slots(self) -> SlotsGranted | SlotsRefused | None:
-        """The agent's answer to the newest request.
+        """The agent's answer to the newest request for slots.
 
         None until the agent has answered, and again after a lost connection.
         """
 
     @property
     def word(self) -> AgentHalf | None:
-        """The agent's half of the page, as the rank last read it successfully, or None.
+        """The agent's half of the page, as the rank last read it successfully; None before the first successful read.
 
-        Its generation is the rank's own. The value stays available while the agent is disconnected. A page that the
-        script has overwritten is ignored.
+        The half belongs to the rank's own generation. It stays available while the agent is disconnected. A page that
+        the script has overwritten is ignored.
         """
 
     def welcome(self) -> Arriving | Welcome:
@@ -140,9 +140,9 @@ class AgentLink(Protocol):
 
 
 class NullLink:
-    """Link without an agent: the script runs under plain torchrun, or alone.
+    """Link without an agent, for a script that runs under plain torchrun or alone.
 
-    All calls work, and no snapshot is taken.
+    All methods have no effect or return an empty result, so no snapshot is taken.
     """
 
     generation = Generation(0)
@@ -196,7 +196,7 @@ class UnixAgentLink:
         self._lock = threading.RLock()  # The training thread, the copier and the metrics thread all send.
         self._socket: socket.socket | None = None
         self._is_new = True
-        """True until the first message arrives on this connection."""
+        """True until the agent's first message on the present connection."""
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._held = b""
@@ -456,7 +456,7 @@ class UnixAgentLink:
         return isinstance(message, SlotsRefused) or message.capacity_bytes >= request.capacity_bytes
 
     def _repeat(self) -> None:
-        """Send messages again, over a new connection, that the agent may have lost in a restart."""
+        """Send messages again over a new connection, because the agent may have lost them in a restart."""
         assert self._page is not None
         if self._half is not None:
             write_rank_half(self._page, self._half)

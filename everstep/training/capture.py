@@ -55,13 +55,13 @@ class CapturePlan:
 
     entries: tuple[TensorEntry, ...]
     gaps: tuple[tuple[int, int], ...]
-    """Payload ranges between tensors.
+    """Ranges of the payload between tensors.
 
-    They are zeroed, because stale bytes would change the digest.
+    The capture fills them with zeros, because stale bytes would change the digest.
     """
     index_offset: int
     index: IndexWriter
-    """Writes the index of the plan's tensors, with the values of each boundary."""
+    """Packs the index of the plan's tensors together with the values of each boundary."""
 
     @classmethod
     def make(cls, tensors: Iterable[StateTensor]) -> CapturePlan:
@@ -99,11 +99,14 @@ class CapturePlan:
         )
 
     def capacity_bytes(self, values: bytes) -> int:
-        """Return the payload size to request for this state, including a reserve for longer values."""
+        """Return the payload size in bytes to request for this state.
+
+        The size includes a reserve, because later values may be longer.
+        """
         return align(self.index_offset + max(MIN_INDEX_ROOM_BYTES, 4 * self.index.size(values)))
 
     def fits_into(self, capacity_bytes: int, values: bytes) -> bool:
-        """Return whether a payload with these values fits into a slot of that size."""
+        """Return whether a payload with these values fits into a slot of `capacity_bytes` bytes."""
         return self.index_offset + self.index.size(values) <= capacity_bytes
 
 

@@ -86,7 +86,7 @@ class Copier(Protocol):
     """
 
     is_prompt: bool
-    """True if a copy starts immediately. False if it waits for earlier work of a device."""
+    """True if a copy starts immediately. False if a copy first waits for earlier work on a device."""
 
     def copy(self, copies: Copies) -> None:
         """Copy now, and return when the calling thread may change the sources.
@@ -121,7 +121,7 @@ class Copier(Protocol):
     def drain(self, limit_seconds: float) -> bool:
         """Wait for started copies, for at most `limit_seconds`, and return whether they have ended.
 
-        No copy can be started afterwards. Used when a process ends without `close`.
+        Afterwards the copier starts no copy. Called when a process ends without `close`.
         """
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class CopierThread:
     def __init__(self, *, is_crowded: bool = False) -> None:
         self._is_crowded = is_crowded
         self._waiting: int | None = None
-        """Kernel id of the thread while it waits for work, otherwise None."""
+        """Kernel id of the thread while the thread waits for work; None while it works."""
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
         self._thread.start()
@@ -157,9 +157,9 @@ class CopierThread:
         self._work.put(work)
 
     def close(self, limit_seconds: float | None = None) -> bool:
-        """End the thread after all queued work. Return whether it has ended.
+        """End the thread after all queued work, and return whether the thread has ended. Idempotent.
 
-        A limit bounds the wait. Idempotent.
+        `limit_seconds` limits the wait for the thread.
         """
         self._work.put(None)
         self._thread.join(limit_seconds)

@@ -101,7 +101,7 @@ class Device(Protocol):
         """Return the calling thread's current stream."""
 
     def is_capturing(self) -> bool:
-        """Return whether the script captures a graph on the calling thread's current stream."""
+        """Return whether the script captures a CUDA graph on the calling thread's current stream."""
 
     def new_event(self) -> Event:
         """Return an event without timing."""
@@ -196,7 +196,8 @@ class CudaDevice:
     def register(self, address: int, size: int) -> bool:
         if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
             return True
-        _runtime().cudaGetLastError()  # Clear the error: otherwise this thread's next launch would report it.
+        # Clear the error. Otherwise the next kernel launch of this thread would report it.
+        _runtime().cudaGetLastError()
         return False
 
     def unregister(self, address: int) -> None:
@@ -224,7 +225,7 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _Registered:
-    """Registered prefix of a slot's mapping."""
+    """The pages of a slot's mapping that are registered with the driver, from its beginning."""
 
     memory: SlotMemory
     end: int
@@ -244,7 +245,7 @@ class _Registered:
 
 @dataclass(slots=True)
 class _Mark:
-    """Progress of a copy when its event is reached."""
+    """An event, and the progress of the copy when the stream reaches the event."""
 
     event: Event
     complete_count: int = 0
@@ -264,7 +265,7 @@ class _Run:
     complete_count: int
     """Number of tensors at the start of the list of copies that are complete after this run."""
     before_bytes: int = 0
-    """Bytes of the tensor before this part. 0 unless the tensor is copied in parts."""
+    """Bytes of the tensor that precede this part; 0 unless the tensor is copied in parts."""
 
     @property
     def begin(self) -> int:
@@ -332,7 +333,7 @@ class _Gather:
     def runs(self, copies: Copies, stream: Any) -> Iterator[tuple[_Run, torch.Tensor]]:
         """Enqueue the gathering of the device's tensors.
 
-        Yields each run with its contiguous bytes on the device, in the order of the copies.
+        The method yields each run with its contiguous bytes on the device, in the order of the copies.
         """
         batch: list[tuple[_Run, int]] = []
         used = 0
@@ -522,7 +523,7 @@ class CudaCopier:
                 if is_one:
                     passed += to.numel()
                 elif is_out:
-                    # bytes of sources, without the zeros between tensors that `copied` includes
+                    # The bytes of the sources. `copied` also includes the zeros between tensors.
                     passed += sum(target.nbytes for target in run.targets)
                 if is_marked and passed >= apart:
                     mark, passed = next(free), 0
@@ -566,7 +567,7 @@ class CudaCopier:
         begin, size = memory.span
         registered = self._registered.get(begin)
         if registered is None:
-            return  # released between two pieces
+            return  # The slot was released while its pieces were being registered.
         piece = min(begin + size - registered.end, REGISTERED_BYTES)
         # If the limit of locked memory is reached, copies to the remaining pages use the slower ring.
         if piece > 0 and self._device.register(registered.end, piece):

@@ -139,7 +139,7 @@ class DataStream:
 
     @property
     def source(self) -> Resumable:
-        """The source of the batches."""
+        """The `Resumable` that yields the loader's batches."""
         return self._source
 
     def state_dict(self) -> dict[str, Tree]:
@@ -202,7 +202,7 @@ class _MapLoader:
         self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None)
         self._loader = _rebuild(loader, self._sampler)
         self._has_begun = False
-        """True after the first `begin` in this process."""
+        """True after the first call of `begin` in this process."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         self._sampler.epoch = epoch
@@ -251,7 +251,7 @@ class PlacedSampler:
         """
         self.epoch = 0
         self.place: Place | None = None
-        """Place of the walk through this epoch. None between two epochs."""
+        """Progress of the walk through this epoch; None between two epochs."""
 
     def __len__(self) -> int:
         return len(cast(Sized, self._inner))
@@ -296,7 +296,7 @@ class Place:
     """Progress of a walk, with the generator states that a repetition needs."""
 
     began: rng.States
-    """Generator states at the start of the walk."""
+    """States of the generators at the start of the walk."""
     walked_count: int = 0
     """Items that the loader requested from the walk, including a request that reached the end.
 
@@ -323,11 +323,11 @@ class Fork:
     """The moment when a walk changed from a shared generator to a random stream of its own."""
 
     number: int
-    """Number of the last item for which the walk drew from the shared generator."""
+    """Number of the last item for which the walk used the shared generator."""
     index: int
     """Index of the generator among the walk's generators."""
     found: Tree
-    """The generator's state before that item."""
+    """State in which the walk found the shared generator before that item."""
 
 
 class Walk:
@@ -505,7 +505,8 @@ class WorkerBegin:
         """
         info = get_worker_info()
         assert info is not None
-        object.__setattr__(info, "dataset", cast(SeededDataset, info.dataset).inner)  # torch forbids a plain assignment
+        # A DataLoader forbids a plain assignment of this attribute.
+        object.__setattr__(info, "dataset", cast(SeededDataset, info.dataset).inner)
         if self.user_init is not None:
             self.user_init(worker_id)
 
@@ -552,7 +553,7 @@ class _Replayed:
         self.generators = [] if isinstance(iterable, (list, tuple)) else rng.find_generators([iterable])
         self._skip_count = 0
         self._place: Place | None = None
-        """Place of the walk through this epoch. None between two epochs."""
+        """Progress of the walk through this epoch; None between two epochs."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         _set_epoch(self._iterable, epoch)

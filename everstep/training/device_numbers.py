@@ -48,7 +48,7 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """Values of one record that are being copied from one device."""
+    """Values of one record whose copies from one device have not ended yet."""
 
     places: _Places
     taken: Mapping[str, int]
@@ -58,7 +58,7 @@ class _Coming:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The values of one log call."""
+    """The values of one log call, with the step and time of the call."""
 
     step: Step
     known: Mapping[str, float]

@@ -44,7 +44,7 @@ class CannotResume(TrainingError):
 class RestoreMismatch(TrainingError):
     """The snapshot does not fit the model, optimizer, versions or world size of this launch.
 
-    The session has written no live object, except in the case that `TrainingSession.restore` describes.
+    The session has not changed any live object. `TrainingSession.restore` describes the only exception.
     """
 
     code = "restore_mismatch"

@@ -1,9 +1,9 @@
 """Guard: delays an optimizer step while the copy of the last step still runs.
 
 The guard is the wait of the training thread before its next change of the state. It also rejects copies of tensors that
-changed too early. The session assumes that only an optimizer step changes the deferred tensors. The guard checks this
-assumption on every snapshot by version and address. The check runs at the first pause of the training thread after the
-copy (`everstep.training.pauses`), at the latest in `reach`.
+changed too early. *Deferred* tensors are those that the copier copies after the boundary. The session assumes that only
+an optimizer step changes them. The guard checks this assumption on every snapshot by version and address. The check
+runs at the first pause of the training thread after the copy (`everstep.training.pauses`), at the latest in `reach`.
 
 Audited snapshots are copied completely at the boundary and compared byte by byte before the next step. A tensor that
 changed too early is reported once. From then on it is copied at the boundary.
@@ -45,12 +45,12 @@ class Flight:
     Called after the copy. Changes that torch does not count are not detected.
     """
     copies: Sequence[torch.Tensor] | None
-    """For an audited snapshot: the copies in the slot, for the comparison. Otherwise None."""
+    """Copies in the slot with which an audited snapshot's tensors are compared; None if the snapshot is not audited."""
     ticket: CopyTicket
     settle: Callable[[Sequence[str], BaseException | None], None]
-    """Called once at the guard, with the names of tensors that changed too early.
+    """Function that the guard calls once, with the names of tensors that changed too early.
 
-    The second argument is the error that ended the comparison, if any.
+    The second argument is the error that ended the comparison; None if there was no error.
     """
     blocked_seconds: float
     """Seconds for which the boundary blocked the training thread."""
@@ -96,7 +96,7 @@ class Guard:
         begun = self._clock()
         flight.ticket.wait()
         if self._flight is not flight:
-            return  # a signal handler has called `reach` meanwhile
+            return  # A signal handler has called `reach` during the wait.
         self._flight = (
             # Clear the flight only after the wait: a script may catch an exception that interrupts it, and its next
             # step must wait again.
@@ -113,7 +113,7 @@ class Guard:
         except BaseException as error:
             flight.settle((), error)  # otherwise the agent would wait for this snapshot for ever
             if isinstance(error, Exception):
-                return  # For example out of memory in the comparison: the snapshot is lost, training continues.
+                return  # For example, the comparison ran out of memory. The snapshot is lost, and training continues.
             raise
         flight.settle(changed, None)
         blocked = flight.blocked_seconds + self._clock() - begun

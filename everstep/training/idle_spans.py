@@ -17,10 +17,10 @@ from everstep.protocol.rank_messages import IdleSpan
 SHORTEST_RATIO = 0.01
 """Shortest idle time that counts as a span, as a fraction of the iteration. No useful transfer fits into less."""
 AGREEING_RATIO = 0.5
-"""Fraction of the iterations that must have the same number of spans."""
+"""Minimum fraction of the iterations that must have the same number of spans."""
 
 _NORMAL = 1.4826
-"""Standard deviation divided by median absolute deviation, for the normal distribution."""
+"""Standard deviation of a normal distribution, in units of its median absolute deviation."""
 
 Interval = tuple[float, float]
 """Start and end, in seconds of one clock."""

@@ -52,7 +52,7 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     facts: bytes
     """Layout facts as msgpack. Their digest is the layout hash. After a mismatch, the facts explain the difference."""
     adapters: bytes
-    """Adapter values, encoded by `state_tree.encode`. `load` needs them first."""
+    """Adapter values, encoded by `state_tree.encode`. A restore needs them before all other values."""
     others: bytes
     """All other values, encoded by `state_tree.encode`."""
 
@@ -63,7 +63,7 @@ _FACTS = msgspec.msgpack.Decoder(dict[str, str])
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Checked content of a slot."""
+    """The checked content of a slot from which a rank restores."""
 
     step: Step
     tensors: SavedTensors
@@ -104,9 +104,9 @@ class Snapshot:
 
 
 class LoadBegunAnew(Exception):
-    """The agent loads the snapshot again, from another source or after the agent's restart.
+    """Raised when the agent loads the snapshot again, from another source or after a restart of the agent.
 
-    Bytes that the rank has already copied are invalid.
+    The bytes that the rank has already copied are then invalid.
     """
 
 
@@ -124,9 +124,9 @@ class Arrival:
         self._verified = 0
 
     def has(self, end: int) -> bool:
-        """Return whether the first `end` bytes of the payload are already reported as verified.
+        """Return whether the agent has already reported the first `end` bytes of the payload as verified.
 
-        Does not wait.
+        The call does not wait.
         """
         return self._load is None or end <= self._verified
 
@@ -198,7 +198,7 @@ class _Tensors(SavedTensors):
         entry = self._entries[name]
         end = entry.offset + entry.bytes
         if not self._arrival.has(end):
-            self.finish()  # use the wait to finish gathered copies
+            self.finish()  # The rank would wait here, so it makes the collected copies in this time.
             self._arrival.wait(end)
         return view_of(self._payload, entry)
 

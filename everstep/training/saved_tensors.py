@@ -15,9 +15,9 @@ from everstep.training.copier import Copies
 from everstep.training.host_copy import copy_into_live
 
 GATHERED_BYTES = 256 * 1024 * 1024
-"""Bytes of collected copies after which they are made together.
+"""Bytes of collected copies from which they are made together.
 
-Meanwhile, signal handlers of the script wait.
+Signal handlers of the script wait while the copies are made.
 """
 
 
@@ -52,6 +52,6 @@ class SavedTensors(Mapping[str, torch.Tensor]):
         return live
 
     def finish(self) -> None:
-        """Make the collected copies."""
+        """Make the collected copies. Afterwards all live tensors passed to `bring` are complete."""
         copies, self._copies, self._bytes = self._copies, [], 0
         copy_into_live(Copies([saved for saved, _ in copies], [live for _, live in copies]))

@@ -19,14 +19,14 @@ from everstep.protocol.plan import channel_variable
 from everstep.training.errors import SessionMisuse
 
 FINAL_ROUND_SECONDS = 30.0
-"""Default limit of the wait in `close()` for the commit of the last step."""
+"""Default limit, in seconds, of the wait in `close()` for the commit of the last step."""
 UNCROWDED_CORES = 4
-"""Cores per rank from which a node has enough cores.
+"""Number of cores per rank from which copier and agent need not share cores with training.
 
 The rank, its copier, and the agent's digests and transfers each need a core.
 """
 WELCOME_SECONDS = 30.0
-"""Default time limit within which `init` must reach its agent."""
+"""Default time in seconds within which `init` must reach its agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Environment:
     local_rank: int = 0
     ranks_per_node: int = 1
     cores: float = 1.0
-    """Cores of this node per rank."""
+    """Number of cores of this node per rank."""
 
     @property
     def is_crowded(self) -> bool:

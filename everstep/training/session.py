@@ -77,7 +77,7 @@ from everstep.training.step_rules import Decision, RankView, decide, decide_alon
 from everstep.training.step_watch import StepWatch
 
 LOOK_SECONDS = 0.05
-"""Longest pause between two reads of the page while a rank waits at a boundary.
+"""Longest pause, in seconds, between two reads of the page while a rank waits at a boundary.
 
 The agent's wake-up message, `WordChanged`, may be lost.
 """
@@ -102,7 +102,7 @@ NOT_COMPILED = (
 All other compiled graphs break at the guard, so the guard is called in every step.
 """
 ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
-"""Exceptions that signal the end of an iterator."""
+"""Exceptions that mark the end of an iterator."""
 
 logger = logging.getLogger("everstep.training")
 
@@ -118,7 +118,7 @@ class Control:
 
 
 class _Half(TypedDict, total=False):
-    """Fields that the rank has set on its half of the page (`RankHalf`)."""
+    """The values that the rank has set on its half of the page (`RankHalf`)."""
 
     boundary: int
     phase: Phase
@@ -185,9 +185,9 @@ class TrainingSession:
         self._progress = state.progress()
         """Value of `RankState.progress` at the last boundary."""
         self._departure = ""
-        """Why the state in `close` may differ from the state at the last boundary.
+        """Reason why the state in `close` may differ from the state at the last boundary.
 
-        Set by `close`. Empty if the state is the same.
+        `close` sets it. Empty if the state is the same.
         """
         self._handled = sys.exc_info()[1]
         """The exception that the script was already handling when the session started.
@@ -196,7 +196,7 @@ class TrainingSession:
         """
         self._told_blocked_seconds = 0.0
         self._told_at = -math.inf
-        """Time of the newest boundary that the rank reported without delay."""
+        """Time of the newest boundary that the rank reported without delay, in seconds of `clock`."""
         self._profiler: NetworkProfiler | None = None
         if (
             link.has_agent and environment.world_size > 1 and environment.local_rank == 0
@@ -576,7 +576,7 @@ class TrainingSession:
         arrival = Arrival(self._link, named)
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         read, problem = self._read(named, arrival, expected)
-        arrival.check()  # Without this check, `read` may hold a partly overwritten slot.
+        arrival.check()  # Raises if the load has begun again: the slot that was read may then be partly overwritten.
         if not self._is_agreed:
             agree(named.base_step, problem)
             self._is_agreed = True
@@ -623,7 +623,10 @@ class TrainingSession:
         return count >= accumulate if before is None else self._state.steps_made() != before
 
     def _nudge(self) -> None:
-        """Send a message that makes the agent read the page."""
+        """Send a message that makes the agent read the page.
+
+        The message may be lost.
+        """
         self._link.hint(
             Boundary(
                 generation=self._link.generation, boundary=Step(self._boundary), at_seconds=0.0, blocked_seconds=0.0
@@ -631,9 +634,9 @@ class TrainingSession:
         )
 
     def _word(self, passed_at: float) -> Boundary:
-        """Return the report of the current boundary.
+        """Return the message that reports the current boundary.
 
-        The report includes the seconds for which saving blocked training since the last report.
+        It includes the seconds for which saving blocked training since the last report.
         """
         blocked = self._guard.total_blocked_seconds - self._told_blocked_seconds
         self._told_blocked_seconds += blocked

@@ -48,7 +48,7 @@ from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
 LOOK_SECONDS = 0.25
-"""Seconds between two checks for a closed session while a thread waits for the first slots.
+"""Seconds between two checks whether the session is closed, while a thread waits for the first slots.
 
 The thread notices a grant immediately.
 """
@@ -78,7 +78,7 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The layout of a slot's content, valid once the copies have ended."""
+    """Layout of the content that a capture writes into its slot. Valid once the copies have ended."""
 
     step: int
     slot: int
@@ -91,7 +91,7 @@ class _Written:
 
 
 class _Capture:
-    """A running capture.
+    """One capture of a step into a slot, until its outcome is reported.
 
     Args:
         step: number of finished steps.
@@ -280,11 +280,11 @@ class Snapshotter:
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
         self._refused_count = 0
-        """Number of boundaries since the agent refused slots."""
+        """Number of boundaries since the agent last refused slots."""
         self._ticket: CopyTicket | None = None
         """Ticket of the newest copy."""
         self._unresumable = ""
-        """Why the last attempt to observe or capture the state failed. Empty if it succeeded."""
+        """Reason why the last attempt to observe or capture the state failed; empty if the attempt succeeded."""
         self.settled = NONE
         """The step that was captured or abandoned last."""
         self.telling = NONE
@@ -359,7 +359,7 @@ class Snapshotter:
     def forget(self) -> None:
         """Forget the settled step, because the agent no longer proposes it.
 
-        In the final round the agent may propose the same step again. That is a new proposal.
+        In the final round the agent may propose the same step again. The rank must answer this new proposal, too.
         """
         self.settled = NONE
 
@@ -441,7 +441,8 @@ class Snapshotter:
         except BaseException as error:
             # for example a driver error raised by torch, or an exception from a signal handler
             with contextlib.suppress(Exception):
-                self._copier.start(Copies((), ()), lambda _: None).join()  # earlier copies may still write to the slot
+                # Wait, because earlier copies may still write to the slot.
+                self._copier.start(Copies((), ()), lambda _: None).join()
             self._on_copying(NONE)
             self.telling = NONE
             if not isinstance(error, Exception):

@@ -32,10 +32,10 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Versions and addresses of some tensors.
+    """Versions and addresses of some tensors, which show changes of the tensors.
 
     They change when torch changes a tensor in place or replaces its memory. They stay the same after a write through
-    `.data`, a numpy view or a kernel of the script. An in-place operation counts when it ends.
+    `.data`, a numpy view or a kernel of the script. Torch counts an in-place operation when the operation ends.
     """
 
     versions: list[int]
@@ -43,7 +43,7 @@ class Marks:
 
 
 class Sources:
-    """Some tensors of a plan, in its order.
+    """The live tensors of one part of a plan, in the plan's order.
 
     Args:
         tensors: each tensor with its position in the plan.

@@ -44,7 +44,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The state at one moment."""
+    """The complete state of a rank at the moment of the observation."""
 
     lists: Sequence[list[StateTensor]]
     """Live tensors in canonical order.
@@ -52,7 +52,7 @@ class Observed:
     While the tensors stay the same, `observe` returns the same list object.
     """
     fresh: list[StateTensor]
-    """Tensors whose objects may differ at each boundary. A slot stores them after `lists`.
+    """Tensors that may be different objects at each boundary. A slot stores them after `lists`.
 
     Examples are buffers that a module replaces, and generator states.
     """
@@ -90,9 +90,9 @@ class RankState:
         self.streams = streams
         self._modules = [list(root.modules()) for adapter in adapters for root in adapter.modules()]
         self._kept: dict[str, Tree] | None = None
-        """Training modes, data positions and generator states at the call of `keep_passing`.
+        """Training modes, data positions and generator states that `keep_passing` has recorded.
 
-        None: `observe` reads the current values.
+        None if nothing is recorded; `observe` then reads the current values.
         """
         self.facts = {
             "format": str(FORMAT),
@@ -215,7 +215,7 @@ class RankState:
             if len(modules) == len(modes):  # The counts differ if this launch wraps the modules differently.
                 for module, mode in zip(modules, modes, strict=True):
                     module.training = bool(mode)
-        rng.restore(tree["rng"])  # Last, because the calls above may draw random numbers.
+        rng.restore(tree["rng"])  # The generators are restored last, because the calls above may draw random numbers.
 
     def keep_passing(self) -> None:
         """Record the training modes, data positions and generator states for the next `observe`.

@@ -20,14 +20,14 @@ class RankView:
     boundary: int
     """Number of finished steps."""
     base: int
-    """The restored step, or 0. The rank never captures this step again."""
+    """The step that the rank restored; 0 if it restored none. The rank never captures this step again."""
     settled: int
-    """The step that the rank captured or abandoned, as long as the agent still proposes it."""
+    """The step that the rank has captured or abandoned, for as long as the agent proposes this step."""
     echo_step: int = NONE
     """The newest announced stop that the rank answered."""
     has_slots: bool = False
     obstacle: str = ""
-    """Why the rank cannot capture any step now. Empty if the rank can capture."""
+    """Reason why the rank cannot capture any step now; empty if the rank can capture."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class StepWatch:
         self._report = report
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        """Optimizers that update no parameter of this session, each with its parameter count at the last check."""
+        """Optimizers that update no parameter of this session, each with its number of parameters at the last check."""
         self._updated_outside_graphs = torch.compiler.disable(  # type: ignore[no-untyped-call]
             self._updated_by, reason=NOT_COMPILED
         )

@@ -58,7 +58,10 @@ _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
 
 class _Given(Exception):
-    """Raised if the fetch was cancelled: its caller has stopped waiting, or another fetch has failed."""
+    """Raised in a fetch that must stop.
+
+    The caller was cancelled, or another fetch of the same run has failed.
+    """
 
 
 class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -72,10 +72,10 @@ class RoundMember:
         self.changed = Signal()
         """Signals a change to report. Code that changes the state of this node's ranks must notify this event."""
         self.silent_since: float | None = None
-        """When this node last had a connection to a node above it, on the loop's clock; None while connected.
+        """Time at which this node lost its last connection to a node above it, on the loop's clock.
 
-        A node above that has lost its own connection can only dial the coordinator, and reports this loss itself. So
-        only a node without any connection must be reported as cut off from the coordinator.
+        None while connected. A node above this node may have lost its own connection, and then reports this loss
+        itself. So only a node without any connection upwards must be reported as cut off from the coordinator.
         """
         self._generation = generation
         self._node_id = node_id

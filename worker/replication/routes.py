@@ -89,7 +89,7 @@ class Ways:
     def _leave_out(self, peer: NodeId, lost: Mapping[Way, PeerLost]) -> None:
         now = asyncio.get_running_loop().time()
         for way, error in lost.items():
-            if now >= self._left_out.get(way, -math.inf):  # Log only a failure that no other stream has just logged.
+            if now >= self._left_out.get(way, -math.inf):  # Do not log a failure that another stream has just logged.
                 log.warning(
                     "streams to %s leave out %s for %g s: %s",
                     peer,

@@ -211,8 +211,8 @@ async def send_shard(
 async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
     """Wait for the next final chunks of the capture.
 
-    `paused` marks this time, in which the owner's rank is the cause of the delay, so the receiver's silence does not
-    count.
+    `paused` receives +1 before the wait and -1 after it, because the receiver is not silent while the owner has no
+    chunk to send.
     """
     paused(1)
     try:

@@ -90,7 +90,7 @@ class OwnedShard:
         The key None stands for this node.
         """
         self.acked: tuple[Step, float] = (NONE, 0.0)
-        """The newest step that every holder in view has verified, and when it was verified (monotonic time)."""
+        """The newest step that every holder in view has verified, and the time of the last verification (monotonic)."""
         self.passed: tuple[Step, float] = (NONE, 0.0)
         """The newest boundary of the rank and the Unix time at which the rank passed it."""
         self.first_passed_at = 0.0
@@ -265,8 +265,9 @@ class OwnedShard:
         self._told(self.slow_holders, peer, trouble)
 
     def told_broken(self, peer: NodeId, trouble: str) -> None:
-        """Record that the connection to `peer` keeps breaking, with a description; an empty description removes the
-        record.
+        """Record a description of a connection to `peer` that keeps breaking.
+
+        An empty description removes the record.
         """
         self._told(self.broken_lines, peer, trouble)
 

@@ -51,7 +51,7 @@ class AdapterState:
     lists: Sequence[list[StateTensor]]
     """Lists of live tensors. While the tensors stay the same, the adapter returns the same list object."""
     fresh: list[StateTensor]
-    """Live tensors whose objects may differ at each boundary."""
+    """Live tensors that may be different objects at each boundary."""
     values: Tree
 
     @property
@@ -63,7 +63,7 @@ class AdapterState:
 class Adapter(Protocol):
     """Captures and restores models and optimizers.
 
-    There is one adapter per way to train: plain, DDP, FSDP2 and DeepSpeed.
+    Each supported way to train has its own adapter: plain torch, DDP, FSDP2 and DeepSpeed.
     """
 
     kind: str
@@ -77,13 +77,13 @@ class Adapter(Protocol):
     def facts(self) -> dict[str, str]:
         """Return the facts about the layout that must be equal in two launches.
 
-        Only then can one launch restore a snapshot of the other. The facts are constant after `init`.
+        A launch can restore a snapshot of another launch only if these facts are equal. They are constant after `init`.
         """
 
     def check(self) -> None:
         """Reject changes since `init` that a restarted script could not restore.
 
-        Called at every captured boundary, after `observe`.
+        The session calls this at every captured boundary, after `observe`.
 
         Raises:
             CannotResume: an object has changed in such a way. The error names the object.
@@ -132,7 +132,7 @@ class Adapter(Protocol):
         """
 
     def schedulers(self) -> Sequence[object]:
-        """Return the schedulers that the framework owns. A snapshot contains their state."""
+        """Return the schedulers that the framework owns, because a snapshot contains their state."""
 
     def modules(self) -> Sequence[torch.nn.Module]:
         """Return the root modules."""
@@ -140,7 +140,7 @@ class Adapter(Protocol):
     def steps_made(self) -> int | None:
         """Return the framework's count of optimizer steps.
 
-        None means that only the script can count them.
+        None means that the framework does not count steps, so only the script can.
         """
 
     def end_step(self) -> None:
@@ -222,7 +222,7 @@ class NamedOptimizer:
 
     @property
     def prefix(self) -> str:
-        """Prefix of the names of the optimizer's tensors."""
+        """Common prefix of the names of the optimizer's tensors."""
         return f"optimizer/{self.name}/" if self.name else "optimizer/"
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
@@ -440,7 +440,10 @@ class ExtraStates:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Facts about modules and optimizers that determine the layout of a snapshot. Collected once, at `init`."""
+    """Facts about modules and optimizers that determine the layout of a snapshot.
+
+    The adapter collects them at `init`.
+    """
 
     entries: dict[str, str] = field(default_factory=dict)
 
@@ -540,7 +543,10 @@ def qualified_name(kind: type) -> str:
 
 
 def plain_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself, because without sharding the whole tensor is local."""
+    """Return the tensor itself.
+
+    Without sharding, this rank holds the whole tensor in its own memory.
+    """
     return tensor
 
 

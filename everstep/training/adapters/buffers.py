@@ -28,8 +28,8 @@ Place = tuple[str, torch.nn.Module, str]
 _Late = tuple[str, int, str, bool]
 """A buffer that was registered after `init`.
 
-Holds the path of the owning module, the module's index among the modules at that path, the buffer's key, and whether
-the buffer is persistent. The index counts from the innermost module outwards.
+The fields are the path of the owning module, the module's index among the modules at that path, the buffer's key, and
+whether the buffer is persistent. The index counts from the innermost module outwards.
 """
 
 
@@ -62,7 +62,7 @@ class Buffers:
 
     @property
     def places(self) -> Sequence[Place]:
-        """All listed buffers."""
+        """Name, owner and key of every listed buffer."""
         return self._places
 
     def add(self, prefix: str, model: torch.nn.Module, names: Sequence[str]) -> None:
@@ -87,7 +87,7 @@ class Buffers:
     def check(self) -> None:
         """Check that buffers registered after `init` can be copied as bytes.
 
-        Called at every captured boundary, after `observe`.
+        The adapter calls this at every captured boundary, after `observe`.
 
         Raises:
             CannotResume: a buffer cannot be copied. The error names the buffer.

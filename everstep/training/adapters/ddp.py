@@ -76,8 +76,8 @@ def _check(name: str, model: DistributedDataParallel) -> None:
 def fix_buckets(model: DistributedDataParallel) -> None:
     """Make DDP rebuild its buckets now, before the first step.
 
-    The new layout is the one that DDP builds when gradients arrive in reverse order of registration. Collective. Call
-    it before the first forward pass.
+    The new layout is the one that DDP builds when gradients arrive in reverse order of registration. Collective: all
+    ranks call this together, before the first forward pass.
 
     Args:
         model: the wrapped model. Its forward pass must not have run yet.

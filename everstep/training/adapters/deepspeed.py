@@ -98,7 +98,7 @@ class DeepSpeedAdapter:
             map(id, chain.from_iterable(self._zero.fp16_groups if self._is_stage_3 else self._zero.bit16_groups))
         )
         self._others = [(called, p) for called, p in self._parameters if id(p) not in held or not p.requires_grad]
-        """Parameters without a master weight: frozen, or in none of the optimizer's groups."""
+        """Parameters without a master weight: frozen parameters, and parameters in none of the optimizer's groups."""
         of_buffers = names[len(parameters) :]
         self._buffers = Buffers(plain_local)
         self._buffers.add(self._prefix, self._engine.module, of_buffers)
@@ -343,7 +343,7 @@ def replay_powers(optimizer: Any) -> None:
     Source: `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
     """
     beta1, beta2 = optimizer.param_groups[0]["betas"]
-    weights = [torch.zeros(1) for _ in range(4)]  # temporary weight, gradient and moments
+    weights = [torch.zeros(1) for _ in range(4)]  # The replay needs a temporary weight, a gradient and moments.
     for step in range(1, 1 + max((state["step"] for state in optimizer.state.values() if "step" in state), default=0)):
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, beta1, beta2, 1e-8, 0.0, True, *weights)
 

@@ -41,7 +41,7 @@ GRADIENT_BOUNDARIES = 8
 """Boundaries for which an optimizer's accumulated gradients stay in the capture plan.
 
 Each further boundary with accumulated gradients restarts the count. After a single step that a gradient scaler skipped,
-the gradients therefore leave the plan again.
+the gradients therefore leave the plan after this number of boundaries.
 """
 
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
@@ -86,7 +86,7 @@ class PlainAdapter:
         """
         self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
         self._accumulating: dict[str | None, int] = {}
-        """Number of further boundaries for which gradients stay in the capture plan, by optimizer.
+        """Number of further boundaries for which each optimizer's gradients stay in the capture plan.
 
         The key None stands for parameters without an optimizer.
         """
@@ -352,7 +352,7 @@ class PlainAdapter:
 
 
 _GradientMark = tuple[weakref.ref[torch.Tensor], int] | None
-"""A gradient tensor and its version at one moment.
+"""A gradient tensor and its version at the moment of the mark.
 
 The reference is weak, because an optimizer that steps inside backward frees gradients early.
 """
