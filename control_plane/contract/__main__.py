@@ -1,7 +1,9 @@
 """Writes all files that are generated from the API's routes and models.
 
-python -m control_plane.contract             writes the files
-python -m control_plane.contract --check     prints files that are out of date, and exits with 1 if there are any
+    python -m control_plane.contract             writes the files
+    python -m control_plane.contract --check     prints files that are out of date, and exits with 1 if there are any
+
+`make check` fails if a file is out of date.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Errors that database functions raise.
 
-DatabaseError
-├── StaleLease          another control-plane server has the row's lease: discard results computed under it
-├── NotFound            no row with this name
-├── AlreadyExists       a row with this name exists
-├── Conflict            the row's state does not allow the change
-└── SchemaMismatch      the database's schema is not the one that this version needs
+    DatabaseError
+    ├── StaleLease          another control-plane server has the row's lease: discard results computed under it
+    ├── NotFound            no row with this name
+    ├── AlreadyExists       a row with this name exists
+    ├── Conflict            the row's state does not allow the change
+    └── SchemaMismatch      the database's schema is not the one that this version needs
+
+Callers expect these errors. Other exceptions, such as SQLAlchemy's error for a lost connection, are unexpected.
 """
 
 from __future__ import annotations

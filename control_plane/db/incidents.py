@@ -277,7 +277,7 @@ def totals_of(row: Sequence[Any]) -> IncidentTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoveries:
-    """Number and times of one job's closed incidents with the same cause and restore source."""
+    """Number and lost steps of one job's closed incidents with the same cause and restore source."""
 
     job_name: str
     cause: str

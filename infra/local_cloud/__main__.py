@@ -1,6 +1,7 @@
 """The command line of the local cloud: `python -P -m infra.local_cloud`, started by `everstep local`.
 
-Exit codes: 0 done, 1 an operating error, printed as one line, 3 `status` of a cloud that is not completely up.
+The exit code is 0 after success. It is 1 after an operating error, which is printed as one line. `status` exits with 3
+if the cloud is not completely up.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ DEFAULT_STATE_DIR = Path(".everstep")
 NO_KEYS = LocalKeys(access_key_id="", secret_access_key="")
 """Placeholder for code that needs the names of the AWS variables, but not their values."""
 MAX_WIDTH = 240
-"""Width of a table in a file or a pipe, in columns; wide enough that nothing is cut."""
+"""Width in columns of a table in a file or a pipe, wide enough that no cell is cut."""
 
 
 @app.command()
@@ -150,7 +151,7 @@ def env(
     unset: Annotated[bool, typer.Option("--unset", help="Print the lines that revert the variables.")] = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Print shell lines that select the local cloud for Everstep and AWS tools: eval "$(everstep local env)"."""
+    """Print shell lines that direct Everstep and AWS tools to the local cloud: eval "$(everstep local env)"."""
     from infra.local_cloud.up import LocalCluster
 
     if unset:
@@ -208,11 +209,11 @@ def serve(
     write_private(ready_file, json.dumps(ready).encode())
     cloud.run()
     logging.shutdown()
-    os._exit(0)  # Skip the interpreter's teardown, which would spend seconds on freeing moto's objects.
+    os._exit(0)  # Exit without the interpreter's teardown, which would spend seconds on freeing moto's objects.
 
 
 class _Printed:
-    """Progress of `up` on the terminal: a spinner while a step runs, a line after the step."""
+    """Progress of `up` on the terminal: a spinner during each step, and a line after it."""
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """Loopback addresses for instances, unique on this machine across all running local clouds.
 
 On Linux, all of 127.0.0.0/8 belongs to this machine. A local cloud claims whole /24 blocks by binding an abstract unix
-socket with the block's name. The kernel grants each name once per network namespace and releases it when the process
-dies. Loopback addresses have the same scope.
+socket with the block's name. The kernel grants each name once per network namespace and releases the name when the
+process dies. Loopback addresses are also separate per network namespace, so the claim covers all their users.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AddressPool:
     """A pool of addresses that no other pool returns while this object exists. Its owner must close it.
 
     Args:
-        chooser: picks the blocks to try. Affects only the order of attempts.
+        chooser: picks the /24 blocks to try. It affects only the order of attempts.
     """
 
     def __init__(self, chooser: random.Random) -> None:

@@ -52,12 +52,12 @@ LAUNCH_FAILED: Final = f"{INSUFFICIENT_CAPACITY} Launching EC2 instance failed."
 GLOBAL_TIMEOUT_SECONDS: Final = 172_800
 """Maximum time in seconds that a hook holds a member, heartbeats included.
 
-The other limit is 100 times the hook's timeout. The lower limit applies.
+A hook also holds a member for at most 100 times its timeout. The lower of the two limits applies.
 """
 ADMINISTRATIVE: Final = (
     "Amazon EC2 Auto Scaling suspended this process: the group has repeatedly failed to launch instances since {since}."
 )
-"""Reason of an administrative suspension. AWS documents the suspension, but not its wording."""
+"""Reason text of a suspension by AWS. AWS documents such suspensions, but not the text."""
 ALL_PROTECTED: Final = (
     "Could not scale to desired capacity because all remaining instances are protected from scale-in."
 )
@@ -65,7 +65,7 @@ ALL_PROTECTED: Final = (
 
 @dataclass(slots=True)
 class _Wait:
-    """The hold of a lifecycle hook on a member, with its deadlines in monotonic seconds."""
+    """The period during which a lifecycle hook holds a member, with its deadlines in monotonic seconds."""
 
     hook: LifecycleHook
     deadline: float
@@ -94,7 +94,10 @@ class _Record:
     protected_at_desired: int | None = None
     """Desired capacity for which the activity `ALL_PROTECTED` is already recorded. Avoids one activity per pass."""
     failing_since: tuple[float, str] | None = None
-    """Start of the present series of failed launches, as monotonic seconds and as a timestamp. None after a success."""
+    """Start of the present series of failed launches, as monotonic seconds and as a timestamp.
+
+    None while no launch has failed since the last successful launch or resumption.
+    """
     suspensions: dict[str, str] = field(default_factory=dict)
     """Reason of each suspension, by process. moto stores only the names of suspended processes."""
 
@@ -117,7 +120,7 @@ class AutoScaling:
         self._records: dict[str, _Record] = {}
         self._members: dict[str, _Member] = {}
 
-    # Operations of the API
+    # The methods below implement operations of the Auto Scaling API.
 
     def create(self, group: FakeAutoScalingGroup) -> None:
         """Check the bounds of a group that moto has just created, and begin to manage the group."""
@@ -165,10 +168,10 @@ class AutoScaling:
         Args:
             group: the group that the member belongs to.
             member: moto's record of the instance to terminate.
-            decrement: whether to lower the desired capacity by one.
+            decrement: whether to lower the group's desired capacity by one.
 
         Returns:
-            The activity of the termination.
+            The scaling activity that records the termination.
 
         Raises:
             ValidationError: the decrement would violate the group's minimum size.
@@ -268,7 +271,7 @@ class AutoScaling:
         self.suspend(group, ["Launch"], ADMINISTRATIVE.format(since=since[1] if since else _stamp()))
 
     def resume(self, group: FakeAutoScalingGroup, processes: Iterable[str]) -> None:
-        """Resume processes, both those suspended by a user and those suspended by AWS.
+        """Resume processes, whether a user or AWS suspended them.
 
         The next pass retries a failed launch without its usual delay.
         """
@@ -279,7 +282,7 @@ class AutoScaling:
         record.no_launch_before, record.failing_since = 0.0, None
 
     def suspension_reason(self, group: FakeAutoScalingGroup, process: str) -> str:
-        """Return the reason why a process is suspended; empty if there is none."""
+        """Return the reason why a process is suspended; empty if the process is not suspended."""
         return self._record(group).suspensions.get(process, "")
 
     def target_lifecycle_state(self, instance_id: str) -> str | None:
@@ -294,7 +297,7 @@ class AutoScaling:
         """Return the group's scaling activities, newest first."""
         return self._record(group).activities
 
-    # Changes over time
+    # The methods below advance groups and members over time.
 
     def reconcile(self) -> None:
         """Advance every member of every group by one lifecycle state. The server calls this on every pass."""
@@ -481,7 +484,7 @@ class AutoScaling:
     def _tell(self, group: FakeAutoScalingGroup, instance_id: str, activity: Activity, *, is_launch: bool) -> None:
         is_success = activity.status_code != "Failed"
         detail = {
-            # InProgress, as in AWS's documented example of a successful launch.
+            # AWS's documented example of a successful launch also has the status InProgress.
             "StatusCode": "InProgress" if is_success else "Failed",
             "Description": activity.description,
             "AutoScalingGroupName": group.name,

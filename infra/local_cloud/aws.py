@@ -1,11 +1,11 @@
 """AWS's APIs on loopback: moto in this process, together with the engine that runs instances and groups.
 
-Every request first passes the signature check of `signatures`. User data runs with the privileges of this process, root
-included. Only holders of the cluster's key may therefore launch instances or inject faults.
+Every request first passes the signature check of `signatures`. User data runs with the privileges of this process, even
+if the process is root. Only holders of the cluster's key may therefore launch instances or inject faults.
 
-moto has no locks. One lock therefore protects every pass of the engine and every request, except those of S3 and SQS.
-moto's S3 backend is safe for concurrent use, and receivers of SQS block while they wait. One thread runs the engine and
-owns the instances.
+moto has no locks. One lock therefore protects every pass of the engine and every request, except requests of S3 and
+SQS. moto's S3 backend is safe for concurrent use. Requests that receive from SQS block while they wait for messages, so
+they must not hold the lock. One thread runs the engine and owns the instances.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ MAX_ADMIN_BODY_BYTES = 64 * 1024
 MAX_API_BODY_BYTES = 16 * 1024 * 1024
 """Maximum body of a request to any service except S3: twice the largest size that AWS documents."""
 MOTO_PATHS = ("/moto-api", "/latest/meta-data/", "/latest/api/", "/favicon.ico")
-"""Paths that moto serves without a signature besides AWS's APIs. The local cloud refuses them."""
+"""Paths, beyond AWS's APIs, that moto serves without a signature. The local cloud refuses them."""
 RECEIVED = "everstep.received"
-"""Key of the `Received` object in a request's WSGI environ."""
+"""Key of the `Received` object in the WSGI environ of a request."""
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2
@@ -74,14 +74,20 @@ class AwsOptions:
 
     nodes_directory: Path
     environment: Mapping[str, str]
-    """Environment of every instance, besides the instance's own variables. AWS_ENDPOINT_URL is added."""
+    """Environment variables of every instance.
+
+    The local AWS adds AWS_ENDPOINT_URL and variables that differ per instance.
+    """
     conditions: Conditions
     keys: LocalKeys
     """The only long-lived access key that the local AWS accepts. Instances receive this key."""
     port: int = 0
     seed: int = 0
     network_name: str = ""
-    """Name of the network in which each instance has a namespace. Empty: instances share this machine's loopback."""
+    """Name of the network in which each instance has a namespace.
+
+    Empty if instances share this machine's loopback.
+    """
 
 
 class LocalAws:
@@ -107,7 +113,7 @@ class LocalAws:
         self._network: Network | None = None
         self._address = LOOPBACK
         self.control_planes = [(LOOPBACK, 0)] * CONTROL_PLANES
-        """Address and port for each control-plane server. Port 0: the kernel chooses."""
+        """Address and port of each control-plane server. Port 0: the kernel chooses the port."""
         if options.network_name:
             self._address, *addresses = (self._addresses.take() for _ in range(1 + CONTROL_PLANES))
             self._network = Network(options.network_name, services=(self._address, *addresses))
@@ -148,7 +154,7 @@ class LocalAws:
         )
 
     def start(self) -> None:
-        """Start to answer requests. The caller must call `run` next."""
+        """Start to answer requests. The caller must then call `run`."""
         self._serving.start()
 
     def run(self) -> None:
@@ -189,7 +195,7 @@ class LocalAws:
                 self._announcements.advance()
                 running = self._ec2.running()
             self._runner.reconcile(running)
-        except Exception:  # top of the loop: one faulty group must not stop the cloud
+        except Exception:  # this is the top of the loop: one faulty group must not stop the cloud
             log.exception("a pass of the engine failed")
 
     def _serve(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -225,7 +231,7 @@ class LocalAws:
         if self.faults.is_throttled(service):
             return _say(start_response, *throttled(service, str(uuid.uuid4())))
         scope = f"AWS4-HMAC-SHA256 Credential=key/date/us-east-1/{service}/aws4_request"
-        # For a presigned URL, moto would guess the service from path and body, which the signature may not cover.
+        # For a presigned URL, moto would guess the service from path and body. The signature may not cover them.
         application = self._moto.get_application(
             environ if "HTTP_AUTHORIZATION" in environ else {**environ, "HTTP_AUTHORIZATION": scope}
         )
@@ -381,7 +387,7 @@ def _body(environ: dict[str, Any], service: str) -> bytes:
     limit = length if service == "s3" else MAX_API_BODY_BYTES
     if length > limit:
         raise BodyTooLarge(f"the body has {length} bytes; {service} accepts {limit}")
-    if environ.get("wsgi.input_terminated"):  # chunked transfer without a length
+    if environ.get("wsgi.input_terminated"):  # the request uses chunked transfer and states no length
         content: bytes = stream.read() if service == "s3" else stream.read(limit + 1)
         if service != "s3" and len(content) > limit:
             raise BodyTooLarge(f"the body has more than {limit} bytes, which is all that {service} accepts")
@@ -397,7 +403,10 @@ def _say(start_response: StartResponse, status: str, headers: list[tuple[str, st
 
 
 def _without_cors(start_response: StartResponse) -> StartResponse:
-    """Wrap `start_response` so that it drops moto's CORS headers, because no web page may call the local AWS."""
+    """Wrap `start_response` so that it drops moto's CORS headers.
+
+    With these headers, web pages could read answers of the local AWS.
+    """
 
     def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> object:
         return start_response(
@@ -410,7 +419,7 @@ def _without_cors(start_response: StartResponse) -> StartResponse:
 class _QuietHandler(MotoRequestHandler):  # type: ignore[misc]
     """Request handler that logs only server errors, because the control plane polls.
 
-    It stores the request as received, because the signature covers this form.
+    It stores the request line and headers unparsed, because the signature covers them in this form.
     """
 
     def make_environ(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Record of all calls of EC2 and Auto Scaling that may change something, like CloudTrail's.
+"""Record of all calls of EC2 and Auto Scaling that may change something, like CloudTrail's record.
 
 Invariant: refused calls are recorded, too, with the status of their answer. Read-only calls are not recorded.
 """

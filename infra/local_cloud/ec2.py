@@ -53,10 +53,13 @@ REASONS: Final = {
 }
 """AWS's state reasons for the end of an instance, by cause.
 
-AWS documents no code for `block`, so that text is invented.
+AWS documents no reason for the end of a Capacity Block, so the text for `block` is invented.
 """
 TOPOLOGY_LAYERS: Final = ((1, 1), (2, 4), (3, 16))
-"""Layers of network nodes above an instance, outermost first: the layer's number and its number of nodes."""
+"""Layers of EC2 network nodes above an instance, outermost first.
+
+Each entry contains the number of the layer and the number of its nodes.
+"""
 
 
 class InsufficientCapacity(EC2ClientError):  # type: ignore[misc]
@@ -113,15 +116,15 @@ class Life:
     ended_at: float | None = None
     slot_free_at: float = 0.0
     told: str = ""
-    """The last announced state; empty before the first."""
+    """The last announced state; empty before the first announcement."""
     failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
-    """Failing status checks, with the start of each failure."""
+    """Failing status checks, with the time at which each check began to fail."""
     scheduled: tuple[ScheduledEvent, ...] = ()
     spot_action: Plan | None = None
     rebalance_at: datetime | None = None
     plan: Plan | None = None
     has_crashed: bool = False
-    """Whether the host has died. EC2 may still report the instance as running."""
+    """Whether the instance's host has crashed. EC2 may still report the instance as running."""
 
 
 class Ec2:
@@ -143,7 +146,7 @@ class Ec2:
         self._monotonic = monotonic
         self._lives: dict[str, Life] = {}
 
-    # Operations of the API
+    # The methods below implement operations of the EC2 API.
 
     def require_capacity(self, backend: EC2Backend, instance_type: str, count: int) -> None:
         """Refuse a launch that exceeds the free slots.
@@ -182,7 +185,8 @@ class Ec2:
     def ended(self, instance: Instance) -> None:
         """Record the end of an instance. Idempotent.
 
-        moto's termination calls this immediately, so that a launch in the same pass does not use the slot.
+        moto's termination calls this method immediately. The slot is then occupied for the configured time, also for a
+        launch in the same pass.
         """
         life = self._lives.get(instance.id)
         if life and life.ended_at is None:
@@ -223,7 +227,7 @@ class Ec2:
             for layer, count in TOPOLOGY_LAYERS
         ]
 
-    # Operations of faults
+    # The methods below implement faults.
 
     def find(self, instance_id: str) -> tuple[EC2Backend, Instance, Life]:
         """Return an instance that has not ended.
@@ -273,7 +277,7 @@ class Ec2:
         return life.plan
 
     def unplan(self) -> list[str]:
-        """Cancel all warnings and plans, and return the ids of the affected instances."""
+        """Cancel all warnings and planned ends, and return the ids of the affected instances."""
         lives = {instance_id: life for instance_id, life in self._lives.items() if life.ended_at is None}
         warned = [
             instance_id
@@ -316,7 +320,7 @@ class Ec2:
         instance.state_reason = REASONS[reason]
         instance._reason = f"{REASONS[reason].code} ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC)"
 
-    # Changes over time
+    # The methods below advance instances over time.
 
     def advance(self) -> None:
         """Finish due boots, carry out plans, announce state changes, and forget instances that ended long ago.
@@ -352,7 +356,7 @@ class Ec2:
         life.told = instance.state
 
     def running(self) -> list[RunningInstance]:
-        """Return the instances that should run now."""
+        """Return the instances whose processes should run now."""
         return [
             RunningInstance(
                 instance_id=instance.id, boot=life.boot, address=life.address, user_data=_decoded(instance.user_data)
@@ -362,7 +366,7 @@ class Ec2:
         ]
 
     def free_count(self, instance_type: str, wanted: int) -> int:
-        """Return how many of the `wanted` instances of a type have a free slot.
+        """Return how many of the `wanted` instances of a type fit into free slots.
 
         An instance that has ended may keep its slot for a while.
         """
@@ -401,7 +405,7 @@ class Ec2:
 
 
 def _decoded(user_data: Base64EncodedString | None) -> bytes:
-    """Return user data as the instance receives it."""
+    """Return user data decoded from base64, as the instance receives it."""
     return base64.b64decode(user_data.as_bytes()) if user_data else NO_USER_DATA
 
 

@@ -53,7 +53,7 @@ POISONOUS: Final = (
     "AWS_ENDPOINT_URL_AUTO_SCALING",
     "AWS_ENDPOINT_URL_STS",
 )
-"""Variables that would redirect an AWS client away from its endpoint."""
+"""Variables that would redirect an AWS client to another endpoint than the local cloud."""
 
 
 def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:

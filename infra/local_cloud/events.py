@@ -1,7 +1,7 @@
 """AWS's events on their way to EventBridge. The conditions can delay, duplicate or drop them.
 
-Pure functions build the events. `Announcements` holds events until their delivery. moto then sends an event to every
-matching rule on the default bus of its region. All methods run under the server's lock.
+Pure functions build the events. `Announcements` holds each event until its delivery. At the delivery, the event goes to
+the targets of every matching rule on the default bus of its region. All methods run under the server's lock.
 
 Source: Amazon EC2 User Guide (events), Amazon EC2 Auto Scaling User Guide (event reference), AWS Health User Guide
 (EventBridge schema).
@@ -42,7 +42,7 @@ HEALTH_WORDS: Final = {
         "The host of the instance is scheduled for a reboot",
     ),
 }
-"""AWS Health's event type and the description, by EC2's code of a scheduled event.
+"""AWS Health's event type and description of a scheduled event, by EC2's code of the event.
 
 EC2 and the metadata service use the same description.
 """
@@ -50,7 +50,7 @@ EC2 and the metadata service use the same description.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The content of an event that rules are matched against."""
+    """An event of AWS, with the fields that the patterns of rules can match."""
 
     source: str
     detail_type: str

@@ -1,7 +1,7 @@
 """`everstep local fault …`: one command per kind of fault, and commands to list, clear, script and play faults.
 
 The options of a fault's command are generated from the fields of its struct. Each command prints one line for people on
-stderr. With `--output json`, it prints the effect of the fault to stdout, so that a program can check it.
+stderr. With `--output json`, it also prints the effect of the fault to stdout, so that a program can check the effect.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _parameters(kind: type[msgspec.Struct]) -> Iterator[inspect.Parameter]:
 
 
 def _unwrapped(declared: Any) -> tuple[Any, str]:
-    """Return the type as which typer parses a field, and the field's help text."""
+    """Return the type with which typer parses a field, and the field's help text."""
     help_text = ""
     while get_origin(declared) is Annotated:
         declared, *notes = get_args(declared)

@@ -45,18 +45,24 @@ class _OnInstance(_Fault, frozen=True, kw_only=True):
     target: Target = ""
 
 
-# Faults of AWS on one instance
+# The following faults affect one instance of AWS.
 
 
 class SpotWarning(_OnInstance, frozen=True):
-    """Interrupt a Spot instance: event and metadata now, the end after the notice."""
+    """Interrupt a Spot instance.
+
+    The event and the metadata announce the interruption immediately. The instance ends after the notice period.
+    """
 
     after: After = 120.0
     action: Annotated[Literal["terminate", "stop"], msgspec.Meta(description="action at the end")] = "terminate"
 
 
 class Rebalance(_OnInstance, frozen=True):
-    """Send a rebalance recommendation: event and metadata, without an interruption."""
+    """Send a rebalance recommendation by event and metadata.
+
+    No interruption follows.
+    """
 
 
 class Maintenance(_OnInstance, frozen=True):
@@ -77,7 +83,7 @@ class Maintenance(_OnInstance, frozen=True):
 class BlockEnd(_OnInstance, frozen=True):
     """End an instance half an hour before the end of its Capacity Block.
 
-    The warning contains the reservation and the end of the block.
+    The warning contains the id of the reservation and the end time of the block.
     """
 
     after: After = 600.0
@@ -88,16 +94,19 @@ class Terminate(_OnInstance, frozen=True):
 
 
 class Crash(_OnInstance, frozen=True):
-    """Crash an instance's host: all processes end, EC2 reports running, and the status checks fail."""
+    """Crash an instance's host.
+
+    All processes end. EC2 reports the instance as running, and its status checks fail.
+    """
 
 
 class FailStatus(_OnInstance, frozen=True):
-    """Fault that makes a status check of a healthy instance fail."""
+    """Make a status check of a healthy instance fail."""
 
     check: Annotated[StatusCheck, msgspec.Meta(description="status check that fails")] = "instance"
 
 
-# Faults of AWS on the whole cloud
+# The following faults affect the whole cloud.
 
 
 class Throttle(_Fault, frozen=True):
@@ -147,7 +156,7 @@ class SuspendLaunch(_Fault, frozen=True):
     ] = False
 
 
-# Faults of Everstep's own processes and nodes
+# The following faults affect Everstep's own processes and nodes.
 
 
 class KillRank(_OnInstance, frozen=True):
@@ -197,13 +206,13 @@ class CorruptReplica(_OnInstance, frozen=True):
 
 
 class FillMemory(_OnInstance, frozen=True):
-    """Fill the memory that a node has for slots."""
+    """Fill the memory that a node uses for slots."""
 
     mib: Annotated[Count | None, msgspec.Meta(description="MiB to fill; by default all free memory")] = None
 
 
 class Xid(_OnInstance, frozen=True):
-    """Report a GPU fault through a node's NVML stub."""
+    """Report a GPU error (NVIDIA's Xid code) through a node's NVML stub."""
 
     code: Annotated[Count, msgspec.Meta(description="NVIDIA's Xid; 0: none")] = 79
     gpu: Annotated[Count, msgspec.Meta(description="index of the GPU")] = 0
@@ -219,16 +228,16 @@ AnyFault = Union[  # noqa: UP007
 ]  # fmt: skip
 FAULT: Final = msgspec.json.Decoder(AnyFault)
 FAULT_IN_WORDS: Final = msgspec.json.Decoder(AnyFault, strict=False)
-"""Decoder of faults from the command line. It accepts numbers written as text."""
+"""Decoder of faults from the command line. It also accepts numbers that are written as text."""
 
 
 WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-end"})
-"""Warnings of an end. They are cleared together, because an instance has only one planned end."""
+"""Kinds of faults that announce an end. They are cleared together, because an instance has only one planned end."""
 LASTING: Final = WARNINGS | {
     "throttle", "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
     "fail-status", "hang", "fill-memory", "xid", "partition", "slow-network",
 }  # fmt: skip
-"""Kinds of faults that last until they are cleared."""
+"""Kinds of faults that last until `clear` ends them."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,8 +3,8 @@
     [{"at_seconds": 12.5, "fault": "kill-rank", "target": "2"},
      {"at_seconds": 20, "fault": "partition", "target": "job 0 node 1", "within_seconds": 10, "lasts_seconds": 5}, …]
 
-Invariant: the script alone determines the faults. Equal scripts have the same effect on equal clouds. Targets are
-numbers, or roles that are resolved when the fault strikes (`roles`), so a script works on any cloud.
+Invariant: the script alone determines the faults. Equal scripts have the same effect on equal clouds. Each target is a
+number or a role, which is resolved when the fault is injected (`roles`). A script therefore works on any cloud.
 """
 
 from __future__ import annotations
@@ -45,32 +45,38 @@ FIRST_SECONDS: Final = 5.0
 SECONDS_PER_FAULT: Final = 12.0
 """Average time between two generated faults: about five faults per minute."""
 LASTS: Final = (4.0, 20.0)
-"""Range of the time until a lasting fault is cleared, in seconds."""
+"""Range of the time in seconds after which a generated script clears a lasting fault."""
 NOTICE: Final = (5.0, 30.0)
-"""Range of the time from a warning to the end of the instance, in seconds. Shorter than AWS's, to fit short scripts."""
+"""Range of the time from a warning to the end of the instance, in seconds.
+
+The times are shorter than AWS's, so that they fit into short scripts.
+"""
 
 
 AGAIN_SECONDS: Final = 0.3
-"""Delay before a refused fault is retried, if its line allows a retry."""
+"""Delay before a refused fault is retried, if the fault's line in the script allows retries."""
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a script."""
+    """One line of a fault script: a fault to inject, or faults to clear, with the time."""
 
     at_seconds: float
-    """Time since the start of the play."""
+    """Time of the line in seconds since the start of the play."""
     fault: AnyFault | None = None
-    """The fault to inject; None: this line clears faults."""
+    """The fault to inject. None if this line clears faults."""
     clears: str = ""
-    """Kind of fault to clear; empty: all lasting faults."""
+    """Kind of fault that this line clears. Empty: it clears all lasting faults. Unused if `fault` is set."""
     within_seconds: float = 0.0
     """Time during which a refused fault is retried, for example because its target does not run yet."""
     lasts_seconds: float | None = None
-    """Time after which the fault's kind is cleared; None: a later line clears it."""
+    """Time after which this kind of fault is cleared.
+
+    None if a later line clears it.
+    """
 
 
 _Made = tuple[AnyFault, bool]
-"""A fault, and whether it lasts until it is cleared."""
+"""A generated fault, and whether it lasts until it is cleared."""
 _Maker = Callable[[random.Random, str], _Made]
 _LOOPBACK: Final[tuple[_Maker, ...]] = (
     lambda _, node: (KillRank(target=node), False),
@@ -112,7 +118,7 @@ def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> 
     """Generate a script.
 
     Args:
-        seed: equal arguments yield equal scripts.
+        seed: seed of the random choices. Equal arguments yield equal scripts.
         minutes: time within which all faults begin.
         nodes: number of running instances.
         has_namespaces: whether the cloud can cut and slow links.
@@ -138,7 +144,7 @@ def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> 
 
 
 def encode(moments: Sequence[Moment]) -> bytes:
-    """Return a script as JSON with one line of text per moment."""
+    """Return a script as JSON, with each line of the script on a separate line of text."""
     lines = [msgspec.json.encode(_flat(moment)).decode() for moment in moments]
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
 
@@ -185,7 +191,7 @@ def play(
         wait_until: waits until a time in seconds since the start. Returns the present time.
         report: receives each line with its outcome, once per selected instance. The outcome of a clearing is None.
     """
-    order = itertools.count()  # keeps the order of lines with equal times
+    order = itertools.count()  # The sort is stable, so lines with equal times keep their order.
     due = [(moment.at_seconds, next(order), moment) for moment in moments]
     heapq.heapify(due)
     while due:

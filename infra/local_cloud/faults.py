@@ -3,8 +3,8 @@
 Conditions are read and changed at run time through `/_everstep/config`. A condition holds until it is changed. A single
 incident on one target is a fault (`fault_kinds`).
 
-All randomness in conditions comes from this module. One seed feeds one stream per purpose, so that more draws for one
-purpose do not change the results of another.
+All randomness in conditions comes from this module. One seed initializes a separate random stream per purpose. More
+draws for one purpose therefore do not change the results of another.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 class Lognormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
     """A delay with a lognormal distribution, which is typical for boots.
 
-    Most delays are near the median, and a few are far above.
+    Most delays are near the median, and a few are much longer.
     """
 
     median_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
@@ -52,27 +52,27 @@ Delay = Seconds | Uniform | Lognormal
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The present conditions. They are replaced as a whole and never modified."""
+    """The present conditions. A change replaces the whole object and never modifies it."""
 
     boot_delay_seconds: Delay = 0.5
     """Time from `pending` to `running`."""
     capacity: dict[str, Count] = {}
     """Maximum number of instances by instance type. A missing type has no limit."""
     slot_release_seconds: Delay = 0.0
-    """Time during which an ended instance still occupies its slot. On AWS: minutes."""
+    """Time during which an ended instance still occupies its slot. On the real AWS: minutes."""
     launch_retry_seconds: Seconds = 1.0
-    """Time until a group retries a failed launch. AWS backs off for minutes."""
+    """Time until a group retries a failed launch. The real AWS waits for minutes."""
     administrative_suspension_seconds: Seconds | None = None
-    """Time of failed launches without a success after which AWS suspends a group's process Launch; None: never.
+    """Time of failed launches without a success after which AWS suspends a group's process Launch.
 
-    On AWS: usually 24 hours.
+    None: AWS never suspends it. On the real AWS, the time is usually 24 hours.
     """
     remember_terminated_seconds: Seconds = 3600.0
     """Time during which EC2 describes an instance after its end. On AWS: about an hour."""
     throttle: dict[Service, Share] = {}
     """Share of calls that a service refuses with its throttling error, by service."""
     event_delay_seconds: Delay = 0.0
-    """Time from an incident to its event. Unequal delays change the order of events."""
+    """Time from a change to the delivery of its event. Unequal delays change the order of events."""
     event_double_share: Share = 0.0
     """Share of events that are delivered twice, with the same id and independent delays."""
     event_drop_share: Share = 0.0
@@ -87,7 +87,7 @@ class Faults:
 
     Args:
         conditions: the initial conditions, in force until the first change.
-        seed: equal seeds and equal sequences of calls yield equal results.
+        seed: seed of all streams. Equal seeds and equal sequences of calls yield equal results.
         changed: called after every change, to wake the engine.
     """
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 
 class Guardian:
-    """The maker's handle of the guardian process. The constructor starts the process.
+    """The maker's object for the guardian process. The constructor starts the process.
 
     Args:
-        state_dir: state directory of the cluster, which the guardian watches over.
+        state_dir: state directory of the cluster that the guardian ends if the maker dies.
         run: id of this run, which `up` writes to the state directory before it starts anything.
     """
 
@@ -32,7 +32,7 @@ class Guardian:
         )
 
     def dismiss(self) -> None:
-        """Report that the cluster has ended, and wait until the guardian exits."""
-        with contextlib.suppress(BrokenPipeError):  # the guardian was killed
+        """Report to the guardian that the cluster has ended, and wait until the guardian exits."""
+        with contextlib.suppress(BrokenPipeError):  # the guardian was killed, so the pipe has no reader
             self._process.communicate(b".")
         self._process.wait()

@@ -1,7 +1,8 @@
 """`python -P -m infra.local_cloud.guardian_process STATE_DIR RUN`: ends a cluster whose maker has died.
 
 The guardian calls `LocalCluster.down`, which ends processes and removes network namespaces and tmpfs mounts. If another
-command has started a new cluster in the same directory, that cluster has another run id, and the guardian ignores it.
+command has started a new cluster in the same directory, that cluster has another run id. The guardian then leaves the
+new cluster running.
 
 Invariant: the guardian is not part of the cluster. It runs in its own session, and imports only the standard library
 while it waits.
@@ -21,7 +22,10 @@ RETRY_DOWN_SECONDS: Final = 0.2
 
 
 def main(arguments: list[str]) -> int:
-    """Wait for the maker, and end its cluster if the maker died. Return 1 if the cluster could not be ended."""
+    """Wait for the end of the maker, and end its cluster if the maker died.
+
+    Return 1 if the cluster could not be ended.
+    """
     if sys.stdin.buffer.read(1):
         return 0
     from infra.local_cloud.errors import PreflightFailed

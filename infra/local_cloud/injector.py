@@ -65,12 +65,15 @@ MAINTENANCE_ENDS: Final[Mapping[str, End]] = {
     "instance-reboot": "reboot",
     "system-reboot": "reboot",
 }
-"""Action at the time of a scheduled event, by EC2's code. Other codes do not affect the instance."""
+"""Action that the local cloud carries out at the time of a scheduled event, by EC2's code of the event.
+
+Events with other codes do not affect the instance.
+"""
 MAINTENANCE_LASTS: Final = timedelta(hours=2)
 BLOCK_END_LEAD: Final = timedelta(minutes=30)
 """Time before the end of a Capacity Block at which AWS begins to terminate its instances.
 
-The warning of AWS contains the end of the block. Source: Amazon EC2 User Guide (Capacity Blocks for ML).
+AWS's warning names the end of the block, not this earlier time. Source: Amazon EC2 User Guide (Capacity Blocks for ML).
 """
 THROTTLED: Final = ("autoscaling", "ec2", "events", "sqs")
 NO_NETWORK: Final = (
@@ -85,7 +88,7 @@ CONDITIONS_OF: Final = {
     "slots-taken": ("slot_release_seconds",),
     "bad-events": ("event_delay_seconds", "event_double_share", "event_drop_share"),
 }
-"""Fields of `Conditions` that each fault changes. `clear` restores them."""
+"""Fields of `Conditions` that each kind of fault changes. `clear` restores these fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,7 @@ class Places:
 
 @dataclass(slots=True)
 class _Lasting:
-    """The facts about lasting faults that `clear` needs to end them."""
+    """The facts that `clear` needs to end lasting faults."""
 
     stopped: list[Process] = field(default_factory=list)
     ballooned: set[str] = field(default_factory=set)
@@ -169,11 +172,13 @@ class Injector:
         return effect
 
     def clear(self, name: str = "", target: str = "") -> list[str]:
-        """Clear the lasting faults of one kind, or all lasting faults. Ended processes and instances stay ended.
+        """Clear the lasting faults of one kind, or all lasting faults.
+
+        Processes and instances that a fault has ended stay ended.
 
         Args:
-            name: kind of fault; empty: all kinds.
-            target: instance whose link is repaired; empty: all affected instances.
+            name: kind of fault. Empty: all kinds.
+            target: instance whose link is repaired. Empty: all affected instances.
 
         Returns:
             One sentence per cleared effect.
@@ -257,7 +262,7 @@ class Injector:
                 said.append(f"the line of {instance_id} carries what it can")
         return said
 
-    # Faults of AWS on one instance
+    # The methods below inject faults of AWS on one instance.
 
     def _spot_warning(self, fault: SpotWarning) -> Effect:
         instance_id = self._running(fault.target)
@@ -353,7 +358,7 @@ class Injector:
             {"check": fault.check, "status": "impaired"},
         )
 
-    # Faults of AWS on the whole cloud
+    # The methods below inject faults of AWS on the whole cloud.
 
     def _throttle(self, fault: Throttle) -> Effect:
         services = (fault.service,) if fault.service else THROTTLED
@@ -415,7 +420,7 @@ class Injector:
             fault, names[0], f"Launch of {', '.join(names)} is suspended", {"groups": names, "reason": reason}
         )
 
-    # Faults of Everstep's own processes and nodes
+    # The methods below inject faults of Everstep's own processes and nodes.
 
     def _kill_rank(self, fault: KillRank) -> Effect:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_rank(init, fault.rank))
@@ -506,17 +511,17 @@ class Injector:
             fault, instance_id, f"NVML of {instance_id} reports Xid {fault.code} on GPU {fault.gpu}", facts
         )
 
-    # Shared helpers
+    # The methods below are shared helpers.
 
     def _running(self, target: str) -> str:
         """Return the running instance that a target selects by id, by number or at random."""
         return self._running_from(target)[0]
 
     def _running_from(self, target: str) -> list[str]:
-        """Return the running instances to try, in order.
+        """Return the running instances on which to try a fault, in order.
 
-        The first instance is the target's selection. The other instances follow only if the target is not an instance
-        id.
+        The first instance is the one that the target selects. If the target is not an instance id, all other running
+        instances follow.
         """
         running = [
             instance_id
@@ -533,7 +538,7 @@ class Injector:
         return running[first:] + running[:first]
 
     def _where_it_can(self, target: str, work: Callable[[str, int], Facts]) -> tuple[str, Facts]:
-        """Call `work` on the selected instance and return the instance with the result.
+        """Call `work` on the selected instance. Return the instance and the result of `work`.
 
         If the target is not an instance id and `work` refuses, try the next running instance.
         """

@@ -5,10 +5,11 @@
 - The process is a subreaper, so daemons in other sessions stay its descendants.
 - The kernel sends it SIGTERM when the local cloud dies.
 - On SIGTERM, it kills all descendants, removes the instance's tmpfs directory and the cgroups of its ranks, and exits.
-- It keeps running after the user data has ended, as a machine does.
+- It keeps running after the user data has ended, as a real machine does.
 - With a network namespace, the whole instance runs inside it.
 
-The process uses the standard library only. It has one thread and no signal handlers, because it waits for its signals.
+The process uses the standard library only. It has one thread and no signal handlers: it blocks its signals and waits
+for them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def remove_memory(instance_id: str) -> None:
 
 
 def remove_cgroups(instance_id: str) -> None:
-    """Remove the cgroups that an instance's agent created for its ranks. Their processes have ended."""
+    """Remove the cgroups that an instance's agent created for its ranks, whose processes have ended."""
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     for root, controllers in (
         ("/sys/fs/cgroup", ""),
@@ -51,8 +52,8 @@ def remove_cgroups(instance_id: str) -> None:
     ):
         folder = Path(root, own.get(controllers, "/").lstrip("/"), memory_directory(instance_id).name)
         for cgroup in (*folder.glob("*/"), folder):
-            # The cgroup is missing, or a killed process has not exited yet. Init removes it when the instance ends the
-            # next time.
+            # The cgroup is missing, or a killed process has not exited yet. Init removes the cgroup when the instance
+            # ends the next time.
             with contextlib.suppress(OSError):
                 cgroup.rmdir()
 
@@ -73,14 +74,17 @@ def main(arguments: list[str]) -> int:
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
         _reap(user_data_pid, exit_file(Path(script)))
     kill_descendants(os.getpid())
-    _reap(user_data_pid, told_in=None)  # writes no exit file, because the user data ends together with its machine
+    _reap(user_data_pid, told_in=None)  # writes no exit file, because the user data did not end before the instance
     remove_memory(instance_id)
     remove_cgroups(instance_id)
     return 0
 
 
 def exit_file(script: Path) -> Path:
-    """Return the path of the file with the exit code of a user data script that ended before its machine."""
+    """Return the path of the file with the exit code of an instance's user data.
+
+    The file exists only if the user data ended before the instance.
+    """
     return script.with_name("user-data.exit")
 
 

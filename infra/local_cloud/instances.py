@@ -1,7 +1,7 @@
 """Instances as process trees: started from user data while EC2 reports `running`, killed otherwise.
 
 Invariant: the process trees match the last call of `reconcile`. One thread owns the runner and must live as long as the
-runner. An instance dies with the thread that started it, because PR_SET_PDEATHSIG refers to threads.
+runner. PR_SET_PDEATHSIG refers to threads, so an instance dies with the thread that started it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ class InstanceRunner:
     """Starts and ends process trees so that they match the instances that should run.
 
     Args:
-        nodes_directory: parent of the directories of the instances. Directories are kept after an instance's end, for
-            logs.
+        nodes_directory: parent of the directories of the instances. A directory and its logs remain after the
+            instance's
+            end.
         environment: common environment variables of all instances.
-        metadata: serves the metadata of each instance; None: no metadata.
-        network: network with a namespace per instance; None: instances share this machine's loopback.
+        metadata: serves the metadata of each instance. None: instances have no metadata.
+        network: network with a namespace per instance. None: instances share this machine's loopback.
     """
 
     def __init__(
@@ -130,9 +131,9 @@ class InstanceRunner:
         log.info("%s runs at %s", instance.instance_id, instance.address)
 
     def _end(self, instance_id: str) -> None:
-        """End an instance like a power failure.
+        """End an instance as a power failure would.
 
-        This method kills all descendants of init itself, so that no process has time for an orderly shutdown. Before
+        This method itself kills all descendants of init, so that no process has time for an orderly shutdown. Before
         that, it signals init, so that init does not report the end of the user data.
         """
         _, process = self._running.pop(instance_id)

@@ -59,7 +59,7 @@ class MetadataService:
         """Stop serving an instance's metadata. Idempotent."""
         listening = self._endpoints.pop(instance_id, None)
         if listening:
-            listening.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
+            listening.shutdown(socket.SHUT_RDWR)  # the shutdown wakes the thread that accepts connections
             listening.close()
 
     def _accept(self, instance_id: str, listening: socket.socket, tokens: dict[str, float]) -> None:
@@ -86,12 +86,12 @@ class MetadataService:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the requests of one connection."""
+    """Answers the HTTP requests of one connection."""
 
     protocol_version = "HTTP/1.1"
     timeout = REQUEST_SECONDS
     known: dict[str, float]
-    """Tokens with their expiration in monotonic seconds."""
+    """Tokens of the instance, with their expiry in monotonic seconds."""
     facts: Callable[[], Mapping[str, str]]
     monotonic: Callable[[], float]
 
@@ -146,6 +146,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _child(name: str, path: str) -> str:
-    """Return the entry for `name` in a listing of `path`: one path segment, with a slash if it has children."""
+    """Return the entry for `name` in a listing of `path`.
+
+    The entry is one path segment. It ends with a slash if the segment has children.
+    """
     first, slash, _ = name.removeprefix(f"{path}/" if path else "").partition("/")
     return first + slash

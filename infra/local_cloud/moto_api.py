@@ -1,7 +1,7 @@
-"""The seam to moto 5.2.5: the only module that replaces functions of moto.
+"""The interface to moto 5.2.5: the only module that replaces functions of moto.
 
-moto answers all calls that the engine does not implement. The seam uses private names of moto. Its version is therefore
-pinned, and the contract suite checks the resulting service.
+moto answers all calls that the engine does not implement. This module uses private names of moto. The version of moto
+is therefore pinned, and the contract suite checks the resulting service.
 """
 
 from __future__ import annotations
@@ -45,11 +45,17 @@ NAMED_GROUP_ACTIONS = (
     "put_scaling_policy",
     "put_warm_pool",
 )
-"""Actions that fail inside moto if the group does not exist."""
+"""Actions of Auto Scaling during which moto fails if the group does not exist.
+
+For these actions, this module checks the group first and answers with AWS's error.
+"""
 
 
 def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
-    """Replace moto's behaviour by the engine's until this process ends. Called once, before the first request."""
+    """Replace moto's behaviour by the engine's until this process ends.
+
+    The caller must call this function once, before the first request.
+    """
     _install_instances(ec2)
     _install_launch_templates()
     _install_groups(auto_scaling)

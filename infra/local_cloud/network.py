@@ -6,8 +6,8 @@
 
 All addresses stay in 127.0.0.0/8, so that the checks for loopback addresses keep working. The bridge and the namespaces
 route these addresses (`route_localnet`). Inside an instance, 127.0.0.0/16 is the instance's own loopback. An instance
-can reach the ports of AWS and of the control plane, and its peers. It has no route to other addresses or services of
-this machine.
+can reach the ports of AWS and of the control plane, and the other instances. It has no route to other addresses or
+services of this machine.
 
 Invariant: all devices and namespaces have the network's name as prefix, so `remove` finds them after a crash. Faults
 are real: the kernel drops the packets of a cut link and counts them.
@@ -35,7 +35,7 @@ from infra.local_cloud.errors import FaultRefused, StartFailed
 NAMESPACES: Final = Path("/run/netns")
 CLONE_NEWNET: Final = 0x40000000
 UNLIMITED: Final = "32gbit"
-"""Rate that represents an unlimited link. An HTB class always needs a rate."""
+"""Rate of a link without a limit. A rate is necessary because every HTB class needs one."""
 T = TypeVar("T")
 
 
@@ -53,7 +53,7 @@ def namespace_path(network: str, instance_id: str) -> Path:
 
 
 def obstacle() -> str | None:
-    """Return in one sentence why this machine cannot run such a network; None if it can."""
+    """Return in one sentence why this machine cannot run such a network. Return None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "tc"):
@@ -115,7 +115,7 @@ class Link:
     port: str
     address: str
     cut_from: set[str] | None = field(default_factory=set)
-    """Addresses to and from which all packets are dropped; None: all addresses."""
+    """Addresses to and from which the link drops all packets. None: all addresses."""
     bits_per_second: int | None = None
 
 
@@ -215,7 +215,7 @@ class Network:
             )
             _no_ipv6(port)
         except BaseException:
-            _remove_line(port, namespace)  # a leftover link would block the next attempt
+            _remove_line(port, namespace)  # after a failed attempt, a leftover link would block the next attempt
             raise
         self._links[instance_id] = Link(port, address)
         return namespace
@@ -231,11 +231,12 @@ class Network:
     def cut(self, instance_id: str, addresses: Iterable[str] | None) -> None:
         """Drop all packets between an instance and some addresses, in both directions.
 
-        Connections stay open and receive no answers.
+        Connections stay open, but no packets arrive.
 
         Args:
             instance_id: instance whose link is cut or repaired.
-            addresses: replace the earlier addresses; None: all addresses; empty: repair the link.
+            addresses: addresses to cut the instance off from, in place of the earlier ones. None: all addresses. Empty:
+                repair the link.
 
         Raises:
             FaultRefused: the instance does not run.
@@ -249,8 +250,8 @@ class Network:
         """Limit the bandwidth of an instance's link in each direction.
 
         Args:
-            instance_id: instance whose link is limited or released.
-            bits_per_second: the limit; None: no limit.
+            instance_id: instance whose link is limited, or freed of its limit.
+            bits_per_second: the limit. None: remove the limit.
 
         Raises:
             FaultRefused: the instance does not run.
@@ -358,7 +359,7 @@ def _shaping(device: str, *, rate: str, dropped: Iterable[str]) -> list[str]:
         f"qdisc add dev {device} root handle 1: htb default 10",
         f"class add dev {device} parent 1: classid 1:10 htb rate {rate} quantum 60000",
         f"class add dev {device} parent 1: classid 1:20 htb rate {rate} quantum 60000",
-        # too small for any packet: drops all
+        # a size too small for any packet makes the rule drop all packets
         f"qdisc add dev {device} parent 1:20 handle 20: bfifo limit 1",
         *(f"filter add dev {device} parent 1: protocol ip u32 {match} flowid 1:20" for match in dropped),
     ]

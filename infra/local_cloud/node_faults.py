@@ -80,17 +80,17 @@ def stop_rank(init_pid: int, rank: int | None) -> Facts:
 
 
 def continue_stopped(stopped: Iterable[Process]) -> list[int]:
-    """Send SIGCONT to the processes that still exist, and return their pids."""
+    """Send SIGCONT to those of the processes that still exist, and return their pids."""
     return [process.pid for process in stopped if process.send(signal.SIGCONT)]
 
 
 def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: random.Random) -> Facts:
-    """Flip one bit of the newest sealed replica on an instance, without its agent's knowledge.
+    """Flip one bit of the newest sealed replica on an instance, without informing its agent.
 
     Args:
         init_pid: pid of the instance's init.
         instance_id: id of the same instance; selects its memory directory.
-        rank: owner of the replica; None: any rank that does not run on the instance.
+        rank: rank whose shard the replica contains. None: any rank that does not run on the instance.
         chance: chooses the byte and the bit.
 
     Returns:
@@ -172,7 +172,7 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
 
 
 def free_memory(instance_id: str) -> bool:
-    """Remove the file of `fill_memory`. Return whether it existed."""
+    """Remove the file that `fill_memory` created. Return whether the file existed."""
     balloon = memory_directory(instance_id) / BALLOON
     was_there = balloon.exists()
     balloon.unlink(missing_ok=True)
@@ -195,7 +195,7 @@ def nvml_file(directory: Path) -> Path:
 
 
 def write_gpus(directory: Path, gpus: Sequence[Gpu]) -> Path:
-    """Set the GPU states that NVML reports on an instance from now on."""
+    """Set the GPU states that the NVML stub of an instance reports from now on."""
     path = nvml_file(directory)
     write_private(path, msgspec.json.encode({"gpus": gpus}))
     return path

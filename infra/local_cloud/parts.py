@@ -1,7 +1,7 @@
 """The long-lived processes of a local cloud: started detached, recorded immediately, stopped by their recorded pids.
 
-Invariant: each started process is either recorded with pid and start time, or can be found by its environment marker.
-Either way of finding a process works after a crash of any part.
+Invariant: each started process can be found, even after a crash of any process of the cloud. Either its record contains
+its pid and start time, or its environment contains the cloud's marker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG_LINES_SHOWN: Final = 12
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored record of a process."""
+    """The stored record with which other commands find a process."""
 
     name: str
     pid: int
@@ -36,7 +36,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def process(self) -> Process:
-        """The recorded process, which may have ended."""
+        """The recorded process. It may have ended."""
         return Process(self.pid, self.start_ticks)
 
 
@@ -73,7 +73,7 @@ class Parts:
                 start_new_session=True,
             )
         self._children[name] = child
-        process = identify(child.pid)  # an unreaped child keeps its entry in /proc even after its end
+        process = identify(child.pid)  # a child that was not waited for keeps its entry in /proc after its end
         assert process is not None
         record = PartRecord(name=name, pid=process.pid, start_ticks=process.start_ticks, log=str(log))
         write_private(self._directory / f"{name}.json", msgspec.json.encode(record))
@@ -116,7 +116,7 @@ class Parts:
         return content
 
     def ready(self, name: str) -> dict[str, str] | None:
-        """Return the fields of a part's ready file, or None if the part is not ready."""
+        """Return the fields of a part's ready file, or None before the part has written it."""
         try:
             content: dict[str, str] = json.loads(self.ready_file(name).read_text())
         except FileNotFoundError:
@@ -131,7 +131,7 @@ class Parts:
             return None
 
     def is_alive(self, name: str) -> bool:
-        """Return whether a part is recorded and alive."""
+        """Return whether a part has a record and its process is alive."""
         record = self.record(name)
         return record is not None and record.process.is_alive
 

@@ -1,4 +1,4 @@
-"""Check that this machine can run a local cloud, before anything is started."""
+"""Checks whether this machine can run a local cloud, before any part is started."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from infra.local_cloud.errors import PreflightFailed
 TMPFS: Final = Path("/dev/shm")
 TMPFS_BYTES_PER_NODE: Final = 64 * 1024**2
 MEMORY_BYTES_PER_NODE: Final = 512 * 1024**2
-"""Memory for an agent, its warm parent process with torch imported (pages partly shared), and one small rank."""
+"""Memory that one node needs besides its slots.
+
+It covers an agent, its warm parent process with torch imported (pages partly shared), and one small rank.
+"""
 MEMORY_BYTES_AT_ALL: Final = 1024**3
-"""Memory for moto, the control plane and the user's other programs."""
+"""Memory that moto, the control plane and the user's other programs need."""
 SHARE_FOR_SLOTS: Final = 0.5
 NEEDED: Final = {"control_plane": "server", "worker": "worker", "moto": "local"}
 
 
 def check(node_count: int, *, has_namespaces: bool = False) -> None:
-    """Refuse a local cloud that cannot work on this machine.
+    """Raise if a local cloud cannot work on this machine.
 
     Args:
         node_count: number of nodes, spares included.
         has_namespaces: whether each node needs a network namespace.
 
     Raises:
-        PreflightFailed: a requirement is missing. The message contains the change to make.
+        PreflightFailed: a requirement is missing. The message names the change that the user must make.
     """
     if platform.system() != "Linux":
         raise PreflightFailed(
@@ -67,7 +70,10 @@ def memory_bytes_per_node(node_count: int) -> int:
 
 
 def available_memory_bytes() -> int:
-    """Return the memory available to new processes: the machine's, or the container's if that is less."""
+    """Return the memory available to new processes.
+
+    The result is the lower of the machine's available memory and the container's.
+    """
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
     for limit, used in (
@@ -76,7 +82,7 @@ def available_memory_bytes() -> int:
     ):
         try:
             available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):  # another cgroup version, or no limit ("max")
+        except (OSError, ValueError):  # this machine has another cgroup version, or the cgroup has no limit ("max")
             continue
     return available
 

@@ -1,7 +1,9 @@
-"""Processes and process trees: identity, signals and end. Linux and standard library only, for instance_init.
+"""Processes and process trees: identity, signals and end.
 
-The kernel reuses pids, so a pid alone does not identify a process. Here, a process is a pid with its start time.
-Signals are sent through a pidfd whose pid and start time were checked.
+Needs Linux. Uses only the standard library, because `instance_init` imports this module.
+
+The kernel reuses pids, so a pid alone does not identify a process. This module identifies a process by its pid and its
+start time. It sends signals through a pidfd whose pid and start time were checked.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Process:
         return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal. Return whether the process was alive to receive it."""
+        """Send a signal. Return False if the process had already ended."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -101,7 +103,7 @@ def kill_descendants(root_pid: int) -> int:
 
     The function stops all descendants before it kills them, so that no descendant can fork in between. If the root is a
     subreaper, the function also finds daemons. Processes that fork and exit faster than /proc can be read (some
-    milliseconds) may prolong the loop. Only a cgroup would prevent this.
+    milliseconds) can prolong the loop. Only a cgroup could prevent such forks.
     """
     killed: set[Process] = set()
     while True:
@@ -119,7 +121,7 @@ def kill_descendants(root_pid: int) -> int:
 
 
 def wait_gone(processes: Iterable[Process], *, timeout_seconds: float) -> bool:
-    """Wait until all processes have ended, zombies included. Return False after the timeout."""
+    """Wait until all processes have ended. Zombies count as ended. Return False after the timeout."""
     poller = select.poll()
     waiting: set[int] = set()
     try:

@@ -1,12 +1,12 @@
-"""Fault targets by role, which are resolved to instances when the fault strikes.
+"""Fault targets by role, which are resolved to instances when the fault is injected.
 
     job 0 node 2           the third node of the first running job
     job 1 rank 5           the node of the sixth rank of the second running job
     last job shard 0       the holders of a shard of the job that the previous role selected
 
 Numbers start at 0 and wrap around. Jobs are sorted by name, nodes by GROUP_RANK, and shards by their owner rank. A role
-selects only jobs with a running instance, running nodes, and shards whose holders all run. If the last job has ended,
-job 0 replaces it.
+selects only jobs with a running instance, running nodes, and shards whose holders all run. `last job` selects job 0 if
+the job of the previous role has ended.
 
 This module has no access to clusters or clocks. `Aim` receives the jobs and the running instances from its caller.
 """
@@ -25,7 +25,10 @@ from infra.local_cloud.fault_kinds import AnyFault, CorruptReplica, Hang, KillRa
 
 Part = Literal["node", "rank", "shard"]
 TRAINS: Final = "InProgress"
-"""Status of a job that has been launched and has not ended. Its instances may still be down."""
+"""Status that the API reports for a job that was launched and has not ended.
+
+Instances of such a job may still be down.
+"""
 _ROLE: Final = re.compile(r"(?:job (?P<job>\d{1,9})|last job) (?P<part>node|rank|shard) (?P<number>\d{1,9})", re.ASCII)
 _INSTANCE: Final = re.compile(r"(?:i-[0-9a-z]+|\d+)?", re.ASCII)
 _FORMS: Final = (
@@ -36,10 +39,10 @@ _FORMS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A target by role."""
+    """A fault target that names a node, rank or shard of a running job."""
 
     job: int | None
-    """Index of the job among the running jobs; None: the job that the previous role selected."""
+    """Index of the job among the running jobs. None: the job that the previous role selected."""
     part: Part
     number: int
     """Index of the node, rank or shard of the job."""
@@ -50,16 +53,16 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The holders of one rank's shard."""
+    """The nodes that hold copies of one rank's shard."""
 
     rank: int
     holders: tuple[str, ...]
-    """Instance ids."""
+    """Instance ids of the nodes that hold the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """The facts about a running job that roles need."""
+    """The facts about a running job from which roles are resolved."""
 
     name: str
     nodes: tuple[str, ...]
@@ -71,13 +74,13 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """The instances that a role selects now."""
+    """The instances that a role selects at the time of the fault."""
 
     job: str
     instances: tuple[str, ...]
-    """One instance; for a shard, all its holders."""
+    """One instance for a node or a rank. All holders for a shard."""
     rank: int | None
-    """The selected rank, or the owner of the selected shard; None for a node."""
+    """The selected rank, or the owner of the selected shard. None if the role names a node."""
 
 
 def parse(target: str) -> Role | None:

@@ -28,7 +28,7 @@ _FORMS: Final = {"ec2": _EC2, "s3": _S3}
 _QUERY_SERVICES: Final = frozenset(
     {"autoscaling", "cloudformation", "elasticloadbalancing", "iam", "monitoring", "sns", "sts"}
 )
-"""Services that answer in XML, except EC2 and S3. All other services answer in JSON."""
+"""Services, besides EC2 and S3, that answer in XML. All other services answer in JSON."""
 
 _THROTTLED: Final = {
     "autoscaling": ("400 Bad Request", "Throttling", "Rate exceeded"),
@@ -58,11 +58,11 @@ _DENIED_IN_JSON: Final = {
 }
 
 Answer = tuple[str, list[tuple[str, str]], bytes]
-"""Status line, headers, body."""
+"""An HTTP answer: status line, headers, body."""
 
 
 def service_of(authorization: str) -> str:
-    """Return the service in the credential scope of an Authorization header; empty if it has none."""
+    """Return the service that an Authorization header names in its credential scope; empty if it names none."""
     found = _SCOPE.search(authorization)
     return found[1] if found else ""
 
@@ -81,7 +81,7 @@ def denied(service: str, denial: Denial, message: str, request_id: str) -> Answe
 
     Args:
         service: the service in the request's signature. Empty: the answer has S3's format.
-        denial: kind of refusal; selects the error code of the service.
+        denial: reason for the refusal; selects the error code of the service.
         message: text for the caller, placed in the answer's body.
         request_id: id of the request, repeated in the answer.
 

@@ -59,22 +59,22 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class Denial(StrEnum):
-    """The reason why a request is refused. The error text depends on the service (`service_errors`)."""
+    """The reason for refusing a request. `service_errors` selects the error text by reason and service."""
 
     MISSING = "missing"
     """The request has no signature, or a form of signature that the local cloud does not accept."""
     UNKNOWN_KEY = "unknown_key"
     MISMATCH = "mismatch"
-    """The signature or the digest does not match the request."""
+    """The signature, or the digest of the body, does not match the request."""
     EXPIRED = "expired"
     """The signature or the session has expired or is not yet valid."""
 
 
 class Denied(Exception):
-    """A request is refused because of its signature.
+    """Raised to refuse a request because of its signature.
 
     Args:
-        denial: kind of refusal; selects the error code of the answer.
+        denial: reason for the refusal; selects the error code of the answer.
         message: text for the caller, without secrets.
     """
 
@@ -85,11 +85,11 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedKey:
-    """A secret that the local cloud issued, with its attributes."""
+    """An access key that the local cloud issued, with its secret and its limits."""
 
     secret_access_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)
-    """Token of a role's session; empty for the cluster's own key."""
+    """Token of a role's session. Empty for the cluster's own key."""
     expires_at: datetime | None = None
     is_owner: bool = False
     """True for the cluster's own key, the only key that may use `/_everstep/`."""
@@ -97,7 +97,7 @@ class IssuedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A request as it arrived, without its body."""
+    """The request line and headers of a request, unparsed."""
 
     method: str
     target: str
@@ -112,7 +112,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The signer of a request, and the service in the signature."""
+    """The key that signed a request, and the service that the signature names."""
 
     access_key_id: str
     service: str
@@ -120,10 +120,10 @@ class Caller:
 
 
 def stray(request: Received, host: str) -> str:
-    """Return the reason why a request is not meant for the local cloud; empty if it is.
+    """Return the reason why a request is not meant for the local cloud. Return an empty text if it is.
 
     A web page can reach loopback addresses through its visitor's browser. Browsers send the page's origin in `Origin`
-    and its relation in `Sec-Fetch-Site`. After DNS rebinding, they send another name in `Host`.
+    and its relation to the server in `Sec-Fetch-Site`. After DNS rebinding, they send another name in `Host`.
 
     `host` is the address and port of the local cloud, for example `127.0.0.1:8080`.
     """
@@ -201,7 +201,7 @@ def signed_headers(method: str, url: str, content: bytes, keys: LocalKeys) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Signature:
-    """A parsed signature."""
+    """The parsed signature of a request."""
 
     access_key_id: str
     date: str
@@ -211,9 +211,9 @@ class _Signature:
     """Names of the signed headers, in lower case."""
     value: str
     timestamp: str = ""
-    """Time in a presigned URL; empty if the header x-amz-date contains it."""
+    """Time that a presigned URL contains. Empty if the header x-amz-date contains the time."""
     expiry: timedelta | None = None
-    """Lifetime of a presigned URL; None for other signatures."""
+    """Lifetime of a presigned URL in seconds. None for other signatures."""
 
 
 def _of_header(authorization: str) -> _Signature:
@@ -302,7 +302,7 @@ def _expected(request: Received, signature: _Signature, key: IssuedKey, timestam
     return expected
 
 
-class _Recomputed(SigV4Auth):  # type: ignore[misc]  # botocore has no types
+class _Recomputed(SigV4Auth):  # type: ignore[misc]  # botocore has no type annotations
     """botocore's signer for a received request: it uses exactly the headers and the digest that the caller signed."""
 
     signed: HTTPHeaders

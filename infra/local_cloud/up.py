@@ -1,8 +1,8 @@
 """A complete Everstep on one machine: the local AWS, a control plane, and a fleet of connected nodes.
 
 `everstep local up`, the demo and the tests use `LocalCluster`. Each cluster has its own state directory, ports from the
-kernel and loopback addresses, so several clusters can run at the same time. The state directory alone suffices to find
-all processes of a cluster.
+kernel and loopback addresses, so several clusters can run at the same time. A command that has only the state directory
+can find all processes of the cluster.
 """
 
 from __future__ import annotations
@@ -61,9 +61,12 @@ FLEET: Final = "local"
 FLEET_TAG: Final = "everstep:fleet"
 AVAILABILITY_ZONE: Final = "us-east-1a"
 INSTANCE_TYPE: Final = "c7i.2xlarge"
-"""Instance type of the nodes. Only its name is used: nodes are processes of this machine and have no GPU."""
+"""Instance type that the nodes report.
+
+The nodes are processes of this machine and have no GPU.
+"""
 IMAGE: Final = "ami-12c6146b"
-"""One of moto's predefined images. The local cloud ignores the image and runs the user data."""
+"""One of moto's predefined images. A launch needs an image, but the local cloud runs only the user data."""
 MAX_NODES: Final = 64
 EVENTS: Final = "everstep-events"
 """Name of the queue that receives AWS's events, and of the rule that sends them."""
@@ -84,13 +87,13 @@ exit $code
 START_SECONDS: Final = 120.0
 """Time limit for the start of a part. On an overloaded machine, the imports of a part take most of a minute.
 
-A part that dies is noticed immediately.
+The end of a part is detected immediately, without waiting for this limit.
 """
 NODES_POLL_SECONDS: Final = 0.1
 
 
 class Progress(Protocol):
-    """Receives the steps of `up`."""
+    """Receives the steps of `up` to show them to the user."""
 
     def step(self, title: str) -> AbstractContextManager[None]:
         """Return a context manager that is active while one step runs."""
@@ -115,7 +118,7 @@ class ClusterOptions:
     """Memory for the slots of one node; None: an equal share of half the available memory."""
     detection_seconds: float | None = None
     connect_seconds: float = 120.0
-    """Time limit for the nodes to connect."""
+    """Time limit in which all nodes must connect."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables of the instances."""
     control_plane_environment: Mapping[str, str] = field(default_factory=dict)
@@ -128,7 +131,7 @@ class ClusterOptions:
     Without namespaces, all instances share this machine's loopback.
     """
     seed: int | None = None
-    """Seed of all randomness in the local AWS; None: a random seed."""
+    """Seed of all randomness in the local AWS. None: a random seed."""
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +181,7 @@ class LocalCluster:
         self._parts = Parts(self._local, self.logs)
         self._progress = progress or Silent()
         self._run = secrets.token_hex(8)
-        """Id of this object's run. Distinguishes successive clusters in the same directory."""
+        """Id of this object's run. It distinguishes successive clusters in the same directory."""
         self._guardian: Guardian | None = None
 
     def __enter__(self) -> Self:
@@ -214,7 +217,7 @@ class LocalCluster:
                 raise PreflightFailed(
                     f"a local cloud is up already in {self.state_dir}: use it, or `everstep local down` first"
                 )
-            self._end_all()  # removes the leftovers of a crash
+            self._end_all()  # this call removes the leftovers of a crash
             write_private(self._run_file, self._run.encode())
             try:
                 self._start(options)
@@ -223,10 +226,12 @@ class LocalCluster:
                 raise
 
     def down(self, *, of_run: str = "") -> None:
-        """End all processes of this cluster, including leftovers of a crash. Logs and databases are kept. Idempotent.
+        """End all processes of this cluster, including leftovers of a crash. Idempotent.
+
+        Logs and databases are kept.
 
         Args:
-            of_run: end the cluster only if this run started it; empty: regardless of the run.
+            of_run: end the cluster only if the run with this id started it. Empty: end it whichever run started it.
 
         Raises:
             PreflightFailed: another `up` or `down` is in progress.
@@ -420,7 +425,7 @@ class LocalCluster:
         """Return the effects of the faults in the local AWS and its instances, oldest first.
 
         Returns:
-            The newest thousand effects at most.
+            At most the newest thousand effects.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -450,7 +455,7 @@ class LocalCluster:
         """Return the calls of EC2 and Auto Scaling that may have changed something, by any caller, oldest first.
 
         Returns:
-            The newest twenty thousand calls at most.
+            At most the newest twenty thousand calls.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -471,7 +476,11 @@ class LocalCluster:
 
     @property
     def seed(self) -> int:
-        """Seed of all randomness in the local AWS."""
+        """Seed of all randomness in the local AWS.
+
+        Raises:
+            NotUp: the local AWS does not run.
+        """
         ready = self._parts.ready(AWS)
         if ready is None:
             raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up")
@@ -557,7 +566,7 @@ class LocalCluster:
             else "; no instance has run"
         )
 
-    # Starting
+    # The methods below start the cluster.
 
     def _start(self, options: ClusterOptions) -> None:
         total = options.nodes + options.spares
@@ -572,7 +581,8 @@ class LocalCluster:
         )
         write_private(self._local / "cluster.json", msgspec.json.encode(description))
         for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
-            shutil.rmtree(stale, ignore_errors=True)  # A new local AWS has none of the instances in these files.
+            # These files name instances of an earlier local AWS, which a new one does not contain.
+            shutil.rmtree(stale, ignore_errors=True)
             stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
             ready = self._start_aws(description, options)
@@ -616,7 +626,7 @@ class LocalCluster:
     def _create_event_queue(self) -> str:
         """Create the queue and the rule that send AWS's events to the control plane. Return the queue's URL.
 
-        On AWS, the owner of the control plane creates them.
+        On the real AWS, the operator of the control plane creates them.
         """
         queue: str = self.aws("sqs").create_queue(QueueName=EVENTS)["QueueUrl"]
         arn = self.aws("sqs").get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"][
@@ -699,10 +709,10 @@ class LocalCluster:
             Tags=[{"Key": FLEET_TAG, "Value": FLEET, "PropagateAtLaunch": True}],
         )
 
-    # Ending
+    # The methods below end the cluster.
 
     def _end_all(self) -> None:
-        """End all processes: first by record, then by marker.
+        """End all processes of the cluster: recorded processes first, then unrecorded ones with the marker.
 
         The control plane ends first, so that it does not react to the end of its fleet.
         """
@@ -716,15 +726,16 @@ class LocalCluster:
             file.unlink(missing_ok=True)
 
     def _end_marked(self) -> None:
-        """End processes without a record.
+        """End processes of the cluster that have no record.
 
-        An instance ends by itself when the local AWS ends, even by a crash. This method waits for that end.
+        An instance ends by itself when the local AWS ends, even by a crash. This method kills an instance that has not
+        ended after two seconds.
         """
         for process in marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir)):
             end(process, grace_seconds=2.0)
             kill_descendants(process.pid)
 
-    # Files
+    # The members below concern the cluster's files.
 
     @property
     def _run_file(self) -> Path:
@@ -777,5 +788,5 @@ def _accepted(answer: httpx.Response) -> httpx.Response:
 
 
 def _pause(seconds: float) -> None:
-    """Wait between two polls of a state that has no notification."""
+    """Wait between two polls of a state of which no notification exists."""
     threading.Event().wait(seconds)
