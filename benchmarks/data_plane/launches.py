@@ -37,7 +37,7 @@ def run_peer(
         environments: folder of the virtual environments.
         home: folder for logs, results and dumps of this launch.
         state_mib: state per rank in MiB.
-        repeats: numbers of repetitions.
+        repeats: how often this launch repeats each of its measurements.
         timeout_seconds: limit for the whole launch.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The schemes of GEMINI's Figure 16, the training job, and the order in which the schemes take turns. Pure."""
+"""The schemes of GEMINI's Figure 16, the training that runs with each scheme, and the order of the schemes. No I/O."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def status_of(job: JobRecord) -> TrainingJobStatus:
 
 
 def secondary_status_of(job: JobRecord) -> SecondaryStatus:
-    """Return the job's `SecondaryStatus`."""
+    """Return the job's detailed status, as the API's field `SecondaryStatus` names it."""
     return states.secondary_status(
         JobState(job.state),
         has_started=job.started_at is not None,

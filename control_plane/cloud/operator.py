@@ -248,7 +248,7 @@ class CloudOperator(Protocol):
         """
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Extend a terminating hook's hold on an instance by its timeout.
+        """Extend the time for which a termination lifecycle hook holds an instance, by the hook's timeout.
 
         An instance that the hook no longer holds is no error.
         """

@@ -3,7 +3,7 @@
 - Auto Scaling retries by itself, at growing intervals. After failures over a long time, AWS suspends the group's
   launches (an administrative suspension).
 - Everstep retries 30 s after the first failure. Each further pause is twice as long as the one before, up to 15 min.
-  Everstep skips a retry if AWS has retried by itself since the planned time.
+  Everstep skips a due retry if AWS has retried by itself since the retry became due.
 - Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
 
 The times of retries depend only on the start of the shortage. Retries by AWS do not shift them.

@@ -148,7 +148,7 @@ def attributed(
 
     Returns:
         `found` and `failure`, unchanged if the drill caused none of the faults. Otherwise the drill's faults have the
-        cause DRILL and implicate no node, and a last fault names the drill.
+            cause DRILL and implicate no node, and one appended fault names the drill.
     """
     if drill is None or drill.struck_at is None:
         return found, failure

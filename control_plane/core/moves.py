@@ -373,18 +373,18 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 
 
 def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: float) -> Implication:
-    """Return the history entry for a remaining member that was out of view too.
+    """Return the history entry for a member that stays and had lost its connection to a member that the job releases.
 
-    If this member later loses the connection to another partner, its history shows that it is the faulty one.
+    If this member later loses the connection to another member, its history shows that it is the faulty one.
 
     Args:
         node_id: the member that stays.
-        left: departures of the members that the job leaves.
+        left: departures of the members that the job releases.
         incident: the id of the incident.
         now: Unix seconds.
 
     Returns:
-        An entry for the member's history.
+        An entry for the history of the member that stays.
     """
     names = ", ".join(move.node_id for move in left)
     words = f"{node_id} and {names} had lost each other's replicas; {names} was left"

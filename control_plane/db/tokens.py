@@ -222,14 +222,14 @@ def is_revoked(session: Session, token_id: str) -> bool:
 
 
 def require_another_admin(session: Session, token_id: str) -> None:
-    """Check that a permanent administrator's token remains after a token is revoked.
+    """Check that an administrator token without an expiry remains after a token is revoked.
 
     Args:
         session: from `Database.write`.
         token_id: id of the token to revoke.
 
     Raises:
-        Conflict: it is the last administrator's token without an expiry.
+        Conflict: it is the last administrator token without an expiry.
     """
     lasting = (
         Token.kind == TokenKind.USER,

@@ -358,7 +358,7 @@ class Observer:
 
         Args:
             name: name of a fleet that may have been removed.
-            now: end of the period in which replacements count.
+            now: Unix seconds. Replacements of the last hour count towards the fleet's limit.
 
         Returns:
             All rows that a pass over the fleet needs, read in one transaction.

@@ -35,7 +35,7 @@ from everstep.training.idle_spans import Interval, idle_spans
 WARM_UP_ITERATIONS = 8
 """Iterations before the first profile.
 
-The first iterations compile, allocate, rebuild buckets and are audited.
+In the first iterations torch compiles, allocates memory and rebuilds buckets, and Everstep audits the state.
 """
 PROFILED_ITERATIONS = 20
 """Iterations per profile, as in GEMINI."""
@@ -140,9 +140,9 @@ class NetworkProfiler:
 
 
 class TorchTrace:
-    """Records ranges with torch's profiler.
+    """Records time ranges with torch's profiler.
 
-    The ranges are gloo's collectives on their threads, and NCCL's kernels on the device.
+    The ranges are gloo's collectives, on the threads of gloo, and NCCL's kernels, on the device.
     """
 
     def begin(self) -> bool:
@@ -205,6 +205,6 @@ def is_network(name: str, *, is_device: bool) -> bool:
 def _is_somebody_profiling() -> bool:
     """Return whether the script runs its own profiler.
 
-    Torch's profiler sets this flag; the trace here does not.
+    `torch.profiler` sets torch's flag `_is_profiler_enabled`; `TorchTrace` uses a lower layer and does not set it.
     """
     return bool(torch.autograd.profiler._is_profiler_enabled)

@@ -267,7 +267,7 @@ class Member:
                     raise
                 failed[rank] = error
 
-        with before_other_sessions():  # Starting ranks wait for the load.
+        with before_other_sessions():  # Starting ranks wait until their shards are loaded.
             await together(*(load(rank) for rank in self.here.ranks))
         if failed:
             raise failed[min(failed)]

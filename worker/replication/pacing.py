@@ -28,9 +28,9 @@ If no boundary was reported for this long, training is not iterating, and chunks
 """
 
 SHORT_SECONDS = 0.002
-"""Longest wait for which a stream's thread waits itself, instead of the event loop.
+"""Longest pause that a stream's thread sleeps by itself. The event loop schedules longer pauses.
 
-On a busy node, such a short wait would take longer on the event loop.
+On a busy node, the event loop would overrun such a short pause.
 """
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8

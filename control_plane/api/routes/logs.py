@@ -344,7 +344,7 @@ def _cursor(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, C
 
 
 def _planned(generations: Iterable[GenerationFacts], number: int) -> dict[NodeId, None]:
-    """Return the nodes of a generation's plan, in the order that tokens use.
+    """Return the nodes of a generation's plan, in the order in which page tokens number them.
 
     Empty if the plan is no longer stored.
     """

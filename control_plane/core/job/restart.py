@@ -124,7 +124,8 @@ def _incident_of(
         again = incidents.with_faults(
             again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found)
         )
-        is_planned = again.cause in (Cause.NOTICE, Cause.REQUESTED)  # a planned departure has replicated its last step
+        # a node that leaves as planned has replicated its last step
+        is_planned = again.cause in (Cause.NOTICE, Cause.REQUESTED)
         if view.seen.plan is not None and not is_planned:
             again = with_group_loss(again, view.seen.plan)
         return (), replace(again, decision=decision_words(again.cause, again.instance_ids))

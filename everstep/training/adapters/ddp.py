@@ -90,7 +90,7 @@ def fix_buckets(model: DistributedDataParallel) -> None:
     reducer = model.reducer
     gradients = [p.grad for p in parameters]
     with torch.enable_grad():
-        # Use the parameters' device: autograd runs one thread per device, so a second device would break the order.
+        # Use the parameters' device: autograd runs one thread per device, and hooks of two threads have no fixed order.
         end = torch.zeros((), device=parameters[0].device, requires_grad=True)
         for parameter in parameters:
             end = _Arrive.apply(end, parameter)  # type: ignore[no-untyped-call]

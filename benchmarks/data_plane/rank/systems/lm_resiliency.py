@@ -62,7 +62,7 @@ class LmResiliency:
         self._state.load(tree)
 
     def restore_peer(self) -> None:
-        """Restore with lm-resiliency's transfer function, which the adapter connects.
+        """Restore with lm-resiliency's transfer function over connections that the adapter sets up.
 
         lm-resiliency's own `load` never asks the other node.
         """
