@@ -9,7 +9,7 @@ The fleet loop calls `decide`. It is the only writer of desired capacity and of 
     ended               remove a member that AWS reports ended, by name; this launches its replacement
     moves               assign a job another node for each node that it must give up (`core.moves`)
 
-A node that its job gives up, or that is unusable as a spare, has a remedy: the fleet releases, holds, reboots or
+Each node that its job gives up, and each spare that is unusable, gets a remedy: the fleet releases, holds, reboots or
 terminates the node. An hourly limit applies to nodes that Everstep itself removes, so that wrong verdicts cannot empty
 the fleet.
 
@@ -101,7 +101,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
 
     Args:
         now: Unix seconds.
-        spec: what the user wants of the fleet.
+        spec: the fleet as its user registered it.
         observed: the group, the node table, the agents and the jobs of the fleet.
         policy: timeouts of the fleet's state machine.
 
@@ -194,7 +194,7 @@ class _Table:
         self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None
     ) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
-        is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)  # a person's request remains pending
+        is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)  # a person's request for the node remains pending
         request, words = (row.request, row.request_words) if is_kept else (None, "")
         self.rows[row.node_id] = replace(
             row,
@@ -349,9 +349,9 @@ class _Table:
                 self.take_out(row, Remedy.REPLACE, f"{what.format(REBOOT_SECONDS)}: {row.reason}")
 
     def _unheard(self, row: NodeRecord, since: float) -> float:
-        """Return how many seconds a node's report is overdue.
+        """Return for how many seconds the fleet has waited for a report of the node.
 
-        Only time in which this control plane could have received the report counts.
+        The measured time excludes periods in which this control plane could not have received the report.
         """
         node = self.node(row.node_id)
         if node.is_connected:
@@ -407,7 +407,7 @@ class _Table:
     def replace_within_limit(self, *, is_frozen: bool) -> None:
         """Mark the nodes whose replacement is requested now, within the hourly limit of the fleet.
 
-        All other nodes keep waiting for a later pass.
+        All other nodes wait for a later pass.
         """
         room = self.spec.max_replacements_per_hour - sum(
             self.now - at <= RATE_WINDOW_SECONDS for at in self.seen.replaced
@@ -432,10 +432,11 @@ class _Table:
         First, recovering jobs receive their missing nodes. Second, each job receives one node for each node that it
         must give up. Third, queued jobs receive complete gangs.
 
-        Warm nodes are preferred, because ranks on a freshly booted node spend seconds on imports. A node is warm if a
-        process with these imports is ready. No job waits for a warm node. Among equals, a recovering job gets nodes
-        from failure domains where it has the fewest nodes, so that copies of a shard are in different domains. Nodes
-        with a rebalance recommendation are the last choice. Nodes that AWS will reclaim are never assigned.
+        Warm nodes are preferred, because ranks on a freshly booted node spend seconds on imports. A node is warm if it
+        has a process ready that has finished these imports. No job waits for a warm node. Among nodes that are equally
+        warm, a recovering job gets nodes from failure domains where it has the fewest nodes, so that copies of a shard
+        are in different domains. Nodes with a rebalance recommendation are the last choice. Nodes that AWS will reclaim
+        are never assigned.
         """
         idle = [
             row for row in self.in_state(NodeState.SPARE) if is_ready(self.node(row.node_id), self.now, policy.timeouts)
@@ -462,12 +463,12 @@ class _Table:
             self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
-        """Return the idle nodes that a job has not excluded."""
+        """Return the idle nodes that a job may use, because it has not excluded them."""
         excluded = {exclusion.node_id for exclusion in job.exclusions}
         return [row for row in idle if row.node_id not in excluded]
 
     def _rank(self, row: NodeRecord, job: FleetJob, team: Mapping[str | None, int]) -> tuple[bool, bool, bool, int]:
-        """Return the sort key of a spare for a job with nodes in these failure domains.
+        """Return the sort key of a spare for a job whose nodes are in these failure domains.
 
         The fleet assigns the spare with the lowest key first. An unknown domain counts as a separate domain.
         """
@@ -481,8 +482,8 @@ class _Table:
     def _leaving(self, job: FleetJob) -> list[NodeRecord]:
         """Return the nodes that a job must give up.
 
-        For every launched job, these are the nodes that AWS will reclaim. While the job trains, its own moves are
-        added.
+        For every launched job, these are the nodes that AWS will reclaim. For a job that trains, the result also
+        contains the departures that the job itself has decided.
         """
         if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []
@@ -496,7 +497,7 @@ class _Table:
     def leaving(self) -> tuple[int, int]:
         """Return how many nodes unfinished jobs must give up: nodes that AWS will reclaim, and all others.
 
-        The first number includes only nodes that still count as members of their group.
+        The first number counts only nodes that still belong to their Auto Scaling group.
         """
         gone = {member.node_id for member in self.seen.group.members if member.is_leaving}
         rows = [row for job in self.jobs.values() for row in self._leaving(job)]
@@ -504,9 +505,9 @@ class _Table:
         return len(taken - gone), len(rows) - len(taken)
 
     def take_back(self) -> None:
-        """Remove additional nodes from a running job that no longer must give up a node.
+        """Remove surplus nodes from running jobs whose departures were cancelled.
 
-        The fleet keeps assigned any node that was asked for a promise.
+        The fleet does not remove a node that the job has already asked for its promise.
         """
         for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):
             extra = len(self._nodes_of(job)) - job.node_count - len(self._leaving(job))
@@ -531,8 +532,8 @@ class _Table:
         """Terminate one instance whose agent did not connect in time. Its group launches another one.
 
         The time limit doubles for each such instance in a row. A new instance repairs a problem of a single instance.
-        If all instances fail to join, for example because of their user data, only a person can repair the cause. Only
-        time in which this control plane could have accepted the agent counts.
+        If all instances fail to join, for example because of their user data, only a person can repair the cause. The
+        measured time excludes periods in which no agent could have connected to this control plane.
         """
         patience = self.join_seconds()
         settled = {
@@ -592,9 +593,9 @@ def _is_announced(row: NodeRecord) -> bool:
 def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
     """Return how many nodes jobs and spares need.
 
-    A node that AWS will reclaim adds one, because the fleet requests its replacement while the node still works. A
-    spare takes the place of any other node that a job must give up. If there are too few spares, the fleet requests
-    more nodes within the replacement limit, because each of them is a replacement.
+    A node that AWS will reclaim adds one to the number, because the fleet requests its replacement while the node still
+    works. A spare takes the place of any other node that a job must give up. If there are too few spares, the fleet
+    requests more nodes within the hourly limit for replacements.
     """
     runs = schedule(seen.jobs, seen.group.max_size - len(table.in_state(NodeState.HELD)), table.now).admitted
     wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
@@ -607,7 +608,7 @@ def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
 def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
     """Return the desired capacity.
 
-    A held node adds one, because its replacement also needs an instance of the group.
+    A held node adds one to the capacity, because its replacement also needs an instance of the group.
     """
     held = sum(_has_successor(row) for row in table.in_state(NodeState.HELD))
     return max(seen.group.min_size, min(seen.group.max_size, _needed(spec, seen, table) + held))
@@ -619,7 +620,7 @@ def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
     CreateFleet reports this capacity before the fleet exists.
 
     Args:
-        spec: what the user wants of the fleet.
+        spec: the fleet as its user registered it.
         min_size: MinSize of the group, the lower bound of the result.
         max_size: MaxSize of the group, the upper bound of the result.
 
@@ -633,8 +634,9 @@ def _without_hope(group: GroupObserved, desired: int) -> int:
     """Return the desired capacity without pending launches that the fleet no longer needs.
 
     The fleet cancels pending launches before it terminates surplus nodes. Otherwise the pending instances would arrive
-    and be surplus in turn. Every instance is protected from scale-in, so a capacity of the present instances terminates
-    none. An instance that arrives in the meantime is surplus like any other.
+    and be surplus in turn. Every instance is protected from scale-in. Lowering the capacity to the number of present
+    instances therefore terminates no instance. If an instance arrives in the meantime, the fleet later terminates it as
+    surplus.
     """
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
@@ -691,8 +693,8 @@ def _held_back(
 ) -> list[FleetAction]:
     """Return the actions for instances that a terminating hook holds.
 
-    The hook is completed once no job uses the instance or its agent is dead. It is extended while the upload of a last
-    step is not complete.
+    The fleet completes the hook once no job uses the instance or its agent is dead. While the upload of a job's last
+    step is not complete, the fleet extends the hook.
     """
     actions: list[FleetAction] = []
     asked_at = {
@@ -752,9 +754,9 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
 def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
     """Return orders to spares to hold source archives.
 
-    The fleet repeats the order until a spare reports these archives. Archives of jobs that may need a node soonest come
-    first. Agents fetch and verify the archives without unpacking them, because unpacked files cannot be verified again
-    and could be modified by another job.
+    The fleet repeats the order until a spare reports these archives. The archives of the jobs that may need a node
+    soonest have precedence. Agents fetch and verify the archives without unpacking them, because unpacked files cannot
+    be verified again and could be modified by another job.
     """
     held: dict[str, SourceArchive] = {}
     for job in in_order(job for job in table.jobs.values() if not job.is_paused or job.state in LAUNCHED_JOBS):
@@ -799,7 +801,8 @@ def _evidence(table: _Table) -> list[FleetAction]:
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
     """Return terminations of excluded nodes whose replacement is permitted.
 
-    Each termination launches a replacement, unless the fleet requested the replacement when AWS announced the end.
+    After each termination, the group launches a replacement. The exception is a node whose end AWS announced, because
+    the fleet requested its replacement then.
     """
     staying = set(group.staying)
     due = [
@@ -821,8 +824,10 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     """Return terminations of idle nodes that the fleet does not need.
 
     Nodes with a notice come first, then the newest nodes. The first `room` terminations also lower the desired
-    capacity. The group may have more members than it desires, because launches were under way when the capacity was
-    lowered, or because a person lowered it. Terminating such members launches no replacement.
+    capacity.
+
+    The group may have more members than it desires, if launches were under way when the capacity was lowered or if a
+    person lowered it. If such a member ends, the group launches no replacement.
     """
     spec = table.spec
     members = set(table.seen.group.staying)
@@ -838,7 +843,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    # sorted, so that a repeated order is identical
+    # sorted, so that repeated orders have the same content
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)

@@ -36,11 +36,11 @@ def expected(
     Args:
         node_count: the number of nodes of the job.
         node_seconds: time that the fleet's nodes have worked for jobs, summed over nodes.
-        failure_count: failures of all the fleet's jobs in that time.
-        mean_recovery_seconds: mean recovery time of the closed failures, or None if none has closed.
+        failure_count: failures of all the fleet's jobs in the time of `node_seconds`.
+        mean_recovery_seconds: mean recovery time of the closed failures, or None if no failure's incident has closed.
 
     Returns:
-        None if the fleet has had no failure, or no failure has recovered.
+        The expectation. None if the fleet has had no failure, or no job has recovered from one.
     """
     if not failure_count or node_seconds <= 0 or mean_recovery_seconds is None:
         return None

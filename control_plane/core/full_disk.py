@@ -22,9 +22,9 @@ class DiskRecord:
     """The history of writes to one disk or database. Times are monotonic seconds."""
 
     since: float
-    """When the first write failed since the disk last counted as usable."""
+    """Time of the first failed write since the disk last counted as usable."""
     failed_at: float
-    """When the newest failed write occurred."""
+    """Time of the newest failed write."""
     words: str
     """The error message of the newest failure."""
     has_stored: bool = False
@@ -45,12 +45,13 @@ def is_full(record: DiskRecord | None, now: float, free_bytes: int | None) -> bo
     """Return whether the disk still counts as full.
 
     Args:
-        record: the record of the place. None means that no write has failed.
+        record: the record of the disk. None means that no write has failed.
         now: monotonic seconds.
-        free_bytes: free space of the file system. None where the control plane cannot read it, as for PostgreSQL.
+        free_bytes: free space of the file system. None if the control plane cannot measure it, as for PostgreSQL.
 
     Returns:
-        False once the place has space again.
+        False if no write has failed, or if a later write succeeded, the quiet time has passed and the file system does
+        not lack free space.
     """
     if record is None:
         return False

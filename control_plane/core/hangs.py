@@ -7,7 +7,8 @@ docs/design.md#failures explains the rules.
     second limit            agents read the stacks again, then every `stall_seconds`; a fault if the stacks prove a hang
 
 A script may declare a limit itself (`session.phase`). Ranks that wait on purpose do not hang before that limit. The
-declared limit is used without a factor. Time within a declared limit does not change the learned limits.
+declared limit is used without a factor. Waits within a declared limit do not change the limits that Everstep has
+learned.
 
 Stacks prove a hang in these cases:
 
@@ -16,10 +17,11 @@ Stacks prove a hang in these cases:
     a rank is asleep, others are two boundaries ahead     the others do not depend on it, and it waits for nothing
     no rank's stack has changed up to the last limit      covers busy waiting: NCCL uses CPU and GPU
 
-The longest limit of all present phases applies to all ranks, because ranks wait for each other. Start and restore occur
-once per launch and depend mostly on caches and downloads, so they have the minimum of an unknown phase. The first step
-of a later generation is compared with the longest start, first step and step of the earlier ones. The rules therefore
-detect a repeated hang as fast as the first one.
+If ranks are in different phases, the longest limit of these phases applies to all ranks, because ranks wait for each
+other. The phases start and restore occur once per launch and depend mostly on caches and downloads. Their limit
+therefore has the same minimum as the limit of a phase that the job has not measured yet. The first step of a later
+generation is compared with the longest start, first step and step of the earlier ones. The rules therefore detect a
+repeated hang as fast as the first one.
 
 Invariant: pure. A rank that advances, computes or changes its stack never counts as hung. The rules report no fault
 while a node is silent.
@@ -59,12 +61,12 @@ CLOSING = "close"
 The rank waits until all other ranks have finished training.
 """
 IDLE_SHARE = 0.02
-"""CPU share, of one CPU, below which a rank counts as asleep."""
+"""Share of one CPU's time below which a rank counts as asleep."""
 LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
 """Maximum number of different stacks stored per reading."""
 TRAINS = "trains; "
-"""First words of a training job's stored reason if a clause follows."""
+"""First words of the stored reason of a job that trains. A clause about a suspected hang may follow them."""
 PROVEN = "RanksHang"
 """Type of the event that stores the full stacks of a proven hang.
 
@@ -88,7 +90,7 @@ class Watched:
 
     suspicion: Suspicion | None
     ask: tuple[NodeId, ...] = ()
-    """Nodes that have not yet sent the stacks of request `suspicion.number`."""
+    """Nodes from which the control plane requests stacks, because they have not answered request `suspicion.number`."""
     faults: tuple[Fault, ...] = ()
     stuck: NodeId | None = None
     """The single node that all others wait for. None if no single node can be identified."""
@@ -103,7 +105,7 @@ class Watched:
 def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport]) -> Pace:
     """Return the pace, updated with the times without progress that ranks have reported.
 
-    Times at another world size are discarded.
+    The result contains only times at the present world size.
     """
     longest = dict(pace.longest) if pace.world_size == world_size else {}
     for report in reports.values():
@@ -118,7 +120,7 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) ->
     Args:
         phase: the phase, as ranks report it.
         pace: the longest times without progress of the job so far.
-        timeouts: the ladder. `stall_seconds`, `hang_seconds` and `new_phase_seconds` are the floors.
+        timeouts: the ladder. `stall_seconds`, `hang_seconds` and `new_phase_seconds` are lower bounds of the limits.
         declared: the limit that the script declared for the phase, in seconds, or 0.
 
     Returns:
@@ -129,7 +131,8 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) ->
         return Limits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
     longest = pace.longest.get(phase)
     floor = timeouts.new_phase_seconds if longest is None or phase in DOWNLOADING else timeouts.stall_seconds
-    if phase == FIRST_STEP and longest is not None:  # the first step includes a compilation, as in the first generation
+    # the first step may include a compilation, as in the first generation
+    if phase == FIRST_STEP and longest is not None:
         longest = max(longest, *(pace.longest.get(other, 0.0) for other in ("start", "train")))
     first = max(floor, FACTOR * (longest or 0.0))
     second = max(timeouts.hang_seconds, _SECOND * first)
@@ -154,11 +157,12 @@ def watch(
         reports: the members' reports, of the newest generation.
         pace: the longest times without progress of the job so far.
         suspicion: the stored suspicion of the previous pass, or None.
-        timeouts: floors for the limits of all phases.
-        is_heard: whether every member is connected. The evidence rules handle silent members.
+        timeouts: the ladder, which contains the lower bounds of all limits.
+        is_heard: whether every member is connected. If not, the rules report no fault, because the evidence rules
+            handle silent members.
 
     Returns:
-        The suspicion to store, readings to request, faults and events.
+        The suspicion to store, requests for stacks, faults and events.
     """
     living = {
         rank.rank: (node, rank)
@@ -255,7 +259,7 @@ def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: T
 
 
 def promised_seconds(reports: Mapping[NodeId, MemberReport]) -> float:
-    """Return the longest time without progress that the script declares for any live rank, or 0."""
+    """Return the longest time without progress that the script declares for a live rank, or 0 without a declaration."""
     return max(
         (rank.limit_seconds for report in reports.values() for rank in report.ranks if rank.exit is None), default=0.0
     )
@@ -276,7 +280,7 @@ def failure(
         reports: the reports of its members.
         max_boundary: the highest boundary that any generation had reached.
         at: Unix seconds.
-        stuck: the only stuck node, if identified. The breakers may try another node in its place.
+        stuck: the single node that all others wait for, or None. The breakers may replace this node.
 
     Returns:
         A failure at the boundary of the slowest rank.
@@ -338,7 +342,10 @@ def _proof(
     still: float,
     limit: Limits,
 ) -> str:
-    """Return the proof that the ranks cannot continue by themselves, as a clause, or an empty string."""
+    """Return the proof that the ranks cannot continue by themselves, as a clause.
+
+    Return an empty string if the stacks prove nothing.
+    """
     stopped = sorted(rank for rank in overdue if rank in looks and looks[rank].is_stopped)
     if stopped:
         return f"{_named(stopped, living)} stopped by a signal"
@@ -394,7 +401,7 @@ def _odd_ones(
 
 
 def _groups(looks: Mapping[Rank, RankStacks]) -> dict[str, list[Rank]]:
-    """Return ranks grouped by the stack of their main thread."""
+    """Return the ranks in groups with the same stack of the main thread."""
     groups: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         groups.setdefault(_main(look) or look.error, []).append(rank)
@@ -408,7 +415,7 @@ def _main(look: RankStacks) -> str:
 
 
 def _in_brief(looks: Mapping[Rank, RankStacks]) -> tuple[str, ...]:
-    """Return one line of text per distinct main stack, the stack of most ranks first."""
+    """Return one line of text per distinct stack of a main thread. The stack that most ranks share is first."""
     groups = sorted(_groups(looks).items(), key=lambda item: (-len(item[1]), item[1]))[:MAX_GROUPS]
     return tuple(f"{_rank_word(ranks)} {_list(ranks)}: {_frames(place)}" for place, ranks in groups)
 

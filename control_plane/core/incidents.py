@@ -37,10 +37,10 @@ class Fault:
     implicates: Implication | None = None
     """The entry for the history of the implicated node, whether or not the node is lost.
 
-    The incident id is set later.
+    The function that stores the entry sets its incident id.
     """
     rank: Rank | None = None
-    """The rank that ended. None if the fault concerns no rank."""
+    """The rank whose end is the fault. None for faults of nodes and agents."""
     unreached: NodeId | None = None
     """A node that other members could not reach. The node may be alive."""
 
@@ -69,7 +69,7 @@ def opened(
         run: the run of the job.
         generation: number of the failed generation.
         faults: the faults that ended it. Not empty.
-        decision: what the control plane does about it, as a sentence.
+        decision: what the control plane does about the failure, as a sentence.
         reason: cause of the decision, as a sentence.
         reached: the highest boundary that any rank has reported.
         now: Unix seconds.
@@ -117,8 +117,8 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
 def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None) -> IncidentRecord:
     """Return the incident with a note that no control plane was active after the failure.
 
-    The note contains the time without a control plane between failure and detection. A later note replaces it if the
-    failure turns out to be earlier.
+    The note contains the time without a control plane between failure and detection. If a later report shows an earlier
+    failure, a new note replaces the first one.
     """
     since, until = unwatched or (0.0, 0.0)
     away = min(until, incident.opened_at) - max(since, incident.failed_at)
@@ -172,9 +172,9 @@ def moment_of(
 
 
 def lost_steps(incident: IncidentRecord) -> int | None:
-    """Return how many steps training repeats.
+    """Return the number of steps that training repeats: the highest boundary before the failure minus the base step.
 
-    This is the highest boundary before the failure minus the base. Return None until the base is chosen.
+    Return None until the control plane has chosen the base step.
     """
     return None if incident.from_step is None else max(0, incident.reached_step - incident.from_step)
 

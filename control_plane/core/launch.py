@@ -40,7 +40,7 @@ A reason is stored whenever it changes, so its numbers must not change with ever
 class Roll:
     """The members of the next generation, by the state of their promises.
 
-    A vacancy is a position among the members that has no node yet.
+    A vacancy is a GROUP_RANK that has no node yet.
     """
 
     places: tuple[NodeId | None, ...]
@@ -72,8 +72,7 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         policy: timeouts, among them the limit for a promise.
 
     Returns:
-        One entry per GROUP_RANK: promised, late, unreachable or vacant. A new node that was asked for its promise keeps
-        its GROUP_RANK even if other nodes arrive.
+        The roll. A new node that was asked for its promise keeps its GROUP_RANK even if other nodes arrive.
     """
     excluded = {exclusion.node_id for exclusion in record.exclusions}
     available = [node for node in seen.assigned if node not in excluded]
@@ -123,7 +122,7 @@ def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
     """Return the step that the nodes' memory should still hold.
 
-    This is the newest known commit, or the base of the newest started generation if the base is newer.
+    This is the newest known committed step, or the base of the newest started generation if the base is newer.
     """
     parent = parent_of(seen)
     base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
@@ -133,7 +132,7 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
     """Return the sources that a restore can use, given the present promises.
 
-    For the ranks of a vacancy, the owner is an empty string.
+    For the ranks of a vacancy, the survey's owner is an empty string.
     """
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
     return recovery.Survey(
@@ -156,7 +155,7 @@ def make_plan(
         spec: specification of the job at its newest revision.
         seen: the observation of this pass.
         record: the record with the exclusions of this pass.
-        roll: roll without late, unreachable or vacant places.
+        roll: the roll, in which every member has promised and no vacancy remains.
         policy: timeouts that the plan passes on to the agents.
 
     Returns:

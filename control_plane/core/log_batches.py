@@ -33,7 +33,7 @@ def batches(lines: Iterable[Line]) -> Iterator[tuple[Line, ...]]:
     """Yield the lines of one log stream in batches.
 
     Args:
-        lines: in any order. The function sorts them by time and truncates messages that are too long.
+        lines: the lines in any order. The function sorts them by time and truncates messages that are too long.
 
     Yields:
         Batches, one per PutLogEvents call.

@@ -17,7 +17,7 @@ def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count:
 
     Args:
         plan: the plan of the previous generation, or None before the first generation.
-        available: the nodes that the job has and may use. New nodes fill vacancies in this order.
+        available: the nodes of the job that it may use. New nodes fill vacancies in this order.
         node_count: the number of nodes of the job.
 
     Returns:

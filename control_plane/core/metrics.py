@@ -1,11 +1,11 @@
-"""Metrics of scripts and nodes as points over steps. Points of old steps are coarser.
+"""Metrics of scripts and nodes as points over steps. A point of older steps covers more steps.
 
     width    steps per point: 1 for values as logged, then FOLD, FOLD² …
     chunk    the points of one width with the same quotient step ÷ (POINTS_PER_CHUNK × width), stored together
 
 Each width keeps its newest `kept_chunks` chunks. The oldest chunk beyond that is folded into the next width. The number
-of points per width is therefore bounded. A metric has one more width each time its number of steps grows by the factor
-FOLD.
+of points per width is therefore bounded. A metric gets a further width each time its number of steps grows by the
+factor FOLD.
 
 Invariant: each step counts in at most one point of a metric, and no point spans two chunks.
 """
@@ -33,7 +33,7 @@ class Point:
     """The first step with a value."""
     last_step: int
     at: float
-    """When the last value was logged, in Unix seconds."""
+    """Time at which the script or node logged the last value, in Unix seconds."""
     count: int
     """The number of values."""
     finite_count: int
@@ -137,7 +137,7 @@ def first_step(chunk: int, width: int) -> int:
 def kept_chunks(width: int) -> int:
     """Return how many chunks of a width a metric keeps.
 
-    That is 4,096 logged steps, and 1,024 points of each larger width.
+    The kept chunks contain 4,096 points of width 1, and 1,024 points of each larger width.
     """
     return 32 if width == 1 else 8
 
@@ -158,7 +158,7 @@ def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
 
 
 def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]:
-    """Return all points sorted by step.
+    """Return stored and new points together, sorted by step.
 
     A new point replaces a stored point with the same first step.
     """
@@ -186,7 +186,8 @@ def resampled(
         seconds: seconds that each point should span, instead of steps.
 
     Returns:
-        Points of the requested span. The span is doubled until the number of points is within the limit.
+        Points of the requested span. If there are more than `limit`, the function doubles the span until their number
+        is within the limit.
     """
     if seconds is not None:
         while len(found := _by(points, partial(_period, seconds))) > limit:

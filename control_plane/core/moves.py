@@ -14,7 +14,7 @@ A departure is the planned loss of one member. An announced departure is one tha
 
 A move never weakens protection. If the ranks do not agree on a stop in time, the ordinary recovery follows. For a node
 that AWS reclaims, the job first uses all available time to save the last step. Then it gives the node up, even if this
-loses a step. A job keeps any other node if a committed step would be lost without it.
+loses a step. A job keeps every other node whose departure would lose a committed step.
 
 Invariant: pure and level-triggered. No job stops before another node is available, except at the last moment before AWS
 reclaims a node.
@@ -63,8 +63,8 @@ def wanted(
         not_before: the earliest time for the next departure that AWS did not announce.
 
     Returns:
-        `known`, unchanged, once a stop was requested. Otherwise one departure per node to give up. Nodes that AWS
-        reclaims come first, in the order of their announced ends.
+        `known` without a change, if an agreed stop was already requested. Otherwise one departure per node to give up.
+        Nodes that AWS reclaims come first, in the order of their announced ends.
     """
     if asked(known):
         return tuple(known)
@@ -123,8 +123,8 @@ def impaired(verdict: Verdict) -> Departure:
 def _is_impaired(verdict: Verdict) -> bool:
     """Return whether the job should give up a member at an agreed stop.
 
-    True if the member works with a fault, or if only its peers cannot reach it. In the second case the member may hold
-    the only copy of a shard.
+    True if the member works with a fault. Also true if other members cannot reach it although its agent reports,
+    because it may then hold the only copy of a shard.
     """
     return verdict.standing is Standing.IMPAIRED or (
         verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE
@@ -147,7 +147,7 @@ def successors(
     now: float,
     timeouts: Timeouts,
 ) -> list[NodeId]:
-    """Return the assigned nodes that are ready to replace a member now."""
+    """Return the assigned nodes that can replace a member immediately."""
     return [node_id for node_id in lent(plan, assigned) if is_ready(nodes[node_id], now, timeouts)]
 
 
@@ -175,8 +175,8 @@ def due(
     One stop for several departures costs less than several stops.
 
     Args:
-        known: all departures of the job; the first ones leave first.
-        ready_count: nodes that could take a place.
+        known: all departures of the job, in the order in which the job gives up the nodes.
+        ready_count: the number of ready nodes that could replace a departing node.
         upload_seconds: duration of the last checkpoint's upload, or None.
         now: Unix seconds.
         timeouts: `final_round_seconds` precedes the end of a departing node.
@@ -208,24 +208,24 @@ def last_moment(ends_at: float, upload_seconds: float | None, timeouts: Timeouts
 
 
 def asked(known: Sequence[Departure]) -> tuple[Departure, ...]:
-    """Return the departures for which the agreed stop was requested, or none before the request."""
+    """Return the departures for which the job loop requested the agreed stop. Empty before the request."""
     return tuple(move for move in known if move.asked_at is not None)
 
 
 def is_stuck(
     known: Sequence[Departure], progress_at: float, now: float, timeouts: Timeouts, promised_seconds: float
 ) -> bool:
-    """Return whether the agreed stop fails and training makes no progress.
+    """Return whether the agreed stop has failed, because training makes no progress.
 
-    Ending the generation then costs no additional steps.
+    The control plane then ends the generation, which costs no additional steps.
 
     Args:
         known: all departures of the job.
         progress_at: Unix seconds of the last new step, or the end of a later period without a control plane.
         now: Unix seconds.
         timeouts: `blind_wait_seconds` limits the time without progress.
-        promised_seconds: how long the script lets ranks make no progress. It does not count if a node leaves at a fixed
-            time.
+        promised_seconds: longest time without progress that the script declares, in seconds. Ignored if AWS ends one of
+            the nodes at a fixed time.
 
     Returns:
         Whether the control plane should end the generation.
@@ -249,7 +249,7 @@ def is_held_elsewhere(
 ) -> bool:
     """Return whether the remaining nodes hold the last commit of every shard.
 
-    The owners' agents report the holders.
+    The result follows from the holders that the owners' agents report.
     """
     in_view = {shard.rank: shard.in_view for report in reports.values() for shard in report.protection}
     return all(any(holder not in leaving for holder in in_view.get(rank.rank, ())) for rank in plan.ranks)
@@ -289,12 +289,12 @@ def checkpoint_wait(
     fails, the job keeps the node.
 
     Args:
-        ends_at: Unix seconds at which the first leaving node may end, or None if no source names a time.
+        ends_at: Unix seconds at which the first departing node may end, or None if no source names a time.
         is_announced: whether AWS removes one of the nodes.
         stopped_at: Unix seconds at which the last rank stopped.
         upload_seconds: duration of the last checkpoint's upload, or None.
         is_replaceable: whether a ready node exists for every departure, so the wait costs training time.
-        is_held: whether staying nodes hold every shard, so no step depends on the checkpoint.
+        is_held: whether the remaining nodes hold every shard, so that no step depends on the checkpoint.
         now: Unix seconds.
         timeouts: `final_round_seconds`, `blind_wait_seconds` and `prepare_deadline_seconds` limit the wait.
 
@@ -354,7 +354,7 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 
     Args:
         move: the departure that the job carries out.
-        at: Unix seconds when training stopped. Nothing failed before.
+        at: Unix seconds at which training stopped for the departure.
         now: Unix seconds.
 
     Returns:
@@ -373,18 +373,18 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 
 
 def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: float) -> Implication:
-    """Return the history entry for a member that stays and had lost its connection to a member that the job releases.
+    """Return the history entry for a remaining member that could not reach a departing member.
 
-    If this member later loses the connection to another member, its history shows that it is the faulty one.
+    If the remaining member later cannot reach another member either, its history shows that it is the faulty node.
 
     Args:
-        node_id: the member that stays.
-        left: departures of the members that the job releases.
+        node_id: the member that remains in the job.
+        left: departures of the members that the job gives up.
         incident: the id of the incident.
         now: Unix seconds.
 
     Returns:
-        An entry for the history of the member that stays.
+        An entry for the history of the remaining member.
     """
     names = ", ".join(move.node_id for move in left)
     words = f"{node_id} and {names} had lost each other's replicas; {names} was left"

@@ -16,8 +16,7 @@ from everstep.protocol.ids import NodeId
 MAINTENANCE_LEAD_SECONDS = 3600.0
 """Time before a maintenance window at which a running job gives up the node.
 
-AWS announces maintenance days ahead. Before the lead time begins, the fleet replaces the node only while no job uses
-it.
+AWS announces maintenance days ahead. Before this time, the fleet replaces the node only while no job uses it.
 """
 OVER_SECONDS = 600.0
 """Time from an announced interruption until its notice expires, if the instance still runs.
@@ -65,7 +64,7 @@ def urgent(node: NodeObserved, now: float) -> Notice | None:
 def in_words(node_id: NodeId, notice: Notice) -> str:
     """Return a notice as a sentence of evidence, in AWS's words.
 
-    The sentence contains no elapsed time. It is stored and shown whenever it changes.
+    The sentence contains no elapsed time, because the control plane stores each change of it.
     """
     return f"{ANNOUNCED} {node_id}: {notice.kind.value.replace('_', ' ')} ({notice.message})"
 
@@ -79,7 +78,7 @@ def _is_far(notice: Notice, now: float) -> bool:
 
 
 def _is_over(notice: Notice, now: float) -> bool:
-    """Return whether the announced interruption did not happen and the notice has expired."""
+    """Return whether the notice has expired, because the announced interruption did not happen."""
     return (
         notice.kind in (NoticeKind.SPOT_INTERRUPTION, NoticeKind.CAPACITY_BLOCK_END)
         and now - (notice.ends_at or now) > OVER_SECONDS

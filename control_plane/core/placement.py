@@ -33,7 +33,7 @@ class Placement:
     The last group may be a ring of more than `copies` nodes.
     """
     holders: Mapping[NodeId, tuple[NodeId, ...]]
-    """Holders by owner. The owner is its first holder."""
+    """The holders of each node's shards, by the owner's id. The owner is the first holder of its own shards."""
 
 
 def plan(
@@ -50,16 +50,16 @@ def plan(
     Args:
         nodes: the members by GROUP_RANK.
         copies: m, the number of nodes that hold a shard, the owner included.
-        domains: the failure domain (network node) of each node. A node without an entry is a domain of its own. A fresh
+        domains: the failure domain (network node) of each node. A node without an entry is a domain of its own. A new
             placement uses as many domains per group as possible.
-        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). The placement is fresh if `before`
-            is empty or fits another number of copies or nodes.
+        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). The function makes a new placement
+            if `before` is empty or fits another number of copies or nodes.
 
     Returns:
-        Groups and holders.
+        The groups, and the holders of each node's shards.
 
     Raises:
-        ImpossiblePlacement: more copies than nodes, fewer than one copy, or a duplicate node.
+        ImpossiblePlacement: the job has more copies than nodes, fewer than one copy, or a duplicate node.
     """
     if not 1 <= copies <= len(nodes):
         raise ImpossiblePlacement(
@@ -113,7 +113,7 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
     """Return the probability that every shard survives a simultaneous loss of `lost_count` nodes.
 
     All sets of lost nodes are equally likely. The result is exact for all arguments. GEMINI's Corollary 1 is only a
-    bound from 2m losses on.
+    bound if 2m or more nodes are lost.
 
     Args:
         node_count: N.

@@ -10,13 +10,13 @@ the head:
 
 - **Backfill.** A job behind the head may start only on nodes that the head cannot use. Running jobs can end at any time
   and in any order (`MaxRuntimeInSeconds` is the latest end, not the earliest). Therefore the rule considers every
-  subset of the running jobs that may remain. If the head fits beside the subset, it must also fit beside the subset and
-  the new job.
+  subset of the running jobs that may remain. Wherever the head fits beside the remaining jobs, it must also fit beside
+  them and the new job.
 - **Preemption.** For a head of higher priority, preemptible jobs pause (an agreed stop with a checkpoint), lowest
   priority and youngest first. The fewest possible jobs pause. No job pauses if all of them together do not free enough
   nodes. A job that still waits for its gang returns to the queue without a loss.
-- **Quotas.** A job that would exceed its project's quota waits outside the queue. It cannot be the head, and no job
-  releases nodes for it.
+- **Quotas.** A job that would exceed its project's quota waits outside the queue. Such a job cannot be the head, and no
+  other job releases nodes for it.
 - **Pauses.** A job that a person paused also releases its nodes at an agreed stop. It returns to the queue when a
   person resumes it.
 - **Patience.** An incomplete gang that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes. The job then
@@ -59,14 +59,14 @@ class Schedule:
     limited: Mapping[RunId, int]
     """Waiting jobs that would exceed their project's quota.
 
-    Each has the number of nodes that the project holds.
+    The value for each job is the number of nodes that its project holds.
     """
     capacity: int
     free_count: int
-    """Nodes that no job may claim."""
+    """Number of nodes that remain free under this schedule."""
 
     def place_of(self, run: RunId) -> int | None:
-        """Return a job's position in the queue, from 1, or None if it does not wait."""
+        """Return a job's position in the queue, counted from 1. Return None if the job does not wait in the queue."""
         return next((place for place, job in enumerate(self.waiting, 1) if job.run == run), None)
 
     def ahead_of(self, run: RunId) -> tuple[FleetJob, ...]:
@@ -82,7 +82,7 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
 
     Args:
         jobs: the jobs of one fleet that have not ended. Jobs that a person paused do not wait.
-        capacity: nodes that jobs may have: the group's MaxSize without held nodes.
+        capacity: number of nodes that jobs may hold: the group's MaxSize minus held nodes.
         now: Unix seconds.
 
     Returns:
@@ -145,7 +145,7 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[
         True if the following holds for every subset of the jobs that hold nodes: if the head fits beside the subset, it
         also fits beside the subset and the new job.
     """
-    reachable = 1  # bit n is set if some subset of the holding jobs holds exactly n nodes
+    reachable = 1  # bit n is set if some subset of the jobs with nodes holds exactly n nodes
     for count in holding_counts:
         reachable |= reachable << count
     least = max(0, capacity - head_count - newcomer_count + 1)  # below this number of taken nodes, both jobs fit
@@ -216,7 +216,7 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
         soon += job.node_count
     if soon < head.node_count:
         return []
-    for job in reversed(chosen[:]):  # drop jobs that were chosen early and are not needed after all
+    for job in reversed(chosen[:]):  # remove jobs that were chosen early and that later choices made unnecessary
         if soon - job.node_count >= head.node_count:
             chosen.remove(job)
             soon -= job.node_count

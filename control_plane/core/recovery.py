@@ -25,7 +25,7 @@ FARTHEST = ("local", "peer", "s3")
 UNBOUNDED = Step(2**62)
 
 Path = Mapping[Generation, Step]
-"""The last step on the path, by origin generation."""
+"""The history that leads to a generation: by origin generation, the last step that belongs to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ class Survey:
     owners: Sequence[NodeId]
     """The node of each rank in the new generation, by rank."""
     inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
-    """Inventories of the nodes that promised, as they were at the promise."""
+    """Inventories of the nodes that have promised, as the nodes reported them with the promise."""
     path: Path
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
     committed: Step = NO_STEP
     """The newest step known to be committed on the path (`newest_committed`), or -1."""
     slot_count: int = 2
-    """Slots per shard on a holder."""
+    """Number of slots that a holder has for each shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Restore:
 
     base_step: Step
     sources: tuple[tuple[ShardSource, ...], ...]
-    """Sources by rank, best first. All empty if the base is 0."""
+    """Sources by rank, best first. Every rank has an empty list if the base is 0."""
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
     """Slots that a node must not overwrite before the base is committed, by node."""
     forgotten: tuple[Rank, ...] = ()
@@ -127,7 +127,7 @@ def choose(survey: Survey) -> Restore:
         survey: shards in memory and in S3 that the members can get.
 
     Returns:
-        The base, its sources, and the slots that every node has to keep.
+        The base, its sources, and the slots that each node must keep.
     """
     ranks = [Rank(rank) for rank in range(len(survey.owners))]
     found = [_sources_by_step(survey, rank) for rank in ranks]
@@ -147,7 +147,7 @@ def choose(survey: Survey) -> Restore:
 def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource, ...]]:
     """Return the sources of a rank's shard by step on the path.
 
-    The order is: the rank's own node, peers, S3.
+    For each step, the sources are sorted: the rank's own node, other nodes, S3.
     """
     refused = {(item.is_object, item.origin_generation, item.step) for item in survey.refused if item.rank == rank}
     owner = survey.owners[rank]
@@ -209,8 +209,8 @@ def stored_step(survey: Survey, base: Step) -> Step:
 def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]:
     """Return the slots that a node must not overwrite before the base is committed.
 
-    These are the slots on the path up to the base. A node that lacks the base of a shard needs one free slot to receive
-    it. Of the other slots, it then keeps the newest committed step first, and after that the newest other steps.
+    These are the slots on the path up to the base. A node that does not hold the base of a shard needs one free slot to
+    receive it. It fills its other slots first with the newest committed step, and then with the newest other steps.
     """
     kept: dict[Rank, list[SlotRecord]] = {}
     for slot in survey.inventories[node]:

@@ -25,8 +25,8 @@ LEMON_INCIDENTS = 3
 LEMON_WINDOW_SECONDS = 24 * 3600.0
 """Period in which `LEMON_INCIDENTS` incidents make a node a lemon.
 
-Jobs do not use a lemon again. The causes of the incidents do not matter. Source: Kokolis et al., HPCA'25 (arXiv
-2410.21680), section on lemon nodes: a few nodes cause most failures, and their history identifies them.
+Jobs do not use a lemon again. Incidents of all causes count. Source: Kokolis et al., HPCA'25 (arXiv 2410.21680),
+section on lemon nodes: a few nodes cause most failures, and their history identifies them.
 """
 HISTORY_LIMIT = 20
 """Limit for the newest history entries that the rules consider."""
@@ -100,9 +100,10 @@ FAULTS: Mapping[str, Remedy] = {
 }
 """Remedies by fault code. `gpu_xid` uses `XID` instead.
 
-GPU_LOST is an Xid 79 whose kernel message was missed. Processes that access an unresponsive disk block in the kernel
-until a reboot, and a node that does not return from the reboot is replaced. Throttling, network errors, a full disk and
-low memory are temporary or caused by the job. Ranks that fail from them restart, and the breakers limit the restarts.
+An agent reports GPU_LOST for an Xid 79 whose kernel message it missed. Processes that access an unresponsive disk block
+in the kernel until a reboot. If the node does not return from the reboot, the fleet replaces it. Throttling, network
+errors, a full disk and low memory are temporary or caused by the job. If such a fault ends ranks, the ranks restart,
+and the breakers limit the number of restarts.
 """
 _XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)
 
@@ -164,7 +165,7 @@ def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: floa
         now: Unix seconds.
 
     Returns:
-        The first of the most severe faults. None if no fault calls for a reboot or a replacement.
+        The first of the most severe faults. None if no fault requires a reboot or a replacement.
     """
     for grave in (Remedy.REPLACE, Remedy.REBOOT):
         for fault in faults:

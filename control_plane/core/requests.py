@@ -10,8 +10,8 @@
 The node's row stores the request until it is fulfilled. The fleet loop fulfils the request once no job uses the node.
 Until then, it assigns the node to no other job.
 
-Invariant: pure. The API refuses a request that would harm a job or is impossible. A stored request that has become
-impossible waits. Everstep never forces it.
+Invariant: pure. The API refuses a request that would harm a job or is impossible. If a stored request becomes
+impossible, it stays pending until it is possible again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Standing:
     max_node_count: int
     job_name: str = ""
     taken_over_by: str = ""
-    """The person that has taken over the node's job. Empty if Everstep manages the job."""
+    """The person who has taken over the node's job. Empty if Everstep manages the job."""
 
 
 def refusal(asked: NodeRequest, standing: Standing) -> str:

@@ -31,9 +31,9 @@ Rank = tuple[int, int]
 A shard has changed if its holders differ from the original placement.
 """
 PARTNERS = 16
-"""Number of groups that the solver tries as partners of the ring.
+"""Number of groups with which the solver tries to exchange members of the ring.
 
-The solver sorts the groups by suitability, so that further groups would not save changes.
+The solver tries the most suitable groups first. Trying more groups would not reduce the number of changed shards.
 """
 
 
@@ -74,10 +74,7 @@ class _Search:
     """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:
-        """Apply an exchange that lowers the number of exposed shards.
-
-        Return False if no such exchange exists.
-        """
+        """Apply an exchange that lowers the number of exposed shards, and return whether one exists."""
         before = self.exposed_count
         if before:
             self.original = self.original or {
@@ -159,9 +156,9 @@ class _Search:
             yield from self.recuts(ring, index)
 
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
-        """Yield splits in which neighbours of the ring form a new group and another group joins the ring.
+        """Yield new divisions in which neighbours of the ring form a group, and another group joins the ring.
 
-        A split changes one shard less than an exchange.
+        Such a division changes one shard less than an exchange.
         """
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):
@@ -227,7 +224,7 @@ class _Search:
             self.borrow(exposed[domain], domain)
 
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
-        """Exchange members so that each of these groups has one from outside its domain.
+        """Exchange members so that each of these groups has one member from outside the groups' common domain.
 
         All these groups share one domain. The partner of an exchange keeps at least one member outside that domain.
         """

@@ -29,9 +29,9 @@ from control_plane.core.observed.fleets import FleetHistory, FleetSpec
 PRIOR_FAILURES = 1
 PRIOR_NODE_SECONDS = 154 * 86_400.0
 ENOUGH_FAILURES = 5
-"""Number of failures from which the observed rate alone is considered.
+"""Number of observed failures from which the observed rate alone may replace the rate with the prior.
 
-It applies if it exceeds the rate with the prior.
+The fleet plans for the higher of the two rates.
 """
 PRIOR_REPLACEMENTS = 3
 PRIOR_REPLACEMENT_SECONDS = 420.0
@@ -51,7 +51,7 @@ def spare_count(spec: FleetSpec, history: FleetHistory, working_count: int) -> i
     Args:
         spec: the fleet's specification, with a spare count or a probability.
         history: failures and replacements that the fleet has observed.
-        working_count: nodes that jobs have or wait for.
+        working_count: the number of nodes that jobs hold or wait for.
 
     Returns:
         The specified count, or the smallest count that reaches the specified probability.

@@ -133,7 +133,7 @@ class NodeEvent(StrEnum):
 
 
 class IncidentState(StrEnum):
-    """The states of an incident. The first three are measured phases.
+    """The states of an incident. Everstep measures the duration of the first three as phases.
 
     REPLACING: Everstep has detected the failure. The phase ends when all nodes of the new generation have promised.
     RESTORING: Members load shards, and ranks start. The phase ends when every rank has completed a step after the base
@@ -295,7 +295,7 @@ def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, sto
         entity: name of the object for the error message, for example `job gpt`.
         state: state of the object before the event.
         event: event that has happened to the object.
-        story: how the object reached its present state, for the error message.
+        story: earlier transitions that led to the present state, for the error message.
 
     Returns:
         The next state. It may equal the present state.
@@ -323,7 +323,7 @@ class TrainingJobStatus(StrEnum):
 
 
 class ProtectionState(StrEnum):
-    """Completeness of the protection of a job's state by memory.
+    """Degree to which copies in the memory of nodes protect a job's state.
 
     - PROTECTED: every shard has all its copies.
     - DEGRADED: at least one shard has fewer copies, or ranks refuse snapshots.
@@ -381,7 +381,7 @@ def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> 
 
     Args:
         state: state of the job as stored.
-        is_stop_requested: a stop was requested, and the job has not ended.
+        is_stop_requested: whether a stop was requested and the job has not ended.
 
     Returns:
         One of SageMaker's values. A requested stop is visible immediately.
@@ -403,11 +403,11 @@ def secondary_status(
 
     Args:
         state: state of the job as stored.
-        has_started: the job has been launched on nodes before.
-        has_stepped: some launch of the job has completed a step.
-        is_stepping: the newest launch has completed a new step.
-        is_stop_requested: a stop was requested, and the job has not ended.
-        is_pause_requested: a person paused the job and has not resumed it.
+        has_started: whether the job has been launched on nodes before.
+        has_stepped: whether some launch of the job has completed a step.
+        is_stepping: whether the newest launch has completed a new step.
+        is_stop_requested: whether a stop was requested and the job has not ended.
+        is_pause_requested: whether a person paused the job and has not resumed it.
 
     Returns:
         The status. A requested stop or pause is visible immediately. A launch counts as training from its first new

@@ -23,7 +23,7 @@ class _Rung(NamedTuple):
     """The timeout as a multiple of `detection_seconds`."""
     meaning: str
     reason: str
-    """Why the timeout has this position in the ladder."""
+    """The reason for the timeout's position in the ladder."""
 
 
 class _Fixed(NamedTuple):
@@ -31,12 +31,9 @@ class _Fixed(NamedTuple):
     seconds: float
     meaning: str
     reason: str
-    """Why the limit does not follow `detection_seconds`."""
+    """The reason why the limit is independent of `detection_seconds`."""
     outlasts: str = ""
-    """Name of the rung that must not exceed this limit.
-
-    Empty if the limit depends on no rung.
-    """
+    """Name of a rung that must not be longer than this limit. Empty if the limit does not depend on a rung."""
 
 
 HELLO_SECONDS = 10.0
@@ -185,7 +182,7 @@ def ladder(detection_seconds: float) -> Timeouts:
     """Return all timeouts for one detection time.
 
     Args:
-        detection_seconds: the time after which silence is noticed. Every rung is a multiple of it.
+        detection_seconds: the target time in seconds to detect a failure. Every rung is a multiple of it.
 
     Returns:
         The ladder, as the control plane sends it to agents and stores it in plans.

@@ -35,7 +35,7 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
 
     Args:
         now: Unix seconds.
-        spec: what the user asked for.
+        spec: the specification that the user requested.
         observed: the stored record, and what the agents, the fleet and S3 report.
         policy: timeouts of the job's state machine.
 

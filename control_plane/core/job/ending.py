@@ -30,12 +30,15 @@ from everstep.protocol.agent_messages import MemberPhase
 PAUSE_PATIENCE_TIMES = 5
 """Limit for the upload after a job's end, in units of `blind_wait`.
 
-The upload of a large state takes minutes, and the job's nodes are idle meanwhile.
+The limit is needed because the upload of a large state takes minutes, and the job's nodes are idle meanwhile.
 """
 
 
 def finish(view: JobView, *, is_durable: bool) -> Decision:
-    """End a job whose ranks all ended with success. After an agreed stop, wait for the last step to reach S3."""
+    """End a job whose ranks all ended with success.
+
+    After an agreed stop, the job first waits until its last step is in S3.
+    """
     record = view.record
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
     was_stopped = record.state is not JobState.RUNNING and not (
@@ -77,7 +80,7 @@ def _success_words(record: JobRecord) -> str:
 def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
     """Return whether the newest committed step can still become a checkpoint.
 
-    True if all nodes report, and their ranks ended within the upload limit.
+    True if all nodes report, and the time since their ranks ended is shorter than the upload limit.
     """
     if _awaits_manifest(view, is_durable=is_durable):
         return True
@@ -88,7 +91,10 @@ def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
 
 
 def _awaits_manifest(view: JobView, *, is_durable: bool) -> bool:
-    """Return whether complete shards in S3 still lack their manifest. A failed put of a manifest is retried."""
+    """Return whether complete shards in S3 still lack their manifest.
+
+    The control plane retries a failed write of a manifest.
+    """
     return not is_durable and watched_seconds(view, _ended_at(view)) < _upload_patience(view)
 
 
@@ -108,7 +114,7 @@ def _upload_patience(view: JobView) -> float:
 
 
 def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:
-    """Ask for the agreed stop. If the ranks cannot agree, kill all running ranks.
+    """Request the agreed stop from the ranks. If the ranks cannot agree, kill them.
 
     The coordinator receives the halt too, and orders the upload of the newest committed step.
     """
@@ -153,9 +159,8 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
 def _stop_patience(view: JobView) -> float:
     """Return how many seconds a stop waits for ranks that complete no step before it kills them.
 
-    Ranks agree on a stop at their boundaries, so ranks that hang cannot agree. The limit is short in two cases: ranks
-    seem to hang, or the launch has no new step yet. In the second case, killing the ranks loses no step, and no learned
-    limit distinguishes a hang from a slow start.
+    Ranks agree on a stop at their boundaries, so ranks that hang cannot agree. The limit is short if ranks seem to
+    hang. It is also short if the launch has completed no new step, because killing the ranks then loses no step.
     """
     timeouts = view.policy.timeouts
     loses_nothing = not accounting.is_stepping(view.record)
@@ -166,8 +171,8 @@ def _stop_patience(view: JobView) -> float:
 def pause(view: JobView, *, is_durable: bool) -> Decision:
     """Request the agreed stop in each pass, until the job is paused.
 
-    A failed pause counts as a fault: training continues, and the pause is postponed. If ranks announced a long step,
-    the pause waits, because ranks agree at the end of a step.
+    If a pause fails, the control plane treats the failure as a fault: training restarts, and the pause is postponed. If
+    ranks announced a long step, the pause waits, because ranks agree at the end of a step.
     """
     record = view.record
     if has_agreed_stop(view):
@@ -190,7 +195,7 @@ def ask_to_stop(view: JobView) -> tuple[SendStop, ...]:
 def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
     """Release the nodes of a stopped job once its last step is in S3.
 
-    The pause waits for other uploads too, with the same time limit.
+    The pause also waits for other unfinished uploads, within the same time limit.
     """
     record = view.record
     durable, patience = durable_step(view), _upload_patience(view)

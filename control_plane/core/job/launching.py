@@ -52,12 +52,12 @@ def load_and_start(view: JobView) -> Decision:
             if is_in_phase(view, node_id, MemberPhase.LOADED)
         )
         return stay(view, f"starts its ranks; {', '.join(waiting)} to come", starts, requeue=LAUNCH_SECONDS)
-    running = with_record(view, impairments=())  # the step deadline starts now
+    running = with_record(view, impairments=())  # the deadline for the first step starts at this moment
     return change_state(running, JobEvent.STARTED, f"trains from step {plan.base_step}")
 
 
 def _load(view: JobView) -> Decision:
-    """Send the plan to members that have promised, and continue once all of them have verified their shards."""
+    """Send the plan to the members. Once all of them have verified their shards, move the job to STARTING."""
     plan = view.plan
     waiting = [node.node_id for node in plan.nodes if not is_in_phase(view, node.node_id, MemberPhase.LOADED)]
     if waiting:

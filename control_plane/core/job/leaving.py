@@ -27,14 +27,14 @@ from everstep.protocol.ids import NodeId
 
 
 def leave(view: JobView) -> Decision | None:
-    """Give up members in three steps, each in its own passes.
+    """Give up members in three stages, each in separate passes.
 
     - Agree on a stop.
     - Store the last step in S3, if the remaining time suffices.
     - Start a new generation without the members.
 
-    One pass stores the stop, and the next pass sends it. Without a stored reason, stopped ranks would look like a
-    completed job.
+    One pass stores the stop, and the next pass sends it. Without the stored reason, the control plane would treat the
+    stopped ranks as a completed job.
 
     The result is None while the job continues to train. The caller passes only views of running jobs.
     """
@@ -86,7 +86,7 @@ def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[Nod
 
 
 def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: float) -> tuple[bool, str]:
-    """Return whether the last committed step must be in S3 before the job gives up its members, and why."""
+    """Return whether the last committed step must be in S3 before the job gives up its members, and the reason."""
     record, timeouts = view.record, view.policy.timeouts
     newest = durable_step(view)
     if record.committed <= 0:
@@ -107,7 +107,7 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
 
 
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
-    """Add entries to the histories of remaining members that were out of view of a departing member."""
+    """Add history entries for remaining members that could not reach a departing member."""
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:
         return view

@@ -39,7 +39,7 @@ def _is_excluded(record: JobRecord, node_id: NodeId) -> bool:
 
 
 def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
-    """Return the fault of a lost node, or no fault if the node never took part in a plan."""
+    """Return one fault for a lost node, or none if the newest plan does not contain the node."""
     if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
         return ()
     at = faults.lost_at(verdict, view.nodes, view.now)
@@ -48,7 +48,7 @@ def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
 
 
 def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
-    """Add lost nodes to the open incident, and its decision if the loss was not planned."""
+    """Add lost nodes to the open incident. If the loss was not planned, also set the incident's decision."""
     incident, plan = view.record.incident, view.seen.plan
     fresh = tuple(fault for fault in lost if incident is not None and fault.node_id not in incident.instance_ids)
     if incident is None or plan is None or not fresh:
@@ -76,7 +76,7 @@ def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentR
 
 
 def with_implications(view: JobView, found: tuple[Fault, ...], incident: IncidentRecord) -> JobView:
-    """Add the faults to the histories of their nodes.
+    """Add each fault to the history of the node that it implicates.
 
     If the history now makes a node a lemon, the job gives up this node in the same recovery.
     """
@@ -108,8 +108,8 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
 def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
     """Return faults that members report about themselves while another fault ends the generation.
 
-    Such a fault may be the cause. The job may still need its node as a holder. The node is therefore excluded only when
-    the job gives it up.
+    Such a fault may be the cause. The job may still need the faulty node as a holder, so it excludes the node only when
+    it gives the node up.
     """
     known = {fault.node_id for fault in found}
     return tuple(
@@ -125,7 +125,7 @@ def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ..
 def with_departures(view: JobView) -> JobView:
     """Record which members the job should give up.
 
-    An additional node that is unusable is released immediately, because it runs no rank.
+    If an additional node is unusable, the job releases it immediately, because it runs no rank.
     """
     record = view.record
     found = moves.wanted(

@@ -37,7 +37,7 @@ def stay(
 
 
 def change_state(view: JobView, event: JobEvent, reason: str) -> Decision:
-    """Return a decision that moves the job along `JOB_TRANSITIONS`, with an event that says why."""
+    """Return a decision that moves the job along `JOB_TRANSITIONS`, with an event that contains the reason."""
     before = view.record
     state = advance(JOB_TRANSITIONS, f"job {view.spec.job}", before.state, event, (before.reason,))
     record = replace(before, state=state, reason=reason, state_since=view.now)
@@ -69,7 +69,7 @@ def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
 
 
 def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
-    """Return the decision, without a change of the record that need not be stored now.
+    """Return the decision. Drop changes of its record that need not be stored now.
 
     If only progress has changed, the record is written once per `PROGRESS_SECONDS`. A closed incident is removed from
     the record.
@@ -117,7 +117,7 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
     if is_opened or charged.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
         seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
     else:
-        seemed = accounting.Bucket.TRAIN  # the node reports an earlier failure only now
+        seemed = accounting.Bucket.TRAIN  # an agent reported an earlier time of the failure only now
     stalled_since = None if before.suspicion is None else before.suspicion.began_at
     return accounting.follow(record, found, after.values(), seemed=seemed, stalled_since=stalled_since)
 

@@ -39,7 +39,7 @@ def prepare(view: JobView) -> Decision:
     view = with_late_reports(view)
     view = with_record(
         view, committed=launch.committed_of(view.spec, view.seen, view.record)
-    )  # Load clears the pages that prove this step
+    )  # the pages still prove this step, and the next message, Load, clears them
     view = with_faulty(view)
     view = without_lost(view)
     view = with_promise_deadlines(view)
@@ -77,10 +77,11 @@ def prepare(view: JobView) -> Decision:
 
 
 def _stop_without_ranks(view: JobView) -> Decision | None:
-    """End a job that should stop and runs no rank, if that costs no committed step or `blind_wait` is over.
+    """End a job that should stop and whose ranks do not run.
 
-    Releasing the nodes frees their memory. If that would lose a committed step, the job first resumes training, stops
-    at an agreed step, and stores that step in S3.
+    Ending the job releases its nodes and frees their memory, so the job ends only if that loses no committed step or
+    `blind_wait` is over. If it would lose a committed step, the job first resumes training, stops at an agreed step,
+    and stores that step in S3.
     """
     record = view.record
     if not view.wants_stop:
@@ -97,7 +98,7 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     """Release the nodes of a paused job that waits for another node.
 
-    The release must cost no committed step, unless `blind_wait` is over.
+    The job releases the nodes only if that loses no committed step, or if `blind_wait` is over.
 
     Releasing the nodes frees their memory, and no rank runs that could agree on a stop. Once the missing node arrives,
     the job can train, then pause without a loss.
@@ -131,7 +132,7 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
 
 
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
-    """Store the plan, and add to the incident what it restores and which nodes it uses."""
+    """Store the plan, and add the restored step, its sources and the plan's nodes to the incident."""
     plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
     incident = view.record.incident
     source = restore.farthest

@@ -16,7 +16,7 @@ from everstep.protocol.ids import Step
 
 
 def with_progress(view: JobView) -> JobView:
-    """Record the progress that the members report, and advance the open incident accordingly."""
+    """Record the progress that the members report, and move the open incident to the phase that follows from it."""
     record, plan = view.record, view.plan
     boundary = max(record.boundary, faults.reached(view.reports))
     coordinator = view.reports.get(plan.coordinator)
@@ -75,9 +75,9 @@ def with_progress(view: JobView) -> JobView:
 
 
 def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
-    """Add a failure to its node's history, once training on another node has passed it.
+    """Add a failure to its node's history, once training on another node has passed the failed step.
 
-    A lack of memory is not added, because it is no fault of the hardware.
+    The function ignores failures from a lack of memory, because they are no fault of the hardware.
     """
     lines = tuple(
         Implication(

@@ -26,12 +26,12 @@ from everstep.protocol.ids import Generation, Step
 def start_new_generation(
     view: JobView, found: tuple[Fault, ...], failure: FailureRecord | None, *, decision: str = ""
 ) -> Decision:
-    """End the generation: number the next one, open or extend the incident, and halt running ranks.
+    """End the generation: assign the next number, open or extend the incident, and halt running ranks.
 
     Args:
         view: view of a job that has been launched.
         found: the faults that end the generation; not empty.
-        failure: for the circuit breakers, if the job itself failed.
+        failure: the failure that the breakers record, or None if the job itself did not fail.
         decision: the incident's decision, if it is already recorded.
 
     Returns:
@@ -98,7 +98,7 @@ def with_incident(
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
     """Return the view with the incident of these faults, and the incident that they close, if any.
 
-    A new incident starts with the node time that was charged before its failure.
+    A new incident stores the node time that the ledger had charged before the failure.
     """
     before, record = view.record.incident, view.record
     closed, incident = _incident_of(view, found, reached)
@@ -143,7 +143,7 @@ def _incident_of(
     )
     if before is None:
         return (), opened
-    # training caught up before the next failure, and this pass is the first to see it
+    # training had caught up before the new failure, but only this pass observes it
     if before.state is IncidentState.CLOSED:
         return (before,), opened
     return (incidents.moved(before, IncidentEvent.JOB_ENDED, max(opened.failed_at, before.restored_at or 0.0)),), opened

@@ -71,7 +71,7 @@ def with_late_reports(view: JobView) -> JobView:
 def _with_struck_rank(
     view: JobView, incident: IncidentRecord, told: tuple[Fault, ...]
 ) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
-    """Attribute earlier exits to a drill once the killed rank's own exit is reported.
+    """Attribute earlier exits to a drill, once an agent reports the exit of the rank that the drill killed.
 
     The function returns its three arguments unchanged if no drill explains the exits.
     """
@@ -106,10 +106,10 @@ def with_promise_deadlines(view: JobView) -> JobView:
 
 
 def with_faulty(view: JobView) -> JobView:
-    """Record members that report a fault of their own during a recovery.
+    """Record the members that report a fault of their own node during a recovery.
 
-    The job gives up such a member if no committed step is lost with it. If the job had to keep the member and its fault
-    then stopped the next launch, the member counts as lost.
+    The job gives up such a member if no committed step is lost with it. The job may have to keep the member. If its
+    fault then stops the next launch, the member counts as lost.
     """
     record, verdicts = view.record, dict(view.verdicts)
     tried = record.incident.kept_instance_ids if record.incident is not None else ()
@@ -134,7 +134,7 @@ def without_lost(view: JobView) -> JobView:
     known = {exclusion.node_id for exclusion in record.exclusions}
     given_back = {trial.node_id for trial in record.trials} - set(
         view.seen.assigned
-    )  # the job released these nodes: they are not lost
+    )  # the job released these nodes, so they do not count as lost
     asked = {
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
     }
@@ -150,10 +150,10 @@ def without_lost(view: JobView) -> JobView:
 
 
 def without_unreachable(view: JobView) -> JobView:
-    """Exclude members that have not promised, once that loses no committed step or `blind_wait` is over.
+    """Exclude members that have not promised, once their exclusion loses no committed step or `blind_wait` is over.
 
-    A connected member may have returned only now. It has `T_max` more time, because it may hold the only copy of a
-    shard.
+    A connected member may have reconnected only now. The job waits `T_max` longer for it, because the member may hold
+    the only copy of a shard.
     """
     record, timeouts = view.record, view.policy.timeouts
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
@@ -209,7 +209,7 @@ def without_departing(view: JobView) -> JobView:
     )
     announced = [
         move for move in left if move.is_announced and move.asked_at is not None
-    ]  # AWS's time limit is over, or the replacement is ready
+    ]  # the time that AWS announced is over, or the replacement is ready
     goes = [
         *announced,
         *(move for move in left if move.is_faulty and move.asked_at is None),

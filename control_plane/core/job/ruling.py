@@ -19,7 +19,7 @@ from everstep.protocol.ids import FIRST_STEP
 def with_ruling(view: JobView) -> tuple[JobView, str]:
     """Apply the ruling of the breakers (`core.breakers`) once all members have promised.
 
-    The second value is the reason why the job is given up. It is empty if the job continues. The breakers rule only on
+    The second value is the reason to give up the job. It is empty if the job continues. The breakers rule only on
     generations that ended by a failure of the job.
     """
     record, spec = view.record, view.spec

@@ -15,8 +15,8 @@ from everstep.protocol.agent_messages import MemberPhase
 def observe_only(view: JobView) -> Decision:
     """Record progress and write manifests. Send no message except halts of ended generations.
 
-    Fencing needs these halts even while a person controls the job. The reason names the event that Everstep would act
-    on. A stop that a user requested waits until the person hands the job back.
+    Fencing needs these halts even while a person controls the job. The job's reason names the event to which Everstep
+    would otherwise respond. A stop that a user requested waits until the person hands the job back.
     """
     actions: tuple[JobAction, ...] = ()
     if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):

@@ -31,9 +31,9 @@ from everstep.protocol.ids import NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
 GAP_LEASES = 4
-"""Time between two passes, in leases, that proves an absence.
+"""Longest time between two passes of a working control plane, as a multiple of the lease.
 
-A longer time means that no control plane watched the job in between.
+After a longer time, no control plane watched the job in between.
 """
 
 
@@ -52,7 +52,7 @@ class JobView:
     verdicts: Mapping[NodeId, Verdict]
     """One verdict per member of the newest plan and per assigned node."""
     implications: tuple[Implication, ...] = ()
-    """Entries that this pass adds to the histories of nodes."""
+    """Entries that this pass adds to the histories of nodes, because the incident involves these nodes."""
     events: tuple[EventDraft, ...] = ()
     """Events of this pass, besides a change of state."""
 
@@ -111,7 +111,8 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
-    is_over = is_training_over(reports, spec.world_size)  # then a missing step is no evidence against a node
+    # while this holds, a missing step is no evidence against a node
+    is_over = is_training_over(reports, spec.world_size)
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {
         node_id: judge(
@@ -155,7 +156,7 @@ def gap_seconds(policy: Policy) -> float:
 def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
     """Return a node without the history entries of the open incident.
 
-    These entries must not make the remedy more severe, because the present remedy has not failed yet.
+    Without these entries, the remedy does not become more severe before the present remedy has failed.
     """
     if all(line.incident_id != incident_id for line in node.history):
         return node
@@ -163,9 +164,9 @@ def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
 
 
 def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_hour: float | None) -> str:
-    """Return which stopping condition the job has reached; empty if none.
+    """Return which stopping condition the job has reached, or an empty string.
 
-    Time without nodes does not count as runtime. A job that has run once is no longer pending.
+    Time without nodes does not count as runtime. The limit for pending time applies only until the job first runs.
     """
     paused = (
         record.microseconds.get(accounting.Bucket.PAUSED, 0) - record.paused_microseconds_before_start
@@ -228,14 +229,14 @@ def have_all_succeeded(reports: Mapping[NodeId, MemberReport], world_size: int) 
 
 
 def rank_exits(reports: Mapping[NodeId, MemberReport]) -> list[RankExit]:
-    """Return the exits of all ranks that the members report."""
+    """Return all exits of ranks that the members report."""
     return [rank.exit for report in reports.values() for rank in report.ranks if rank.exit is not None]
 
 
 def passed_by_all(view: JobView) -> Step:
     """Return the newest boundary that every rank has passed.
 
-    Return `NO_STEP` while the reports lack a rank.
+    Return `NO_STEP` if the reports do not contain every rank.
     """
     boundaries = [rank.boundary for report in view.reports.values() for rank in report.ranks]
     return min(boundaries) if len(boundaries) == view.plan.world_size else NO_STEP
@@ -255,7 +256,7 @@ def has_finished(view: JobView, node_id: NodeId) -> bool:
 def durable_step(view: JobView) -> Step:
     """Return the newest step in S3 that the job can restore, or `NO_STEP`.
 
-    S3 can hold newer steps of a generation that the job has abandoned. They do not count.
+    The function ignores newer steps in S3 that are not on the path of the job's newest generation.
     """
     newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, view.plan.generation)
     return NO_STEP if newest is None else newest.step
@@ -275,7 +276,8 @@ def watched_seconds(view: JobView, since: float) -> float:
 def last_movement_at(view: JobView) -> float:
     """Return when training last made progress, in Unix seconds.
 
-    Returns now while the control plane cannot see progress: the fleet is blind, or a member has not reported.
+    Return the present time while the control plane cannot observe progress: the fleet is blind, or a member has not
+    reported.
     """
     if view.seen.is_fleet_blind or not all(view.nodes[node.node_id].has_reported for node in view.plan.nodes):
         return view.now

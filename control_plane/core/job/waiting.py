@@ -1,7 +1,7 @@
 """QUEUED and ALLOCATING: a job waits for its turn, then for all of its nodes.
 
-A job receives all of its nodes together. If the nodes do not arrive, the job stands aside, or tries the next fleet of
-its user's list.
+A job receives all of its nodes together. If the nodes do not arrive, the job stands aside (waits outside the queue for
+a while), or tries the next fleet of its user's list.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def _stand_aside(view: JobView, missing: int) -> Decision:
 
 
 def _next_fleet(view: JobView) -> FleetName | None:
-    """Return the next fleet of the user's list, cyclically. None once the job has run or holds a node."""
+    """Return the next fleet of the user's list that accepts jobs. After the last fleet, the first one follows.
+
+    Return None once the job has a generation or holds a node, because the job then stays in its fleet.
+    """
     ring = view.spec.fleets
     if view.record.issued_generation or view.seen.assigned or view.spec.fleet not in ring:
         return None
@@ -93,7 +96,7 @@ def _paused_words(view: JobView) -> str:
 
 
 def _queue_words(view: JobView) -> str:
-    """Return the reason of a job that waits for its turn."""
+    """Return the reason of a job that waits in the queue of its fleet."""
     not_before = view.record.not_before
     if not_before is not None and view.now < not_before:
         return f"stands aside until {datetime.fromtimestamp(not_before, UTC):%H:%M:%S} UTC: its nodes did not come"

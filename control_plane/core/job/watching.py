@@ -105,7 +105,7 @@ def _awaits_first_step(view: JobView) -> str:
 
 
 def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
-    """Return the request for the checkpoint that a user wants, in each pass until S3 has one."""
+    """Return the request for the checkpoint that a user wants. Each pass repeats it until the checkpoint is in S3."""
     wanted, plan = view.record.checkpoint_wanted, view.plan
     if wanted < 0 or not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
         return ()
@@ -120,7 +120,7 @@ def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
 
 
 def _watch_clocks(view: JobView) -> hangs.Watched:
-    """Apply the hang rules (`core.hangs`) to this pass. They need reports of all members."""
+    """Apply the hang rules (`core.hangs`) to the reports of this pass."""
     is_heard = all(
         node.node_id in view.reports
         and view.nodes[node.node_id].is_connected
@@ -135,7 +135,7 @@ def _watch_clocks(view: JobView) -> hangs.Watched:
 def _unclear_words(view: JobView, unclear: list[str]) -> list[str]:
     """Return a clause that names silent nodes.
 
-    The clause contains no elapsed time, so that the stored reason changes only with the situation.
+    The clause contains no elapsed time, so that the stored reason does not change in every pass.
     """
     silent = [node.node_id for node in view.nodes.values() if is_silent(node, view.policy.timeouts)]
     return [f"{', '.join(sorted(silent))} silent"] if silent else unclear

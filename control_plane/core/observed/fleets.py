@@ -23,7 +23,7 @@ class FleetSpec:
     min_node_count: int
     spare_count: int
     spare_probability: float | None = None
-    """The wanted probability that a failure finds a free spare. If set, `spare_count` does not apply."""
+    """The wanted probability that a failure finds a free spare. If it is set, the fleet ignores `spare_count`."""
     is_deleting: bool = False
     """Whether a user requested the deletion.
 
@@ -32,12 +32,12 @@ class FleetSpec:
     is_blindness_lifted: bool = False
     """Whether a person confirmed that the silent nodes are lost.
 
-    A mostly silent fleet is then not frozen, until most agents report again.
+    A fleet whose agents are mostly silent is then not frozen. The confirmation ends when most agents report again.
     """
     holds_failed_instances: bool = False
     """Whether the fleet keeps failed instances for inspection instead of terminating them.
 
-    An instance is held only if the group still has room for the nodes that jobs need.
+    The fleet holds an instance only if the group's MaxSize still leaves room for the nodes that jobs need.
     """
     max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
 
@@ -90,14 +90,14 @@ class GroupObserved:
     hook_seconds: float = 60.0
     """Timeout of the terminating hooks in seconds."""
     failed_at: float | None = None
-    """When the newest launch failed, in Unix seconds."""
+    """Time of the newest failed launch, in Unix seconds. None while launches succeed."""
     failing_since: float | None = None
-    """When the first launch failed since the last successful one, in Unix seconds.
+    """Time of the first failed launch since the last successful one, in Unix seconds.
 
     Set if and only if `failed_at` is set.
     """
     launch_suspension: str | None = None
-    """AWS's reason if the group's Launch process is suspended, else None."""
+    """AWS's reason for the suspension of the group's Launch process. None if the process is not suspended."""
     is_suspension_administrative: bool = False
     """Whether AWS suspended the launches by itself, after a long period of failures."""
 
@@ -110,10 +110,10 @@ class GroupObserved:
 class Hold(StrEnum):
     """Reason for holding a node.
 
-    - UNREACHABLE: its agent is silent. The hold ends when the agent reports again and no job uses the node.
-    - DISTRUSTED: it is under suspicion, but no evidence permits its termination. A person releases it.
-    - INSPECTION: it failed, and its fleet keeps failed instances. A person releases it.
-    - PERSON: a person wants to keep it. A person releases it.
+    - UNREACHABLE: the node's agent is silent. The hold ends when the agent reports again and no job uses the node.
+    - DISTRUSTED: the node is under suspicion, but no evidence permits its termination. A person ends the hold.
+    - INSPECTION: the node failed, and its fleet keeps failed instances. A person ends the hold.
+    - PERSON: a person wants to keep the node. A person ends the hold.
     """
 
     UNREACHABLE = "unreachable"
@@ -130,7 +130,7 @@ class NodeRequest(StrEnum):
     - DRAIN: the fleet holds the node.
     - REPLACE: the fleet terminates the instance and launches another one.
     - REBOOT: EC2 reboots the node, and the node returns to service.
-    - HOLD: like DRAIN, for a node without a job.
+    - HOLD: the fleet holds a node that works for no job.
     """
 
     DRAIN = "drain"
@@ -151,25 +151,25 @@ class NodeRecord:
     wanted_at: float | None = None
     """Unix seconds at which the group first had the vacancy that this node fills. None if no pass observed it."""
     since: float = 0.0
-    """When the node entered its present state."""
+    """Time at which the node entered its present state, in Unix seconds."""
     hold: Hold | None = None
-    """Why the node is HELD."""
+    """Reason for holding the node. Set only in state HELD."""
     replaced_at: float | None = None
-    """When the fleet requested a replacement for the node."""
+    """Time at which the fleet requested a replacement for the node. None before the request."""
     release: Literal["", "return", "terminate"] = ""
     """A person's decision about a held node: return it to service, or terminate it."""
     request: NodeRequest | None = None
     """A person's request that is not fulfilled yet."""
     request_words: str = ""
     connected_at: float | None = None
-    """When the node's agent last connected."""
+    """Time at which the node's agent last connected, in Unix seconds."""
     evidence_at: float | None = None
-    """When the upload of the node's logs to S3 was complete."""
+    """Time at which the upload of the node's logs to S3 was complete. None before the end of the upload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetJob:
-    """A job that has not ended, as its fleet sees it."""
+    """A job that has not ended, with the facts that decisions about its fleet use."""
 
     job: JobName
     run: RunId
@@ -182,7 +182,7 @@ class FleetJob:
     """The source archive that nodes need before their ranks can start."""
     project: str = ""
     quota: int | None = None
-    """Nodes of this fleet that all jobs of the project may hold together. None: no limit."""
+    """Limit for the nodes of this fleet that all jobs of the project hold together. None: no limit."""
     is_paused: bool = False
     """Whether a person paused the job. A paused job in the queue waits for no nodes."""
     is_taken_over: bool = False
@@ -218,12 +218,12 @@ class FleetObserved:
     replaced: tuple[float, ...] = ()
     """Times of replacements that Everstep itself decided, over at least the last hour."""
     failed_join_count: int = 0
-    """Instances replaced because they did not join, since the newest instance that joined.
+    """Number of instances that the fleet replaced because they did not join, since the newest instance that joined.
 
-    All of them have ended.
+    All these instances have ended.
     """
     rebooted: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
-    """When EC2 accepted the reboot of a REBOOTING node, in Unix seconds by node.
+    """Time at which EC2 accepted the reboot, in Unix seconds, for nodes in state REBOOTING.
 
-    For a node without an entry, the fleet must still request the reboot.
+    For a REBOOTING node without an entry, the fleet must still request the reboot.
     """

@@ -23,18 +23,18 @@ class FailureRecord:
     max_boundary: Step
     """The highest boundary that any generation had reached before this failure.
 
-    The breakers compare later progress with it.
+    The breakers compare later progress with this boundary.
     """
     last_lines: str = ""
     words: str = ""
     """A sentence about the first rank's end, with advice.
 
-    Empty if only exit class and code are known. Set for example after a lack of memory.
+    The sentence is set after a lack of memory, for example. It is empty if only exit class and code are known.
     """
     is_hang: bool = False
     """Whether the failure was a hang: the ranks made no progress, and no process had ended."""
     node_id: NodeId | None = None
-    """The node of the first failure. For a hang: the only stuck node, if it is known."""
+    """The node whose rank failed first. For a hang: the only stuck node, or None if no single node is identified."""
     base_step: Step = FIRST_STEP
     """The step that the generation was restored from."""
 
@@ -58,13 +58,13 @@ class IncidentRecord:
     from_step: Step | None = None
     """The base step from which training resumed."""
     restore_source: str | None = None
-    """The farthest source that any rank needed: local, peer or s3."""
+    """The farthest kind of source that any rank needed, nearest first: `local`, `peer` or `s3`."""
     instance_ids: tuple[NodeId, ...] = ()
     """The nodes that the job gave up or lost, for any cause."""
     faulted_instance_ids: tuple[NodeId, ...] = ()
     """The nodes where the failure occurred, whether or not the job gave them up."""
     lost_node_count: int = 0
-    """How many nodes of `instance_ids` failed or were reclaimed by AWS."""
+    """Number of nodes in `instance_ids` that failed or that AWS reclaimed."""
     kept_instance_ids: tuple[NodeId, ...] = ()
     """Nodes that reported a fault of their own but took part in a launch.
 
@@ -80,7 +80,7 @@ class IncidentRecord:
     Empty until the sources are chosen.
     """
     node_microseconds_before: int = 0
-    """The job's `node_microseconds` at the failure."""
+    """The job's `node_microseconds` at the time of the failure."""
     idle_node_microseconds: int = 0
     """Idle time of the job's nodes during the incident, in microseconds.
 

@@ -17,7 +17,7 @@ from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectR
 DEFAULT_REPLACEMENTS_PER_HOUR = 20
 """Hourly limit per fleet for nodes that Everstep removes by its own verdict.
 
-Instances that AWS ends do not count.
+The limit does not count instances that AWS ends.
 """
 
 
@@ -44,7 +44,7 @@ class JobSpec:
     third_slot: bool = False
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     max_attempts: int = 3
-    """How often the same failure at the same step may occur before the job fails."""
+    """Number of times that the same failure may occur at the same step before the job fails."""
     max_runtime_seconds: float | None = None
     max_pending_seconds: float | None = None
     max_cost_usd: float | None = None
@@ -52,7 +52,7 @@ class JobSpec:
     fleets: tuple[FleetName, ...] = ()
     """Fleets where the job may start, in the user's order, `fleet` among them.
 
-    Empty: only `fleet`.
+    If the list is empty, the job may start only in `fleet`.
     """
 
     @property
@@ -77,7 +77,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
-    """A node that the job will not use again. The fleet loop acts on it."""
+    """A node that the job will not use again. The fleet loop removes the node from the job and applies its remedy."""
 
     node_id: NodeId
     evidence: str
@@ -112,7 +112,7 @@ class Impairment:
     since: float
     boundary: Step
     stepped_at: float
-    """When training had last advanced by two boundaries. Equals `since` before that."""
+    """Time at which training had last advanced by two boundaries. Equal to `since` until training has done so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +125,9 @@ class Departure:
     remedy: Remedy
     may_terminate: bool
     asked_at: float | None = None
-    """When the job loop decided the stop. From then on, the stop cannot be cancelled."""
+    """Time at which the job loop decided the agreed stop. From then on, the stop cannot be cancelled."""
     what: str = ""
-    """The fault code, or an empty string without a fault."""
+    """The code of the node's fault, or an empty string if the node has no fault."""
     is_kept: bool = False
     """Whether the job kept the node, because a committed step would have been lost without it."""
     has_left: bool = False
@@ -141,7 +141,7 @@ class Departure:
     The job gives up the node during the recovery from the newest failure in this history.
     """
     ends_at: float | None = None
-    """When AWS may end the instance, in Unix seconds. None if no source names a time."""
+    """Time at which AWS may end the instance, in Unix seconds. None if no source names a time."""
 
     @property
     def is_announced(self) -> bool:
@@ -156,7 +156,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """A silent control link, and training's progress when the silence began to count."""
+    """A silent control link, and the progress of training at the time when the silence began to count."""
 
     node_id: NodeId
     since: float
@@ -181,24 +181,24 @@ class Suspicion:
     """A suspected hang: ranks have made no progress for longer than the first limit."""
 
     since: float
-    """When the first of these ranks last made progress."""
+    """Time at which the rank with the longest standstill last made progress."""
     began_at: float
-    """When the first limit was exceeded."""
+    """Time at which a rank exceeded the first limit."""
     number: int
     """The number of the newest request for stacks."""
     asked_at: float
-    """When that request was first sent."""
+    """Time at which the control plane first sent request `number`."""
     is_answered: bool = False
     limit_seconds: float = 0.0
     """Time without progress after which stacks can prove a hang.
 
-    0 in records of an older server.
+    The value is 0 in records that an older server wrote.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """The stored record of a job. `decide` returns the next one."""
+    """The stored record of a job. Each pass reads the record, and `decide` returns its successor."""
 
     state: JobState
     reason: str
@@ -206,15 +206,15 @@ class JobRecord:
     state_since: float
     stop_requested_at: float | None = None
     pause_requested_at: float | None = None
-    """When a person paused the job. None once a person has resumed it."""
+    """Time at which a person paused the job. None if no person paused it, or once a person has resumed it."""
     checkpoint_wanted: Step = NO_STEP
-    """A person requested a checkpoint of this step or a later one."""
+    """Lowest step of the checkpoint that a person has requested. `NO_STEP` without a request."""
     taken_over_by: str = ""
     """The person who manages the job instead of Everstep. Empty: Everstep manages it."""
     started_at: float | None = None
     ended_at: float | None = None
     generation: Generation = NO_GENERATION
-    """The newest generation with a plan. 0 before the first."""
+    """Number of the newest generation with a plan. 0 before the first plan."""
     issued_generation: Generation = NO_GENERATION
     """The highest generation number that any agent can have received."""
     base_step: Step = FIRST_STEP
@@ -223,14 +223,14 @@ class JobRecord:
     boundary: Step = NO_STEP
     """The highest boundary in the newest generation."""
     boundary_at: float | None = None
-    """When the first rank passed `boundary`, by its own time stamp.
+    """Time at which the first rank passed `boundary`, by the rank's own time stamp.
 
     None if no rank reported it.
     """
     stepped_at: float | None = None
-    """When a rank completed the first new step of the newest generation, in Unix seconds.
+    """Time at which a rank completed the first new step of the newest generation, in Unix seconds.
 
-    The time stamp is the rank's own. None before that step.
+    The time stamp is the rank's own. None until a rank has completed that step.
     """
     max_boundary: Step = NO_STEP
     """The highest boundary in any generation."""
@@ -248,11 +248,11 @@ class JobRecord:
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     doubted: tuple[RefusedSource, ...] = ()
-    """Memory slots that were unreachable once. After a second failure, plans no longer use them."""
+    """Memory slots that were unreachable in one load. If a second load fails too, plans no longer use the slot."""
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
-    """The job gives up no node before this time, because the last agreed stop failed."""
+    """Earliest time for the next departure, because the last agreed stop failed."""
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
     """Why the job stops, if no user requested the stop."""
@@ -268,20 +268,20 @@ class JobRecord:
     node_microseconds: int = 0
     """Time that nodes have worked for the job, summed over nodes, up to `accounted_until`."""
     node_count: int = 0
-    """Nodes that have worked for the job since `accounted_until`."""
+    """Number of nodes that have worked for the job since `accounted_until`."""
     gang_attempts: int = 0
     """Number of attempts with an incomplete gang since the last complete gang."""
     not_before: float | None = None
-    """The job stands aside in the queue until this time."""
+    """Time until which the job stands aside: it neither holds nodes nor delays other jobs."""
     no_pause_before: float | None = None
     """The control plane requests no pause before this time, because the last pause failed."""
     accounted_until: float | None = None
     incident: IncidentRecord | None = None
-    """The open incident."""
+    """The job's open incident, or None."""
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
     unwatched: tuple[float, float] | None = None
-    """The last period in which no control plane worked on the job: start and end in Unix seconds."""
+    """Start and end, in Unix seconds, of the last period in which no control plane worked on the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,11 +293,11 @@ class JobObserved:
     """The plan of `record.generation`."""
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
-    """The complete checkpoints."""
+    """The complete checkpoints of the job."""
     assigned: tuple[NodeId, ...]
     """Nodes that the fleet loop has assigned to this job, in the order of assignment."""
     nodes: Mapping[NodeId, NodeObserved]
-    """All assigned nodes and all nodes of the plan, perhaps with others of the fleet."""
+    """All assigned nodes and all nodes of the plan. The mapping may contain other nodes of the fleet too."""
     dropped_checkpoints: frozenset[tuple[Generation, Step]] = frozenset()
     """Generation and step of each checkpoint that a person has deleted."""
     price_usd_per_hour: float | None = None
@@ -313,7 +313,7 @@ class JobObserved:
     queue_words: str = "waits in the queue"
     """A description of the job's position in the queue and the jobs ahead, while the job waits."""
     newest_node_at: float | None = None
-    """When the fleet's newest node appeared."""
+    """Time at which the fleet's newest node appeared, in Unix seconds."""
     spare_count: int = 0
     """Number of the fleet's spares that could replace a node immediately."""
     is_fleet_blind: bool = False
@@ -321,6 +321,6 @@ class JobObserved:
     waiting_words: str = ""
     """AWS's reason for failed instance launches. Empty if no launch fails."""
     launch_failed_at: float | None = None
-    """When the fleet's newest launch failed, or None."""
+    """Time of the fleet's newest failed launch, in Unix seconds. None while launches succeed."""
     open_fleets: frozenset[FleetName] = frozenset()
     """The fleets of `JobSpec.fleets` that accept jobs now."""

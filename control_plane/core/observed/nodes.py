@@ -12,9 +12,9 @@ from everstep.protocol.ids import NodeId
 class InstanceCondition(StrEnum):
     """The condition of an instance, as AWS reports it.
 
-    - PRESENT: pending or running.
-    - ENDED: shutting down or terminated, or its group is terminating it.
-    - UNKNOWN: not polled yet, or AWS did not answer.
+    - PRESENT: the instance is pending or running.
+    - ENDED: the instance is shutting down or terminated, or its group is terminating it.
+    - UNKNOWN: the control plane has not polled AWS yet, or AWS did not answer.
     """
 
     PRESENT = "present"
@@ -49,7 +49,7 @@ class Remedy(StrEnum):
 class Cause(StrEnum):
     """The cause of an incident, from the mildest to the most severe.
 
-    A more severe cause replaces a milder one. The first four causes are no failures:
+    If an incident has several causes, it stores the most severe one. The first four causes are no failures:
 
     - NOTICE: the job gives up a node because AWS announced the end of its instance.
     - REQUESTED: a person requested the node.
@@ -77,9 +77,10 @@ class Cause(StrEnum):
 
     @property
     def takes_nodes(self) -> bool:
-        """Whether a node lost for this cause counts when the fleet computes its number of spares.
+        """Whether the fleet counts a node lost for this cause when it computes its number of spares.
 
-        Nodes that failed or that AWS reclaimed count. A person's request does not predict further losses.
+        The fleet counts nodes that failed or that AWS reclaimed. It ignores nodes that a person requested, because such
+        requests do not predict further losses.
         """
         return self.is_failure or self is Cause.NOTICE
 
@@ -90,7 +91,7 @@ class Implication:
 
     node_id: NodeId
     incident_id: str
-    """The incident of a job, or `fleet-<fleet>-<Unix seconds>` if no job had the node."""
+    """Id of a job's incident, or `fleet-<fleet>-<Unix seconds>` if the node worked for no job."""
     at: float
     what: str
     """A cause, or a fault code with its number: `node_unreachable`, `gpu_xid 79`."""
@@ -108,7 +109,7 @@ class Notice:
     message: str
     """AWS's own words."""
     ends_at: float | None = None
-    """When AWS may end the instance, in Unix seconds. None if AWS names no time."""
+    """Time at which AWS may end the instance, in Unix seconds. None if AWS names no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,18 +121,18 @@ class NodeObserved:
     instance_words: str = ""
     """AWS's description of the instance: `terminated, Client.UserInitiatedShutdown`."""
     complaint: str = ""
-    """A failed status check that AWS reports for a running instance. Empty without one.
+    """A failed status check that AWS reports for a running instance. Empty if no check failed.
 
     Checks can fail on healthy instances too.
     """
     is_connected: bool = False
     silent_seconds: float = 0.0
-    """How long the control link has been silent.
+    """Seconds for which the control link has been silent.
 
-    Silence before the end of this control plane's grace after its start does not count.
+    The value excludes silence before the end of this control plane's grace period after its start.
     """
     heard_at: float | None = None
-    """When the last message arrived. None if this control plane has received none."""
+    """Time at which the agent's last message arrived. None if this control plane has received no message from it."""
     address: str = ""
     peer_port: int = 0
     has_reported: bool = False
@@ -143,7 +144,7 @@ class NodeObserved:
     member: MemberReport | None = None
     """The newest report about a job, of any run.
 
-    None if the node works for no job or has not reported.
+    None if the node works for no job, or if its agent has not reported yet.
     """
     faults: tuple[NodeFault, ...] = ()
     """Faults of the node itself, from its agent's newest report."""
@@ -159,5 +160,5 @@ class NodeObserved:
     notices: tuple[Notice, ...] = ()
     """Announcements of AWS for the instance, one per kind.
 
-    `core.notices` decides which count.
+    `core.notices` decides which of them have an effect.
     """
