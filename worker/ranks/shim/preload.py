@@ -167,6 +167,9 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
         finally:
             is_over.set()
             watch.join()
+            # join() returns when the thread's Python code ends. The kernel ends the thread a moment later.
+            while os.path.exists(f"/proc/self/task/{watch.native_id}"):
+                os.sched_yield()
 
 
 def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: float) -> None:

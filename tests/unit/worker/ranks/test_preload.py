@@ -105,3 +105,22 @@ def test_no_operator_is_compiled_ahead_and_one_that_ranks_have_built_is_loaded_o
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", "False", "True", "False", "built"]
+
+
+MANY = """
+import os, sys
+from pathlib import Path
+from worker.ranks.shim import preload
+counts = set()
+for _ in range(2000):
+    with preload._one_builder(Path(sys.argv[1])):
+        pass
+    counts.add(len(os.listdir("/proc/self/task")))
+print(counts)
+"""
+
+
+def test_the_thread_that_watches_a_build_has_ended_when_the_build_has(tmp_path: Path) -> None:
+    """`Thread.join` returns before the kernel has ended the thread; a fork counts threads as the kernel does."""
+    done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{1}"
