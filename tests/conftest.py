@@ -23,9 +23,8 @@ def _seed_torch(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-settings.register_profile(
-    "everstep", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)  # a busy machine is no bug
+# A busy machine is no bug.
+settings.register_profile("everstep", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everstep")
 
 

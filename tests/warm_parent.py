@@ -105,9 +105,8 @@ class WarmParent:
 
     def __init__(self) -> None:
         # The environment's bin on PATH: DeepSpeed calls ninja by name.
-        self._temporary = tempfile.TemporaryDirectory(
-            prefix="everstep-"
-        )  # workers of DataLoaders that are ended leave sockets behind
+        # Workers of DataLoaders that are ended leave sockets behind.
+        self._temporary = tempfile.TemporaryDirectory(prefix="everstep-")
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",

@@ -113,9 +113,8 @@ def _run_to_the_end(
     path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed searches PATH for ninja
     with processes(commands, home, {**environment, **path}) as started:
         deadline = time.monotonic() + timeout_seconds
-        while None in (codes := [process.poll() for process in started]) and not any(
-            codes
-        ):  # end both ranks, because a rank would wait for a dead partner
+        # End both ranks, because a rank would wait for a dead partner.
+        while None in (codes := [process.poll() for process in started]) and not any(codes):
             if time.monotonic() > deadline:
                 raise BenchmarkFailed(f"{name} has not ended after {timeout_seconds:.0f} s; see {home}/rank*.log")
             pause(POLL_SECONDS)

@@ -33,13 +33,15 @@ KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
 
 The machine ran torch 2.13.0 and two ranks on 2 cores, with one loopback.
 """
+# The known staged copy, and the adapter's two files on tmpfs.
+# The system's copy; then one gloo thread sends in both directions.
 KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("lm-resiliency", "blocked"): (117, 120, ("memcpy",)),
     ("lm-resiliency", "commit"): (
         860,
         970,
         ("memcpy", "one_way", "one_way"),
-    ),  # the system's copy; then one gloo thread sends in both directions
+    ),
     ("lm-resiliency", "restore_local"): (137, 273, ("memcpy",)),
     ("lm-resiliency", "restore_peer"): (590, 1403, ("one_way",)),
     ("DLRover flash checkpoint", "blocked"): (133, 163, ("memcpy",)),
@@ -58,7 +60,7 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
         3.0,
         3.0,
         (),
-    ),  # the known staged copy, and the adapter's two files on tmpfs
+    ),
     ("DCP async, process", "memory"): (3.0, 3.0, ()),
 }
 """Known lowest and highest median of each compared system, by metric, in the metric's unit.

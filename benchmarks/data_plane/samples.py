@@ -68,9 +68,8 @@ def of_everstep(launches: Sequence[EverstepLaunch]) -> Measured:
             _add_rank(found, rank)
         size = launch.ranks[0]["state_bytes"]
         for each in launch.restored:
-            found.add(
-                "restore_local", [per_gib(each.rank_seconds, size)]
-            )  # the rank restores from its own node's memory, whatever the agent did before
+            # The rank restores from its own node's memory, whatever the agent did before.
+            found.add("restore_local", [per_gib(each.rank_seconds, size)])
             found.verify("restore_local", each.verified)
             whole = per_gib(each.agent_seconds + each.rank_seconds, size)
             if each.source == "peer":

@@ -53,9 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part in arguments.only:
         outcomes[part] = attempt(part, lambda name: measure(name, sizes_of(arguments), HOME / "device", say), say)
         run = report.Run(machine=machine, device=device, outcomes=outcomes, is_quick=arguments.quick)
-        report.write(
-            run, arguments.json, arguments.document
-        )  # write after each part, because a later part may crash this process
+        # Write after each part, because a later part may crash this process.
+        report.write(run, arguments.json, arguments.document)
     say(f"written: {arguments.json} and {arguments.document}")
     for row in run.rows:
         print(report.line(row))

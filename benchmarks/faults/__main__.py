@@ -54,9 +54,8 @@ def main() -> int:
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
-    node_memory_bytes = (
-        (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB
-    )  # two slots for each of two shards, and a reserve
+    # Two slots for each of two shards, and a reserve.
+    node_memory_bytes = (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB
     observed: list[Observed] = []
 
     cluster = LocalCluster(HOME / "cluster")

@@ -246,9 +246,8 @@ def _filled(place: Place, nodes: Sequence[str], left_mib: int) -> Iterator[Struc
     taken = place.node_memory_bytes // MIB - left_mib
     did = f"{taken} of {place.node_memory_bytes // MIB} MiB are taken on {' and '.join(nodes)} before the job begins"
     deadline = time.monotonic() + STRIKE_SECONDS
-    while any(
-        path for node in nodes for path in memory_directory(node).glob("*/rank-*.slot-*")
-    ):  # delete the earlier job's files now: if they were deleted later, slots would fit again
+    # Delete the earlier job's files now: if they were deleted later, slots would fit again.
+    while any(path for node in nodes for path in memory_directory(node).glob("*/rank-*.slot-*")):
         if time.monotonic() > deadline:
             raise BenchmarkFailed(f"{' or '.join(nodes)} still has slots of a job that has ended")
         pause(0.05)

@@ -142,9 +142,8 @@ session = everstep.training.init(model=parameters, optimizer=optimizer)
 session.restore()
 steps: dict[str, list[float]] = {}
 counts: dict[str, tuple[int, int]] = {}
-held: dict[
-    str, list[tuple[int, float]]
-] = {}  # per step: total number of snapshots, seconds for which the session blocked the script
+# Per step: total number of snapshots, seconds for which the session blocked the script.
+held: dict[str, list[tuple[int, float]]] = {}
 for kind, compute in computes.items():
     first = len(session.blocked_seconds)
     taken: list[float] = []

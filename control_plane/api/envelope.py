@@ -151,9 +151,8 @@ class Envelope:
 
 
 def _security_headers(scope: Scope) -> dict[str, str]:
-    is_page = (
-        not scope["path"].startswith("/v1/") and scope["path"] != "/metrics"
-    )  # the dashboard's pages set their own cache-control
+    # The dashboard's pages set their own cache-control.
+    is_page = not scope["path"].startswith("/v1/") and scope["path"] != "/metrics"
     return {**_ALWAYS, **({} if is_page else _OF_THE_API), **(_OVER_TLS if scope["scheme"] == "https" else {})}
 
 

@@ -24,10 +24,11 @@ class LiveResponse(StreamingResponse):
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], media_type: str) -> None:
+        # The second header disables nginx's buffering.
         headers: Mapping[str, str] = {
             "cache-control": "no-store",
             "x-accel-buffering": "no",
-        }  # the second header disables nginx's buffering
+        }
         super().__init__(chunks, media_type=media_type, headers=headers)
         self._chunks = chunks
 

@@ -761,9 +761,8 @@ def _transitions(job: JobRecord) -> list[jobs_schemas.SecondaryStatusTransition]
     ends = [transition.at for transition in job.transitions[1:]] + [job.ended_at]
     shown = []
     has_started = has_stepped = False
-    is_undated = job.max_boundary > FIRST_STEP and all(
-        transition.stepped_at is None for transition in job.transitions
-    )  # an older server version did not record first steps
+    # An older server version did not record first steps.
+    is_undated = job.max_boundary > FIRST_STEP and all(transition.stepped_at is None for transition in job.transitions)
     for transition, end in zip(job.transitions, ends, strict=True):
         state, stepped_at = JobState(transition.state), transition.stepped_at
         moments = [(transition.at, is_undated)]

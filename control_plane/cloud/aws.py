@@ -310,9 +310,8 @@ class AwsOperator:
         trouble = ""
         try:
             instance_type = self._instance_type(template)
-        except (
-            CloudError
-        ) as error:  # a person deleted the template; the instances still run, and the group's state is needed
+        except CloudError as error:
+            # A person deleted the template; the instances still run, and the group's state is needed.
             instance_type = known.instance_type if known else next((member.instance_type for member in members), "")
             if not instance_type:
                 raise

@@ -220,9 +220,8 @@ def watch(
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
     # Without a single stuck node, the hang is attributed to no node.
     seen_on = () if odd is None else (odd,)
-    since = suspicion.since + max(
-        status.limit_seconds for status in overdue.values()
-    )  # the hang begins after the limit that the script declared
+    # The hang begins after the limit that the script declared.
+    since = suspicion.since + max(status.limit_seconds for status in overdue.values())
     faults = tuple(
         Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence
     )

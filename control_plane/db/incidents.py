@@ -211,9 +211,8 @@ class IncidentTotals:
 def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
     incident = Incident.__table__.c
     phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
-    is_failure = or_(
-        *(incident.cause == cause.value for cause in Cause if cause.is_failure)
-    )  # SQLAlchemy would expand an IN clause again for each execution
+    # SQLAlchemy would expand an IN clause again for each execution.
+    is_failure = or_(*(incident.cause == cause.value for cause in Cause if cause.is_failure))
     is_recovered = and_(is_failure, incident.closed_at.is_not(None))
     return select(
         func.count(),

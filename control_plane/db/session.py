@@ -89,9 +89,8 @@ class Database:
         self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
         if not self.is_sqlite:  # set explicitly, because the database's default may differ
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            self._writing = self._writing.execution_options(
-                isolation_level="READ COMMITTED"
-            )  # a writer sees all commits before its acquisition of the lock
+            # A writer sees all commits before its acquisition of the lock.
+            self._writing = self._writing.execution_options(isolation_level="READ COMMITTED")
 
     @property
     def is_sqlite(self) -> bool:

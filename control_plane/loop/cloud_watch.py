@@ -379,10 +379,11 @@ class CloudWatch:
                 f"fleet {fleet}: the network nodes of its instances are unknown: {_first_line(error)}",
             )
             return is_news
+        # The mapping is replaced instead of updated, because other threads may be reading it.
         about.domains = {
             **about.domains,
             **{node_id: network[-1] for node_id, network in networks.items()},
-        }  # the mapping is replaced instead of updated, because other threads may be reading it
+        }
         return is_news or bool(networks)
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:

@@ -256,9 +256,8 @@ class Runner:
         """
         decision, around = None, around if around is not None else {}
         for _ in range(AGAIN_LIMIT):
-            lease = await asyncio.to_thread(
-                partial(self._job_leases.hold, run, at_once=True)
-            )  # the fleet's lease entitles this server to the job
+            # The fleet's lease entitles this server to the job.
+            lease = await asyncio.to_thread(partial(self._job_leases.hold, run, at_once=True))
             if lease is None:
                 return None
             with self._reconciling("job"):

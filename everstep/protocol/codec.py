@@ -105,7 +105,8 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
         msgspec.ValidationError,
         msgspec.DecodeError,
         UnicodeDecodeError,
-    ) as error:  # UnicodeDecodeError: a key is not UTF-8.
+    ) as error:
+        # UnicodeDecodeError: a key is not UTF-8.
         raise MalformedMessage(str(error)) from error
 
 

@@ -73,7 +73,8 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
         msgspec.ValidationError,
         msgspec.DecodeError,
         UnicodeDecodeError,
-    ) as error:  # UnicodeDecodeError: a key is not UTF-8.
+    ) as error:
+        # UnicodeDecodeError: a key is not UTF-8.
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
     if manifest.version != 1:
         raise UnknownVersion(f"a checkpoint manifest of version {manifest.version}")

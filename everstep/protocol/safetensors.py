@@ -154,9 +154,8 @@ def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
     position = 0
     for entry in tensors_in_order(unpack_index(packed_index, header.index_offset)):
         name = entry.name
-        while (
-            name in described
-        ):  # The index may contain duplicate names and the name "__metadata__". A JSON object must not.
+        # The index may contain duplicate names and the name "__metadata__". A JSON object must not.
+        while name in described:
             name += "'"
         offsets = (position, position + entry.bytes)
         described[name] = (

@@ -373,7 +373,8 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         msgspec.ValidationError,
         msgspec.DecodeError,
         UnicodeDecodeError,
-    ) as error:  # UnicodeDecodeError: a key is not UTF-8.
+    ) as error:
+        # UnicodeDecodeError: a key is not UTF-8.
         raise CorruptSlot(f"the slot index does not decode: {error}") from error
     if index.version != 1:
         raise UnknownVersion(f"a slot index of version {index.version}")

@@ -324,9 +324,8 @@ class UnixAgentLink:
             if self._socket is None:
                 self._connect()
             line = self._socket
-        poller = (
-            select.poll()
-        )  # select() accepts no descriptor above 1023, and a job with a thousand ranks may use more.
+        # select() accepts no descriptor above 1023, and a job with a thousand ranks may use more.
+        poller = select.poll()
         if line is None:
             # Without a connection, an empty poll only pauses.
             poller.poll(min(seconds, RECONNECT_SECONDS) * 1000)
@@ -433,9 +432,8 @@ class UnixAgentLink:
         self._heard_count += 1
         if isinstance(message, (Arriving, Welcome)):
             if message.generation != self._hello.generation:
-                if isinstance(
-                    self._welcome, Welcome
-                ):  # The agent runs a newer generation and will end this rank. Until then the rank continues to train.
+                # The agent runs a newer generation and will end this rank. Until then the rank continues to train.
+                if isinstance(self._welcome, Welcome):
                     self._disconnect()
                     return
                 raise StaleGeneration(

@@ -189,9 +189,8 @@ class CudaDevice:
         return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self._index))
 
     def pinned(self, size: int) -> torch.Tensor:
-        return torch.empty(
-            size, dtype=torch.uint8, device="cpu", pin_memory=True
-        )  # The device is explicit, because the script may have changed the default.
+        # The device is explicit, because the script may have changed the default.
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def register(self, address: int, size: int) -> bool:
         if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
@@ -449,9 +448,8 @@ class CudaCopier:
 
         The copier's thread registers one piece at a time, so a copy waits for one piece at most.
         """
-        self._registered[memory.span[0]] = _Registered(
-            memory, memory.span[0]
-        )  # Add the slot now, because no copy may cross the end of its first piece.
+        # Add the slot now, because no copy may cross the end of its first piece.
+        self._registered[memory.span[0]] = _Registered(memory, memory.span[0])
         self._thread.put(lambda: self._register(memory))
 
     def release(self, memory: SlotMemory) -> None:

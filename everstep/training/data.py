@@ -420,9 +420,8 @@ def _draws_once(items: object) -> bool:
     """
     sampler = items.sampler if type(items) is BatchSampler else items
     if type(sampler) is RandomSampler and sampler.generator is not None:
-        return not sampler.replacement and sampler.num_samples <= len(
-            sampler.data_source
-        )  # otherwise it draws repeatedly
+        # Otherwise it draws repeatedly.
+        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     return type(sampler) in _DRAW_ONCE
 
 

@@ -188,9 +188,8 @@ class MetricRing:
 
     def flush(self) -> None:
         """Send waiting records, oldest first, at most as many as the agent accepts per second."""
-        pieces, left, too_large_count = divide(
-            [self._records.popleft() for _ in range(len(self._records))]
-        )  # the training thread may add records meanwhile
+        # The training thread may add records meanwhile.
+        pieces, left, too_large_count = divide([self._records.popleft() for _ in range(len(self._records))])
         self._records.extendleft(reversed(left))
         known_count, self._told_count = self._told_count, self._dropped_count
         dropped_count = self._told_count - known_count + too_large_count

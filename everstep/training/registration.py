@@ -112,11 +112,12 @@ def _copier(devices: set[int], environment: Environment) -> Copier:
         return CpuCopier(is_crowded=environment.is_crowded)
     if len(devices) > 1:
         raise CannotResume("model", f"tensors on CUDA devices {sorted(devices)} in one rank; use one device a rank")
+    # A rank without a device skips the cost of this import.
     from everstep.training.cuda_copier import (
         NODE_RING_BYTES,
         CudaCopier,
         CudaDevice,
-    )  # A rank without a device skips the cost of this import.
+    )
 
     return CudaCopier(CudaDevice(devices.pop()), ring_bytes=NODE_RING_BYTES // environment.ranks_per_node)
 
@@ -211,9 +212,8 @@ def _torch_adapter(
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
-    if any(
-        isinstance(parameter, DTensor) or hasattr(parameter, "_st_info") for parameter in parameters
-    ):  # DDP unwraps DTensors and leaves `_st_info` on the parameters.
+    # DDP unwraps DTensors and leaves `_st_info` on the parameters.
+    if any(isinstance(parameter, DTensor) or hasattr(parameter, "_st_info") for parameter in parameters):
         kinds.add(FSDPAdapter)
     if len(kinds) > 1:
         raise CannotResume(

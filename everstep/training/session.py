@@ -170,9 +170,8 @@ class TrainingSession:
         )
         self._ring = MetricRing(link.generation, link.send)
         self._logged = DeviceNumbers(self._ring)
-        self._half_lock = (
-            threading.RLock()
-        )  # The training thread and the copier both write the page. A signal handler may interrupt such a write.
+        # The training thread and the copier both write the page. A signal handler may interrupt such a write.
+        self._half_lock = threading.RLock()
         self._said = _Half()
         self._half = RankHalf(generation=link.generation)
         self._base = Step(0)
@@ -198,9 +197,8 @@ class TrainingSession:
         self._told_at = -math.inf
         """Time of the newest boundary that the rank reported without delay, in seconds of `clock`."""
         self._profiler: NetworkProfiler | None = None
-        if (
-            link.has_agent and environment.world_size > 1 and environment.local_rank == 0
-        ):  # The idle spans of local rank 0 represent the whole node.
+        # The idle spans of local rank 0 represent the whole node.
+        if link.has_agent and environment.world_size > 1 and environment.local_rank == 0:
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
         self.fence_hook = torch.compiler.disable(  # type: ignore[no-untyped-call]
             lambda *_: self.fence(), reason=NOT_COMPILED
@@ -300,9 +298,8 @@ class TrainingSession:
             SessionMisuse: a loader yields no batches.
         """
         self.restore()
-        self._publish(
-            target=int(until_step) if 0 < until_step <= MAX_TARGET else 0
-        )  # The dashboard estimates the remaining time from this target.
+        # The dashboard estimates the remaining time from this target.
+        self._publish(target=int(until_step) if 0 < until_step <= MAX_TARGET else 0)
         while self._boundary < until_step and not self._is_stopped:
             before, count = self._state.steps_made(), 0
             while count == 0 or not self._is_step_complete(before, count, accumulate):

@@ -464,9 +464,8 @@ class Snapshotter:
         deadline = time.monotonic() + limit_seconds
         self._end_mapping(limit_seconds)
         if self._copier.drain(max(0.0, deadline - time.monotonic())):
-            with contextlib.suppress(
-                RuntimeError
-            ):  # A driver error, raised by torch: the state cannot be read, so the step is lost.
+            # A driver error, raised by torch: the state cannot be read, so the step is lost.
+            with contextlib.suppress(RuntimeError):
                 self._guard.reach()
 
     def close(self) -> None:
@@ -544,9 +543,8 @@ class Snapshotter:
                 self._link.let_go()
             if complete_count == len(sources.positions):
                 return
-            final_bytes = (
-                plan.entries[sources.positions[complete_count]].offset + piece_bytes
-            )  # All other bytes before this offset were copied at the boundary.
+            # All other bytes before this offset were copied at the boundary.
+            final_bytes = plan.entries[sources.positions[complete_count]].offset + piece_bytes
             if chunks is not None:
                 chunks.reach(final_bytes)
             elif is_streamed:

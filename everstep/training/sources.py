@@ -24,9 +24,8 @@ from everstep.training.state_tree import PLAIN_CLASSES, tensor_bytes
 
 COMPARED_BYTES = 8 * 1024 * 1024
 """Bytes of a copy that are moved to the tensor's device in one piece for the comparison."""
-_memcmp = ctypes.CDLL(
-    None
-).memcmp  # A ctypes call releases the interpreter's lock. torch.equal on bytes is several times slower.
+# A ctypes call releases the interpreter's lock. torch.equal on bytes is several times slower.
+_memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -56,9 +55,8 @@ class Sources:
         self.aliases = [tensor.detach() for tensor in self.live]
         counted = [(name, state.tensor) for name, (_, state) in zip(self.names, tensors, strict=True)]
         counted += [(state.name, state.wrapper) for _, state in tensors if state.wrapper is not None]
-        counted = [
-            (name, tensor) for name, tensor in counted if not tensor.is_inference()
-        ]  # inference tensors have no version
+        # Inference tensors have no version.
+        counted = [(name, tensor) for name, tensor in counted if not tensor.is_inference()]
         self._counted_names = [name for name, _ in counted]
         self._counted = [tensor for _, tensor in counted]
         self.has_wrappers = any(state.wrapper is not None for _, state in tensors)

@@ -116,13 +116,11 @@ def evidence(day: Day) -> list[str]:
     steps = {key: sorted(line.at for line in lines) for key, lines in _lines_by_place(day.boundaries).items()}
     ended = {ended.instance: ended.at for ended in day.ended}
     struck = {target: strike.at for strike in day.strikes if strike.kind in ENDS_INSTANCES for target in strike.targets}
-    killed = _kills_of_ranks(
-        day
-    )  # what stopped training then was not the node: when it was given up, nothing stepped any more
+    # What stopped training then was not the node: when it was given up, nothing stepped any more.
+    killed = _kills_of_ranks(day)
     for incident in day.incidents:
-        silent = (
-            incident.faulted if incident.cause == UNREACHABLE else ()
-        )  # one that is heard again meanwhile is used again
+        # One that is heard again meanwhile is used again.
+        silent = incident.faulted if incident.cause == UNREACHABLE else ()
         for instance in sorted({*incident.instances, *silent}):
             if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (
                 incident.closed_at or float("inf")
@@ -155,9 +153,8 @@ def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
 
 
 def steady_capacity(day: Day) -> list[str]:
-    causes = sorted(
-        decision.at for decision in day.decisions if "surplus" not in decision.words
-    )  # what there is too much of is no cause
+    # What there is too much of is no cause.
+    causes = sorted(decision.at for decision in day.decisions if "surplus" not in decision.words)
     moves = _moves(day.calls)
     wrong, used = [], set[int]()
     for (at_before, before), (at, after) in pairwise(moves):

@@ -274,29 +274,27 @@ def test_a_node_that_falls_silent_may_be_given_up_once_another_rank_was_killed()
     assert RULES["evidence"](day)
     assert not RULES["evidence"](replace(day, strikes=[*day.strikes, killed]))
     assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, seen="")]))
-    assert RULES["evidence"](
-        replace(day, strikes=[*day.strikes, replace(killed, at=101.15)])
-    )  # it stepped on, whoever was killed
-    assert RULES["evidence"](
-        replace(day, strikes=[*day.strikes, replace(killed, targets=(C,))])
-    )  # a rank of another job
+    # It stepped on, whoever was killed.
+    assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, at=101.15)]))
+    # A rank of another job.
+    assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, targets=(C,))]))
 
 
 def test_a_rank_may_end_before_it_has_written_its_last_step_down() -> None:
     told = [with_incident(lost_steps=steps)(well()) for steps in range(4)]
+    # The ranks wrote one down that they made again.
     assert [bool(RULES["ledgers"](day)) for day in told] == [
         True,
         False,
         False,
         True,
-    ]  # the ranks wrote one down that they made again
+    ]
 
 
 def test_desired_capacity_may_turn_round_once_for_each_node_that_was_taken_out_of_use() -> None:
     assert not RULES["steady capacity"](with_orders((190, 3), (200, 4), (210, 3))(well()))
-    assert not RULES["steady capacity"](
-        with_orders((1090, 3), (1403, 4), (1610, 3))(well())
-    )  # minutes apart is no flapping
+    # Minutes apart is no flapping.
+    assert not RULES["steady capacity"](with_orders((1090, 3), (1403, 4), (1610, 3))(well()))
     ended = Call(at=204.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True)
     surplus = Decision(at=199.0, instance=C, words="spare → draining: surplus: the fleet needs 3 nodes")
     assert RULES["steady capacity"](replace(with_orders((190, 3), (200, 4), (210, 3))(well()), decisions=[surplus]))

@@ -102,9 +102,8 @@ def test_a_store_of_a_role_gets_new_keys_before_its_old_ones_end(url: str) -> No
         def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
             keys = super().assume_role(role_arn, session_name)
             made.append(keys.access_key_id)
-            return replace(
-                keys, expires_at=time.time() + (60 if len(made) == 1 else 3600)
-            )  # botocore renews a quarter of an hour before
+            # Botocore renews a quarter of an hour before.
+            return replace(keys, expires_at=time.time() + (60 if len(made) == 1 else 3600))
 
     store = Ending(environment(url)).objects(ROLE, "everstep-job")
     for _ in range(2):

@@ -187,9 +187,8 @@ def test_requests_that_are_wrong_in_any_way_are_answered_as_the_contract_says(as
     def hold(case: Any) -> None:
         asker.holds(case, Role.ADMIN)
 
-    with contextlib.suppress(
-        hypothesis.errors.Unsatisfiable, schemathesis.errors.SchemathesisError
-    ):  # what takes nothing cannot be asked wrongly
+    # What takes nothing cannot be asked wrongly.
+    with contextlib.suppress(hypothesis.errors.Unsatisfiable, schemathesis.errors.SchemathesisError):
         hold()
 
 

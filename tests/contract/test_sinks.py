@@ -123,9 +123,8 @@ def test_lines_that_are_too_old_or_too_far_ahead_are_counted(connection: Connect
     connection.client("logs").create_log_group(logGroupName="/everstep/late")
     now, day = int(time.time() * 1000), 24 * 3600 * 1000
     sink = LogGroupSink(connection, "/everstep/late")
-    assert (
-        sink.put_lines("s", [Line(now - 15 * day, "old"), Line(now - 15 * day + 1, "old")]) > 0
-    )  # moto says one less than AWS documents
+    # Moto says one less than AWS documents.
+    assert sink.put_lines("s", [Line(now - 15 * day, "old"), Line(now - 15 * day + 1, "old")]) > 0
     assert sink.put_lines("s", [Line(now, "now"), Line(now + 3 * 3600 * 1000, "ahead")]) == 1
 
 

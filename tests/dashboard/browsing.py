@@ -86,9 +86,8 @@ def watched(
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
-    page.unroute_all(
-        behavior="ignoreErrors"
-    )  # an answer that a test makes up may be on its way, or held for ever by one that failed
+    # An answer that a test makes up may be on its way, or held for ever by one that failed.
+    page.unroute_all(behavior="ignoreErrors")
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))
     unexpected = [each for each in complaints if not any(part in each for part in expected)]

@@ -189,9 +189,8 @@ def load(recordings: Iterable[Recording], database: Database, objects: ObjectSto
     recordings = tuple(recordings)
     stored = [_stored(recording) for recording in recordings]
     rows: dict[str, list[Row]] = {name: [row for tables in stored for row in tables[name]] for name in KEPT}
-    rows["event"] = list(
-        merge(*(tables["event"] for tables in stored), key=itemgetter("at"))
-    )  # they are numbered as they are stored
+    # They are numbered as they are stored.
+    rows["event"] = list(merge(*(tables["event"] for tables in stored), key=itemgetter("at")))
     with database.write() as session:
         for table in Base.metadata.sorted_tables:
             if rows.get(table.name):

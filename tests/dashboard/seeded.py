@@ -149,9 +149,8 @@ class Story:
             for agent in self.world.agents.values()
             if agent.job == job.name and agent.phase is MemberPhase.RUNNING and agent.boundary
         ]
-        newest = max(
-            (agent.generation for agent in started), default=NO_GENERATION
-        )  # a node that was cut off still runs an older one
+        # A node that was cut off still runs an older one.
+        newest = max((agent.generation for agent in started), default=NO_GENERATION)
         team = [agent for agent in started if agent.generation == newest]
         plan = team[0].plan if team else None
         if plan is None or len(team) < len(plan.nodes) or any(agent.exits for agent in team):

@@ -120,9 +120,8 @@ class Living(Served):
     def __init__(self, directory: Path, world: World, port: int = 0) -> None:
         super().__init__(directory, world, port)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="world", daemon=True
-        )  # a past that cannot be made up ends the process
+        # A past that cannot be made up ends the process.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="world", daemon=True)
         self._thread.start()
         self.world = world
 

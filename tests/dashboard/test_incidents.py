@@ -73,9 +73,8 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     for node in incident["FaultedInstanceIds"]:  # where
         lane = lanes.filter(has=desk.locator("text.lane", has_text=node))
         expect(lane.locator(f"a[href='/incidents/{incident['IncidentId']}']")).to_have_count(1)
-    if (
-        is_open and job["SecondaryStatus"] != "Training"
-    ):  # what is waited for, in AWS's own words, and when it is tried again
+    # What is waited for, in AWS's own words, and when it is tried again.
+    if is_open and job["SecondaryStatus"] != "Training":
         waits = desk.locator("section", has_text="What it waits for").last
         waits_for, _, rest = job["Reason"].partition(": ")
         said, _, again = rest.partition("; asked for again at ")

@@ -124,9 +124,8 @@ def test_what_is_searched_is_found_among_all_lines_and_downloaded(
     only.click()  # the address changes first, and the box with it
     expect(only).to_be_checked()
     expect(lines(desk)).to_have_count(len(stored(api, name, FilterPattern=words)))
-    expect(lines(desk).filter(has_text=words)).to_have_count(
-        sum(words in event["Message"] for event in everything)
-    )  # the others tell of gaps
+    # The others tell of gaps.
+    expect(lines(desk).filter(has_text=words)).to_have_count(sum(words in event["Message"] for event in everything))
     only.click()
     expect(only).not_to_be_checked()
     desk.get_by_label("Find in the log").fill("")

@@ -56,9 +56,8 @@ def test_what_the_service_refuses_is_said_where_it_was_asked(
         open_job(page, seeded.story.gpu, "/spec")
         page.goto("/submit")
         page.get_by_label(re.compile("^Name")).fill("not ok!")
-        expect(
-            page.get_by_text("must be 1 to 63 letters, digits and single hyphens")
-        ).to_be_visible()  # before anything is sent
+        # Before anything is sent.
+        expect(page.get_by_text("must be 1 to 63 letters, digits and single hyphens")).to_be_visible()
         page.get_by_label(re.compile("^Name")).fill("fine")
         expect(page.get_by_text("must be 1 to 63 letters, digits and single hyphens")).to_be_hidden()
         page.get_by_label("Source").fill("0" * 64)

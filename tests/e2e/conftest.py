@@ -67,9 +67,8 @@ def workplace(
     global _newest_state_dir
     faulthandler.enable(sys.__stderr__)
     before = signal.signal(signal.SIGTERM, _give_up)
-    directory = Path(
-        tempfile.mkdtemp(prefix="everstep-e2e-")
-    )  # not pytest's: that may be cleared by another run before this one has ended
+    # Not pytest's: that may be cleared by another run before this one has ended.
+    directory = Path(tempfile.mkdtemp(prefix="everstep-e2e-"))
     _newest_state_dir = directory / "cluster"
     options = ClusterOptions(
         nodes=nodes,

@@ -10,6 +10,7 @@ from benchmarks.device import gpt, rows
 from benchmarks.device.parts import GPT, Sizes
 from benchmarks.measures import Verdict
 
+# Steps of a fifth of a second: long enough for a commit each.
 SIZES = Sizes(
     layers=2,
     width=128,
@@ -21,7 +22,7 @@ SIZES = Sizes(
     order="ABBA",
     block_steps=3,
     verified_steps=3,
-)  # steps of a fifth of a second: long enough for a commit each
+)
 
 
 @pytest.fixture(autouse=True)

@@ -37,9 +37,8 @@ def place(request: pytest.FixtureRequest, references: References) -> Iterator[Wo
 
 
 def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> None:
-    place.reference(
-        SHAPES[2], {"steps": str(STEPS)}
-    )  # before: while it is computed ranks would stand still, which is what is looked for here
+    # Before: while it is computed ranks would stand still, which is what is looked for here.
+    place.reference(SHAPES[2], {"steps": str(STEPS)})
     job = place.submit("frozen", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
     job.wait_committed(10)
     nodes = job.describe()["NodeIds"]

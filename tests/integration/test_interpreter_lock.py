@@ -77,9 +77,8 @@ def copied_at_a_boundary() -> Work:
 
 def copied_into_live_tensors() -> Work:
     source, target = filled(1), filled(0)
-    return lambda: _move(
-        target.data_ptr(), source.data_ptr(), SIZE
-    )  # `copy_into_live` asks torch about each tensor, and torch lets go for that, too
+    # `copy_into_live` asks torch about each tensor, and torch lets go for that, too.
+    return lambda: _move(target.data_ptr(), source.data_ptr(), SIZE)
 
 
 def compared_in_an_audit() -> Work:

@@ -578,9 +578,8 @@ async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench
     if not record.cgroup:
         pytest.skip(f"no cgroup can be made here: {cold.supervisor._confinement}")
     stray = int(cold.files().stdout.read_text().splitlines()[0])
-    await cold.until(
-        lambda: cgroups.pids(record.cgroup) == {record.pid, stray}
-    )  # the one between them may still be ending
+    # The one between them may still be ending.
+    await cold.until(lambda: cgroups.pids(record.cgroup) == {record.pid, stray})
     assert cold.shim_pid() not in cgroups.pids(record.cgroup)
     os.kill(cold.shim_pid(), signal.SIGKILL)
     await cold.exit()

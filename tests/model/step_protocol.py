@@ -906,9 +906,8 @@ class Model:
             if all(restore.loaded):
                 yield ("start",), self._started(world, restore.plan, world.issued)
         elif not missing:
-            for step in range(
-                max(world.recorded, 0) + 1, world.best + 1
-            ):  # the control plane lags by any number of commits
+            # The control plane lags by any number of commits.
+            for step in range(max(world.recorded, 0) + 1, world.best + 1):
                 yield ("record", step), world._replace(recorded=step)
             for seats in _subsets([seat for seat in restore.dead if world.limbo[seat] is not None]):
                 yield ("plan", *seats), self._planned(world, restore, seats)

@@ -441,9 +441,8 @@ class Model:
         own = agents[0]._replace(
             pinned=NONE, begun=NONE, word=word, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots)
         )
-        heard = max(
-            agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents
-        )  # what nobody heard is void
+        # What nobody heard is void.
+        heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)
         return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
 
     # -- what must hold

@@ -356,9 +356,8 @@ def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
 def test_a_base_that_counts_as_committed_from_the_start_loses_the_step_before() -> None:
     unfilled: Callable[[Event], bool] = lambda event: event[0] == "connect" and event[1] == 1  # noqa: E731
     good = _crashed_with_an_uncommitted_step(Rules())
-    with pytest.raises(
-        Found, match="the end is not reached"
-    ):  # nothing newer is captured before the base is with all holders
+    # Nothing newer is captured before the base is with all holders.
+    with pytest.raises(Found, match="the end is not reached"):
         good.until(lambda world: world.best > 0 and world.granted[0] >= 0, without=unfilled, limit=3000)
     bad = _crashed_with_an_uncommitted_step(BUGS["base-committed"])
     with pytest.raises(Found, match="was committed"):

@@ -514,9 +514,8 @@ class Agent:
         try:
             await asyncio.to_thread(self._archives.keep, {source.sha256 for source in sources})
         except OSError as error:
-            log.info(
-                "sources that are not wanted any more stay on this node: %s", error
-            )  # The next request decides again about these archives.
+            # The next request decides again about these archives.
+            log.info("sources that are not wanted any more stay on this node: %s", error)
         self._sources_asked.notify()
 
     # -- commands

@@ -159,9 +159,8 @@ class Budget:
 
         The time for which saving blocked the rank has no error and is a lower bound.
         """
-        held = trimmed_mean(
-            [load.blocked_seconds for load in self.snapshots]
-        )  # Audited snapshots are slower; the trimmed mean ignores these outliers.
+        # Audited snapshots are slower; the trimmed mean ignores these outliers.
+        held = trimmed_mean([load.blocked_seconds for load in self.snapshots])
         if len(self.quiet) < ENOUGH_QUIET:
             return held
         usual = trimmed_mean(self.quiet)

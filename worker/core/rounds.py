@@ -442,9 +442,8 @@ class Coordinator:
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
-        abandoned = [
-            each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base
-        ]  # the base is never captured
+        # The base is never captured.
+        abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]
         late = any(each.is_late for each in abandoned)
         if abandoned:
             if self.proposed == self.final and not late:  # The final step cannot be captured again.
@@ -533,9 +532,8 @@ class Coordinator:
 
     @property
     def _is_stopping(self) -> bool:
-        return (
-            self.stop_requested or self.stop_state is StopState.CONFIRMED
-        )  # After a restart, the coordinator's state may contain only one of the two.
+        # After a restart, the coordinator's state may contain only one of the two.
+        return self.stop_requested or self.stop_state is StopState.CONFIRMED
 
     def _propose(self) -> Coordinator:
         if self.is_recovering or self.is_finished or self.proposed != NONE:
@@ -555,7 +553,6 @@ class Coordinator:
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
-            step = (
-                multiple if multiple - step <= self.cadence else step
-            )  # Propose every multiple of the interval, so that a commit exists at each.
+            # Propose every multiple of the interval, so that a commit exists at each.
+            step = multiple if multiple - step <= self.cadence else step
         return replace(self, proposed=Step(step), newest=Step(step))

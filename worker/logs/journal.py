@@ -154,9 +154,8 @@ class LogJournal:
         while more := self._take(is_last=True):
             lines += more
         with self._unless_failed() as before:
-            left = [
-                (key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]
-            ]  # the journal is full for these streams
+            # The journal is full for these streams.
+            left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]
             last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
             self._append(last, before)
         self.is_ended = True

@@ -213,9 +213,8 @@ class LogShipper:
     async def _read_on(self) -> None:
         while True:
             try:
-                if (
-                    self._journal is None or self._journal.has_news()
-                ):  # This is usually False, and a thread for every check would take CPU time from training.
+                # This is usually False, and a thread for every check would take CPU time from training.
+                if self._journal is None or self._journal.has_news():
                     await self._read()
             except OSError as error:
                 if self._on_trouble is not None:

@@ -504,10 +504,11 @@ class RankLines:
     def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
         """Return the slot that the rank's message names, if the rank is allowed to write it."""
         slots = self._store.shards.get(shard.rank, [])
+        # The rank may write the slot even if a restarted agent has marked it as empty.
         is_granted = (said.step, said.slot) == (
             shard.core.proposed,
             shard.granted_slot,
-        )  # The rank may write the slot even if a restarted agent has marked it as empty.
+        )
         is_written = said.slot == being_written([slot.view for slot in slots], shard.content(said.step))
         if said.slot < 0 or not (is_granted or is_written):
             return None

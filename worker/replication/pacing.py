@@ -243,9 +243,8 @@ class SpanPacer:
         now, cost = asyncio.get_running_loop().time, self._link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
-            while (
-                wait := self._wait(cost, asked_at, now(), patience_seconds=0.0)
-            ) > 0:  # Check again after the wait, because a new boundary moves every opening.
+            # Check again after the wait, because a new boundary moves every opening.
+            while (wait := self._wait(cost, asked_at, now(), patience_seconds=0.0)) > 0:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:

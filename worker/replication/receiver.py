@@ -246,9 +246,8 @@ class ReplicaReceiver:
                 rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count
             )
         except NoRoom as error:
-            log.info(
-                "no room for the shards of rank %d: %s", rank, error
-            )  # The owner is notified when its first shard is rejected.
+            # The owner is notified when its first shard is rejected.
+            log.info("no room for the shards of rank %d: %s", rank, error)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 
     async def _take_one(

@@ -134,9 +134,8 @@ class RoundMember:
         self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool
     ) -> None:
         now = asyncio.get_running_loop().time
-        self.silent_since = (
-            now() if self.silent_since is None else self.silent_since
-        )  # A restart of this task has closed the connection.
+        # A restart of this task has closed the connection.
+        self.silent_since = now() if self.silent_since is None else self.silent_since
         failures = 0
         while True:
             if is_restarted and self._announced.term == NO_TERM:

@@ -291,9 +291,8 @@ class ReplicaSender:
                     await send()
                 else:
                     await first_of(send(), self._dropped(step, digests))
-                if pacer is None and isinstance(
-                    outcome, ShardSealed
-                ):  # A paced transfer does not measure the link's full rate.
+                # A paced transfer does not measure the link's full rate.
+                if pacer is None and isinstance(outcome, ShardSealed):
                     self._measured(queue)
             finally:
                 self._queue = None

@@ -353,9 +353,8 @@ class SlotStore:
             slots = self.shards.setdefault(rank, [])
             empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
             for index, slot in enumerate(slots):
-                if (
-                    slot.is_busy and not slot.file.header.capacity_bytes
-                ):  # The slot's old file is removed, but the rank may still write to the old memory.
+                # The slot's old file is removed, but the rank may still write to the old memory.
+                if slot.is_busy and not slot.file.header.capacity_bytes:
                     raise self._full(capacity_bytes)
                 if (
                     slot.view.state is SlotState.EMPTY

@@ -218,9 +218,8 @@ def aws_client(
     if is_local or is_loopback(endpoint):
         for variable in ("config_file", "credentials_file"):
             session.set_config_variable(variable, os.devnull)
-        session.get_component("config_store").set_config_provider(
-            "profile", ConstantProvider(None)
-        )  # AWS_PROFILE refers to these files
+        # AWS_PROFILE refers to these files.
+        session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
     session.set_config_variable("metadata_service_num_attempts", _METADATA_ATTEMPTS)
     renewed = RefreshableCredentials.create_from_metadata
     session._credentials = (  # botocore has no public API for this
@@ -310,7 +309,8 @@ def aws_errors(what: str) -> Iterator[None]:
     except (
         NoCredentialsError,
         CredentialRetrievalError,
-    ) as error:  # The instance's metadata service may provide credentials later.
+    ) as error:
+        # The instance's metadata service may provide credentials later.
         raise StoreUnavailable(f"{what}: {error}") from error
     except (ConnectionError, HTTPClientError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError) as error:
         raise StoreUnavailable(f"{what}: {error}") from error

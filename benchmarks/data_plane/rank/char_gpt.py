@@ -217,9 +217,8 @@ class LmResiliency(Nobody):
     """Protects the model with lm-resiliency's manager, used as in `systems.lm_resiliency`."""
 
     def __init__(self, model: Ddp) -> None:
-        sys.path.append(
-            os.environ["BENCH_LM_RESILIENCY"]
-        )  # last in the path, so that only this package is imported from lm-resiliency's environment
+        # Last in the path, so that only this package is imported from lm-resiliency's environment.
+        sys.path.append(os.environ["BENCH_LM_RESILIENCY"])
         from lm_resiliency.checkpointing import InMemoryCheckpointManager, InMemoryCkptConfig
 
         super().__init__(model)

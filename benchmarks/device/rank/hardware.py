@@ -200,9 +200,8 @@ class Cuda:
                 said += [f"{each.filename}:{each.lineno}" for each in caught if SYNCHRONIZING in str(each.message)]
 
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
-        side = (
-            torch.cuda.Stream()
-        )  # a side stream, as torch's documentation recommends: backward keeps a reference to the stream of the warm-up
+        # A side stream, as torch's documentation recommends: backward keeps a reference to the stream of the warm-up.
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(warm_up):

@@ -339,9 +339,8 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
         with services.database.write() as session:
             nodes.note_hello(session, facts, initial_state=NodeState.JOINING, now=now)
             if not admission.is_join and nodes.mark_joined(session, hello.node_id, now):
-                tokens.revoke_sessions(
-                    session, hello.node_id, now, but=admission.session_id
-                )  # The tokens of joins that were never completed are revoked.
+                # The tokens of joins that were never completed are revoked.
+                tokens.revoke_sessions(session, hello.node_id, now, but=admission.session_id)
             if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."
                 events.append(

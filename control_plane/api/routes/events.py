@@ -134,9 +134,8 @@ def _last_event_id(request: Request, otherwise: int | None) -> int | None:
     said = request.headers.get("last-event-id")
     if not said:
         return otherwise
-    is_number = (
-        said.isascii() and said.isdigit() and len(said) <= len(str(common_schemas.MAX_WHOLE_NUMBER))
-    )  # int() raises for very long digit strings
+    # int() raises for very long digit strings.
+    is_number = said.isascii() and said.isdigit() and len(said) <= len(str(common_schemas.MAX_WHOLE_NUMBER))
     if not is_number or int(said) > common_schemas.MAX_WHOLE_NUMBER:
         message = "must be an id that this stream has sent"
         raise errors.InvalidRequest(

@@ -193,9 +193,8 @@ def _stored_logs(
         yield from sorted((entry for entry in every if entry.rank >= since), key=_log_position)
         return
     for info in services.objects.list(of_generation, after=f"{key}{since}"):
-        if (
-            info.reference.key > f"{key}{last}/"
-        ):  # past all keys of the last rank, such as "rank=1019.stdout": only ranks with fewer digits follow
+        # Past all keys of the last rank, such as "rank=1019.stdout": only ranks with fewer digits follow.
+        if info.reference.key > f"{key}{last}/":
             return
         entry = _log_entry(prefix, info)
         if entry is not None and entry.rank >= since:

@@ -20,9 +20,8 @@ def load_and_start(view: JobView) -> Decision:
     """Wait until every node has loaded its shards, then until every node has started its ranks."""
     record, plan = view.record, view.plan
     is_loading = record.state is JobState.LOADING
-    if (
-        view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP)
-    ):  # stopping now would lose a newer step, so the job first resumes training and then stops
+    # Stopping now would lose a newer step, so the job first resumes training and then stops.
+    if view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP):
         return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
     if (fault := faults.permanent(view.reports)) is not None:
         return end_job(view, JobEvent.GAVE_UP, fault.message)

@@ -37,9 +37,8 @@ def prepare(view: JobView) -> Decision:
             with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason
         )
     view = with_late_reports(view)
-    view = with_record(
-        view, committed=launch.committed_of(view.spec, view.seen, view.record)
-    )  # the pages still prove this step, and the next message, Load, clears them
+    # The pages still prove this step, and the next message, Load, clears them.
+    view = with_record(view, committed=launch.committed_of(view.spec, view.seen, view.record))
     view = with_faulty(view)
     view = without_lost(view)
     view = with_promise_deadlines(view)

@@ -132,9 +132,8 @@ def without_lost(view: JobView) -> JobView:
     """
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
-    given_back = {trial.node_id for trial in record.trials} - set(
-        view.seen.assigned
-    )  # the job released these nodes, so they do not count as lost
+    # The job released these nodes, so they do not count as lost.
+    given_back = {trial.node_id for trial in record.trials} - set(view.seen.assigned)
     asked = {
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
     }
@@ -207,16 +206,15 @@ def without_departing(view: JobView) -> JobView:
         if view.seen.plan is not None
         else []
     )
-    announced = [
-        move for move in left if move.is_announced and move.asked_at is not None
-    ]  # the time that AWS announced is over, or the replacement is ready
+    # The time that AWS announced is over, or the replacement is ready.
+    announced = [move for move in left if move.is_announced and move.asked_at is not None]
+    # The fault of these nodes ended ranks, and would end them again.
     goes = [
         *announced,
         *(move for move in left if move.is_faulty and move.asked_at is None),
-    ]  # the fault of these nodes ended ranks, and would end them again
-    due = [*goes, *(move for move in left if move not in goes)][
-        : max(len(goes), len(lent) + view.seen.spare_count)
-    ]  # the job keeps a working member without a replacement
+    ]
+    # The job keeps a working member without a replacement.
+    due = [*goes, *(move for move in left if move not in goes)][: max(len(goes), len(lent) + view.seen.spare_count)]
     if not due:
         return view
     leaving = {move.node_id for move in due}

@@ -490,9 +490,8 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
             f"{path} is not known to come back bit for bit; if it keeps all state in `state`, pass "
             f"trusted_optimizers=({kind.__qualname__},)",
         )
-    if path in EXPECTED_OPTIMIZERS and getattr(
-        optimizer, "master_weights", False
-    ):  # apex keeps these weights in lists of its own, outside `state`
+    # Apex keeps these weights in lists of its own, outside `state`.
+    if path in EXPECTED_OPTIMIZERS and getattr(optimizer, "master_weights", False):
         raise CannotResume(
             name, f"{path} with master_weights=True keeps its fp32 weights where a snapshot does not reach them"
         )

@@ -56,9 +56,8 @@ class DDPAdapter(PlainAdapter):
 
 
 def _check(name: str, model: DistributedDataParallel) -> None:
-    if (
-        model.static_graph and model.process_group.size() > 2
-    ):  # The first step of a static graph cannot use the layout of later steps.
+    # The first step of a static graph cannot use the layout of later steps.
+    if model.static_graph and model.process_group.size() > 2:
         raise CannotResume(
             name,
             "DDP with static_graph=True over three or more ranks does not come back bit for bit; leave "

@@ -105,18 +105,16 @@ class PlainAdapter:
         for named in self._optimizers:
             live = list(chain.from_iterable(map(itemgetter("params"), named.optimizer.param_groups)))
             where = f"optimizer/{named.name}" if named.name else "optimizer"
-            if len(live) != len(
-                named.members
-            ):  # After add_param_group: a restarted script has not added the group yet when it restores.
+            # After add_param_group: a restarted script has not added the group yet when it restores.
+            if len(live) != len(named.members):
                 known = f"{len(live)} parameters where init saw {len(named.members)}"
                 raise CannotResume(
                     where,
                     f"{known}; give it all of them before init, and frozen ones requires_grad=False until their "
                     "time comes",
                 )
-            if not all(
-                map(operator.is_, live, map(itemgetter(1), named.members))
-            ):  # For example after resize_token_embeddings, or when the script replaced a group's parameters.
+            # For example after resize_token_embeddings, or when the script replaced a group's parameters.
+            if not all(map(operator.is_, live, map(itemgetter(1), named.members))):
                 other = next(
                     name for (name, parameter), held in zip(named.members, live, strict=True) if held is not parameter
                 )

@@ -233,9 +233,8 @@ def test_a_commit_is_seen_when_it_is_looked_for(tmp_path: Path) -> None:
     for generation, step in ((1, 9), (2, 4), (2, 5)):
         write_agent_half(page, AgentHalf(generation, committed=step))
         watch.expect(step)
-        assert watch.wait(step, 30.0 if generation == 2 else 0.05) is (
-            generation == 2
-        )  # another launch's word is not ours
+        # Another launch's word is not ours.
+        assert watch.wait(step, 30.0 if generation == 2 else 0.05) is (generation == 2)
     assert sorted(watch.at) == [4, 5]
 
 

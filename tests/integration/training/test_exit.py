@@ -20,10 +20,11 @@ from tests.integration.training.fake_agent import FakeAgent
 from tests.ports import ReservedPort
 from tests.warm_parent import ROOT
 
+# Imports torch in each, whatever else the machine does.
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(180),
-]  # imports torch in each, whatever else the machine does
+]
 
 COPYING = """
 import sys

@@ -432,9 +432,8 @@ def test_a_real_model_must_be_slowed_down_least() -> None:
     assert better[SLOWDOWN].reason == "commits ÷ steps 1.00; -10.0 points beside lm-resiliency's (-10.0 to -10.0)"
     alone = better["nobody", "char_gpt_ddp_step"]
     assert (alone.value, alone.unit, alone.verified) == (pytest.approx(100.0), "ms", None)
-    assert better[EVERSTEP, "char_gpt_ddp_cpu"].value == pytest.approx(
-        0.1
-    )  # both ranks use 0.05 s more in a step, and 1 GiB is kept
+    # Both ranks use 0.05 s more in a step, and 1 GiB is kept.
+    assert better[EVERSTEP, "char_gpt_ddp_cpu"].value == pytest.approx(0.1)
 
 
 def test_a_difference_within_the_noise_decides_nothing() -> None:

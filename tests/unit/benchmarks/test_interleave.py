@@ -106,9 +106,8 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
     assert others == program(CROWDED)
     assert all(block.is_measured for block in others)
     (crowded,) = (case for case in CASES if case.is_crowded)
-    assert (
-        crowded.settle_iterations >= 5 * ENOUGH
-    )  # so many loaded iterations, and as many for each time that the interval has doubled
+    # So many loaded iterations, and as many for each time that the interval has doubled.
+    assert crowded.settle_iterations >= 5 * ENOUGH
 
 
 # -- the budget
@@ -139,9 +138,10 @@ class Fleet:
             is_first, self.left = self.left == self.lasts, max(0, self.left - 1)
             way = 1.0 if self.nodes[0].pacer is None else 0.2  # what is paced is less in the way
             self.now += 1.0 + self.extra * way * (is_first or self.left > 0)
+            # Whoever comes first.
             began = {
                 node.boundary(self.now, is_sending=self.left > 0) for node in self.nodes[:: 1 if number % 2 else -1]
-            }  # whoever comes first
+            }
             assert len(began) == 1
             if began == {True}:
                 begun, self.left = begun + 1, self.lasts

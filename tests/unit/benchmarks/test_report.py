@@ -215,10 +215,11 @@ def test_a_bar_that_is_longer_than_the_picture_is_torn_and_keeps_its_figure() ->
     )
     space = "{http://www.w3.org/2000/svg}"
     widths = [float(bar.get("width", "0")) for bar in drawn.iter(f"{space}rect") if bar.get("height") == "16"]
+    # The room that there is, for five seconds.
     assert [round(sum(widths[:2]) / 3 * 5), round(sum(widths[2:]))] == [
         560,
         560,
-    ]  # the room that there is, for five seconds
+    ]
     assert len(list(drawn.iter(f"{space}polyline"))) == 1
     assert [text.text for text in drawn.iter(f"{space}text")][2:] == ["both", "short", "3.00 s", "long", "60.00 s"]
 

@@ -81,9 +81,8 @@ def test_an_interrupted_up_ends_what_it_began(number: signal.Signals, tmp_path: 
         "--boot-delay",
         "600",
     ]
-    heeded = partial(
-        signal.signal, signal.SIGINT, signal.SIG_DFL
-    )  # in the background it is ignored, and so it would be by what is started
+    # In the background it is ignored, and so it would be by what is started.
+    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
         [*words, "--state-dir", str(tmp_path / "state")], stderr=subprocess.PIPE, preexec_fn=heeded
     ) as up:

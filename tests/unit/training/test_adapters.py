@@ -432,9 +432,8 @@ def test_memory_is_set_aside_for_the_gradients_that_lie_in_it_and_for_no_others(
         return Arena(size)
 
     monkeypatch.setattr(plain, "Arena", noting)
-    monkeypatch.setattr(
-        plain, "check_parameter", lambda *_: None
-    )  # the meta device stands for one that holds something
+    # The meta device stands for one that holds something.
+    monkeypatch.setattr(plain, "check_parameter", lambda *_: None)
     parts: dict[str, torch.Tensor] = {
         "sharded": distribute_tensor(torch.ones(4, 16), mesh, [Shard(0)]),
         "turned": torch.ones(4, 8).t(),
@@ -501,9 +500,8 @@ def test_a_sharded_tensor_is_made_over_the_memory_it_is_given(
 ) -> None:
     parameter = distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)])
     local = torch.full((2, 4), 7.0, dtype=dtype)
-    monkeypatch.setattr(
-        mesh, "_device_type", "meta"
-    )  # as where parameters stay in host memory and the mesh is one of GPUs
+    # As where parameters stay in host memory and the mesh is one of GPUs.
+    monkeypatch.setattr(mesh, "_device_type", "meta")
     made = FSDPAdapter({}, {}).rewrap(parameter, local)
     assert isinstance(made, DTensor)
     assert made._local_tensor is local

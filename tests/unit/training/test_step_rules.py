@@ -55,6 +55,7 @@ def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
     assert decide(view, half) == expected
 
 
+# The others may have been told to stop.
 @pytest.mark.parametrize(
     ("view", "word", "expected"),
     [
@@ -65,7 +66,7 @@ def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
             view(echo_step=5),
             half(stop=5, stop_state=StopState.ANNOUNCED),
             Decision(must_wait=True),
-        ),  # the others may have been told to stop
+        ),
         (view(), half(stop=5, stop_state=StopState.ANNOUNCED), NOTHING),  # nobody stops without this rank's yes
         (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), Decision(is_stopped=True)),
         (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),

@@ -184,9 +184,8 @@ class Story:
         assert self.copier.ticket is not None
         match event.split():
             case ["write", half]:
-                self.weight.numpy()[int(half) * HALF :][
-                    :HALF
-                ] = -self._step  # of an operation that torch has not counted yet
+                # Of an operation that torch has not counted yet.
+                self.weight.numpy()[int(half) * HALF :][:HALF] = -self._step
             case ["count"]:
                 torch.autograd.graph.increment_version(self.weight if self.wrapper is None else self.wrapper)
             case ["pause"]:

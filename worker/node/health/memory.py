@@ -173,9 +173,8 @@ def _record(descriptor: int) -> bytes:
         try:
             return os.read(descriptor, _RECORD_BYTES)
         except OSError as error:
-            if (
-                error.errno != errno.EPIPE
-            ):  # EPIPE: the kernel has overwritten the record; the next read continues after it
+            # EPIPE: the kernel has overwritten the record; the next read continues after it.
+            if error.errno != errno.EPIPE:
                 return b""
     return b""
 

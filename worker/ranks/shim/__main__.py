@@ -43,9 +43,8 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(TextFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    os.setpriority(
-        os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0))
-    )  # Ranks must not inherit a raised priority of the agent.
+    # Ranks must not inherit a raised priority of the agent.
+    os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))
     if arguments.template_fd is not None:
         from worker.ranks.shim.template import run_template
 

@@ -50,10 +50,11 @@ class LmResiliency:
     def replica(self) -> list[torch.Tensor]:
         names = [name for name, _ in self._state.tensors()]
         by_place = dict(zip(names, range(len(names)), strict=True))
+        # In the order of `State.tree`.
         order = [
             *(name for name in names if "." not in name),
             *(name for name in names if "." in name),
-        ]  # in the order of `State.tree`
+        ]
         held = dict(zip(order, self._held(), strict=True))
         return [held[name] for name in sorted(held, key=by_place.__getitem__)]
 

@@ -195,9 +195,8 @@ class TestTheOwner:
         while pair.shard.core.vote is not Vote.ACKED:
             queues.append(sender._queue)
             await pair.shard.changed.wait(pair.shard.changed.version, 0.01)
-        assert (
-            max(queue.taken_bytes for queue in queues if queue is not None) <= 5000
-        )  # the first five chunks are not sent again
+        # The first five chunks are not sent again.
+        assert max(queue.taken_bytes for queue in queues if queue is not None) <= 5000
         assert pair.held() == {1: payload(1, pair.payload_bytes)}
 
     async def test_a_holder_is_not_silent_while_the_capture_stands_still(self, pair: Pair) -> None:

@@ -86,9 +86,8 @@ class Wire:
                 if len(data) > room:
                     await self._arrived()
                     for line in (onward, near):
-                        line.setsockopt(
-                            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                        )  # close says RST, not FIN
+                        # Close says RST, not FIN.
+                        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                         line.close()
                     return
 

@@ -220,9 +220,8 @@ async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_wai
     told = note_reports(pair, second)
     second.say(boundary=Step(3))
     pair.server.request_stop()
-    await second.until_heard(
-        stop_state=StopState.ANNOUNCED
-    )  # there and back: a report of the boundary alone would have left by now
+    # There and back: a report of the boundary alone would have left by now.
+    await second.until_heard(stop_state=StopState.ANNOUNCED)
     second.say(boundary=Step(4), vote=Vote.ABANDON)
     await second.until_reported(boundary=4)
     assert [(state.boundary, state.vote) for state in told if state.boundary > 0] == [(4, Vote.ABANDON)]
@@ -512,9 +511,8 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
     try:
         await second.until_reported(boundary=0)
         first_word = dict(first.member._heard_at), dict(second.member._heard_at)
-        await made.until(
-            lambda: first.member._heard_at[second.id] > first_word[0][second.id] + 0.6
-        )  # nothing happens, and yet they speak
+        # Nothing happens, and yet they speak.
+        await made.until(lambda: first.member._heard_at[second.id] > first_word[0][second.id] + 0.6)
         await made.until(lambda: second.member._heard_at[first.id] > first_word[1][first.id] + 0.6)
         assert (first.member.silent, second.member.silent) == (frozenset(), frozenset())
         await second.stop()

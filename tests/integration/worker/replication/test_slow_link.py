@@ -17,10 +17,11 @@ from worker.core.chunks import Link
 from worker.member.traffic import ALPHA_SECONDS
 from worker.replication.pacing import SpanPacer
 
+# At the rate that a slow link is left, 24 MiB take half a minute.
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(180),
-]  # at the rate that a slow link is left, 24 MiB take half a minute
+]
 PAYLOAD_BYTES = 24 << 20
 SO_MAX_PACING_RATE = 47
 
@@ -51,9 +52,8 @@ def pacing_rate(line: socket.socket) -> int:
 async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     pair.listen()
     sender = pair.send(deadline_seconds=2.0)
-    sender.stream_count = replace(
-        sender.stream_count, limit=2, count=2, is_settled=True
-    )  # their chunks are whole at about the same time
+    # Their chunks are whole at about the same time.
+    sender.stream_count = replace(sender.stream_count, limit=2, count=2, is_settled=True)
     pair.hear(-1, 1)
     loopback.limit(4_000_000)
     await pair.capture(1)
@@ -74,9 +74,8 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     loopback.unlimited()
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     step = 1
-    while (
-        pair.shard.slow_holders or sender._link.carries
-    ):  # until a step has gone fast, which the next one does unless the machine itself is slow
+    # Until a step has gone fast, which the next one does unless the machine itself is slow.
+    while pair.shard.slow_holders or sender._link.carries:
         step += 1
         pair.hear(step - 1, step)
         await pair.capture(step)

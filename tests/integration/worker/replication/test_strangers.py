@@ -76,9 +76,8 @@ async def test_who_is_no_member_is_refused_by_either_side(pair: Pair, who: tcp.C
     with pytest.raises(PeerRefused, match=what):
         await pair.dial(who)
     assert await is_alive(pair)
-    assert (
-        pair.listener.refused_count == 1 or what == "does not hold the key"
-    )  # with a wrong key the dialler leaves first
+    # With a wrong key the dialler leaves first.
+    assert pair.listener.refused_count == 1 or what == "does not hold the key"
 
 
 async def test_who_answers_must_be_who_was_called(pair: Pair) -> None:

@@ -110,10 +110,11 @@ async def test_a_fresh_join_token_does_not_take_over_a_node_that_has_joined(clie
             code, reason = await closed(opened)
         assert code == 4410
         assert f"everstep nodes reset-session {node}" in reason
+    # The agent goes on, also while somebody tries.
     async with (
         line(service, session) as opened,
         line(service, fresh) as other,
-    ):  # the agent goes on, also while somebody tries
+    ):
         await join(opened, node)
         await opened.send(encode(report(node, 2)))
         await other.send(encode(hello(node, "thief")))

@@ -33,9 +33,8 @@ def send(service: Any, method: str, path: str, **more: Any) -> httpx.Response:
 
 def limit(service: Any, pages: int) -> None:
     """Bound the database's file, as a full disk does."""
-    for connection in [
-        service.services.database.engine.connect() for _ in range(5)
-    ]:  # the pool's, whichever a route gets
+    # The pool's, whichever a route gets.
+    for connection in [service.services.database.engine.connect() for _ in range(5)]:
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
         connection.close()
 

@@ -56,12 +56,13 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
     "CreateTrainingJob.Tags",
 )
 def test_a_request_can_say_everything(client, request_):
+    # The role's permissions decide.
     inputs = [
         {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3Uri": "s3://mine/set"}}},
         {
             "ChannelName": "ours",
             "DataSource": {"S3DataSource": {"S3Uri": f"s3://{BUCKET}/jobs/mine"}},
-        },  # the role's permissions decide
+        },
         {"ChannelName": "words", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "/mnt/words"}}},
     ]
     client.create_training_job(

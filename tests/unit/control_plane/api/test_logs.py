@@ -271,9 +271,8 @@ def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(
         while len(found) < 2:
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
         assert found == ["four", "five"]
-        assert [event["Message"] for event in next(batches)["LogEvents"]["Events"]] == [
-            "six"
-        ]  # it was sent once, and waited for those
+        # It was sent once, and waited for those.
+        assert [event["Message"] for event in next(batches)["LogEvents"]["Events"]] == ["six"]
 
 
 @pytest.mark.security

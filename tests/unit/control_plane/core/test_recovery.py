@@ -123,6 +123,7 @@ def test_what_is_stored_is_the_newest_checkpoint_that_leads_to_the_base() -> Non
     found = survey(
         {A: [], B: []}, checkpoints=(checkpoint(5, 1), checkpoint(13, 1), checkpoint(11, 2), checkpoint(12, 2))
     )
+    # 13 is of a branch that was given up.
     assert [recovery.stored_step(found, Step(base)) for base in (4, 5, 10, 11, 12, 20)] == [
         0,
         5,
@@ -130,7 +131,7 @@ def test_what_is_stored_is_the_newest_checkpoint_that_leads_to_the_base() -> Non
         11,
         12,
         12,
-    ]  # 13 is of a branch that was given up
+    ]
 
 
 def test_nothing_left_means_the_scripts_own_state() -> None:

@@ -34,9 +34,8 @@ async def test_a_gang_without_capacity_starts_in_the_next_fleet_that_it_names(wo
     assert world.job().run_id == run
     await world.train(3)
     assert world.job().fleet_name == OTHER
-    assert (
-        world.operator.describe_group(world.groups[FLEET]).desired_count == 0
-    )  # nobody waits for nodes there any more
+    # Nobody waits for nodes there any more.
+    assert world.operator.describe_group(world.groups[FLEET]).desired_count == 0
 
 
 async def test_fleets_without_capacity_are_asked_ever_more_seldom_until_one_has_some(world: World) -> None:

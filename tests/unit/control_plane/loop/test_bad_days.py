@@ -457,10 +457,11 @@ async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_write
         jobs.request_stop(session, "gpt", world.now)
     await world.until(lambda: world.is_stopped)
     for agent in world.team():
+        # It may have come to its end by itself in that very moment.
         agent.has_decided, agent.is_told_to_stop = (
             True,
             is_told,
-        )  # it may have come to its end by itself in that very moment
+        )
     world.team()[1].node_faults = (
         NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
     )
@@ -801,9 +802,8 @@ async def test_a_stop_without_agreement_waits_for_what_was_committed(world: Worl
     world.kill_rank(coordinator)
     await world.until(lambda: "waits for its last checkpoint" in world.job().reason)
     assert world.job().state == JobState.STOPPING
-    assert coordinator.node_id in {
-        node for node, message in world.said if isinstance(message, HaltRanks)
-    }  # though no rank of its own is left
+    # Though no rank of its own is left.
+    assert coordinator.node_id in {node for node, message in world.said if isinstance(message, HaltRanks)}
     await world.upload(7)
     await world.until(lambda: world.job().state == JobState.STOPPED)
     assert "checkpoint is step 7" in world.job().reason
@@ -899,10 +899,11 @@ async def test_a_second_replica_waits_for_the_lease_and_then_takes_over(world: W
     world.start_server()
     world.terminate(world.team()[0])
     await world.tick()
+    # Nothing is decided before the lease has stood still.
     assert (world.job().state, world.job().generation) == (
         JobState.RUNNING,
         1,
-    )  # nothing is decided before the lease has stood still
+    )
     await world.until(lambda: is_running(world, 2))
 
 
@@ -1045,9 +1046,8 @@ async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_de
     commits, cuts = itertools.count(1), []
 
     def cut(_: object) -> None:
-        if (
-            threading.current_thread() is not threading.main_thread() and next(commits) % 3 == 0
-        ):  # the agents' side is in the main thread
+        # The agents' side is in the main thread.
+        if threading.current_thread() is not threading.main_thread() and next(commits) % 3 == 0:
             cuts.append(postgresql.cut(str(world.database.url)))
 
     listen(world.database.engine, "commit", cut)

@@ -64,9 +64,8 @@ async def test_a_killed_rank_is_an_incident_of_the_drill_and_nobodys_failure(wor
     assert any(
         f"a drill ({asked.id}): ann had kill-rank done to rank 1 on {node_id}" in words for words in incident.evidence
     )
-    assert any(
-        "rank 1 on" in words and "signal 9" in words for words in incident.evidence
-    )  # what was really found is told, too
+    # What was really found is told, too.
+    assert any("rank 1 on" in words and "signal 9" in words for words in incident.evidence)
     assert world.job().failures == ()
     assert world.failures() == (0, 0, 0)
     assert len(kills(world)) == 1

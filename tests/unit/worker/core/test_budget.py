@@ -186,7 +186,6 @@ def test_a_snapshot_that_now_and_then_lasts_longer_costs_one_proposal_at_a_rest(
         budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=number % 8 != 7)
     assert 1.0 < budget.iterations_per_snapshot < 1.5
     assert budget.distance == 2
-    budget = budget.iteration(
-        1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False
-    )  # the rest: what was begun before it lasted into it
+    # The rest: what was begun before it lasted into it.
+    budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False)
     assert budget.distance == 2, "nothing quiet was seen: it rests again"

@@ -279,9 +279,8 @@ def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float
         assert begin >= at
         at, found = begin + link.seconds(chunk), found + 1
     fits = [window.seconds / link.seconds(chunk) for window in windows]
-    assert (
-        sum(math.floor(each - 1e-9) for each in fits) <= found <= sum(math.floor(each + 1e-9) for each in fits)
-    )  # the last may just fit, or not
+    # The last may just fit, or not.
+    assert sum(math.floor(each - 1e-9) for each in fits) <= found <= sum(math.floor(each + 1e-9) for each in fits)
 
 
 # -- the small ones

@@ -217,9 +217,8 @@ def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither
         assert unlike >= 2
         trial = node.traffic.trial
         assert trial.verdict is None
-        counted = (
-            len(ways) - 3 - unlike
-        )  # the first ends at no boundary, the second was not planned, and what follows the last is not known
+        # The first ends at no boundary, the second was not planned, and what follows the last is not known.
+        counted = len(ways) - 3 - unlike
         assert len(trial.paced.seconds) + len(trial.at_once.seconds) == counted
 
     with_loop(work)

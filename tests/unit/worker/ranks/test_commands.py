@@ -72,9 +72,8 @@ async def desk():
     made = Desk()
     yield made
     await made.commands.close()
-    for thread in (
-        threading.enumerate()
-    ):  # asyncio's, one for each process: it would tell a loop that is closed, in the middle of another test
+    # Asyncio's, one for each process: it would tell a loop that is closed, in the middle of another test.
+    for thread in threading.enumerate():
         if thread.name.startswith("asyncio-waitpid"):
             thread.join(timeout=10)
             assert not thread.is_alive(), "a process outlives its test"
@@ -264,7 +263,8 @@ async def gone(pid: int) -> None:
         except (
             FileNotFoundError,
             ProcessLookupError,
-        ):  # it goes before its file is opened, or between that and the reading
+        ):
+            # It goes before its file is opened, or between that and the reading.
             return
         if state == "Z":
             return

@@ -146,9 +146,8 @@ def test_nothing_is_waited_for_before_the_first_boundary_or_long_after_the_last(
         assert await departures(pacer, 2, 10) == [0.0, 0.0]
         pacer.boundary(BEGIN)
         await asyncio.sleep(PATIENCE_ITERATIONS * 10.0)
-        assert await departures(pacer, 2, 10) == pytest.approx(
-            [20.0, 20.0001]
-        )  # one after the other, as the link takes them
+        # One after the other, as the link takes them.
+        assert await departures(pacer, 2, 10) == pytest.approx([20.0, 20.0001])
 
     run(work)
 

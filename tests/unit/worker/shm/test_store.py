@@ -389,10 +389,11 @@ class TestFollowing:
         self.write(slot, data[2500:], 2500)
         digests.grow(self.SIZE)
         await self.known(digests, 4)
+        # The last one is short: its end is known when all is.
         assert (digests.known_count, digests.is_sealed) == (
             4,
             False,
-        )  # the last one is short: its end is known when all is
+        )
         assert store.inventory() == ()
         digests.complete()
         assert await sealing == payload_digest(data)
