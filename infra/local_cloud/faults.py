@@ -120,8 +120,7 @@ class Faults:
 
     def is_throttled(self, service: str) -> bool:
         """Return whether a call of a service is refused. Each call draws a new random number."""
-        shares = self.conditions.throttle
-        share = shares.get(service, 0.0)  # type: ignore[call-overload]
+        share = self.conditions.throttle.get(service, 0.0)  # type: ignore[call-overload]
         return self._happens(f"throttle/{service}", share)
 
     def event_delays(self) -> list[float]:

@@ -2,7 +2,7 @@
 
 The list contains the modules that `deepspeed.initialize` and `fully_shard` import on first use, besides torch itself.
 With only `import deepspeed`, a forked rank needed 4.9 to 5.7 s to its first step. With all modules of the list it
-needed 0.5 s (measured). Source: `reference/torch_deepspeed.md`, Processes.
+needed 0.5 s (measured).
 
 Invariant: after `preload` this process has one thread, no process group and no CUDA context, so it can fork safely.
 """
