@@ -162,20 +162,15 @@ def test_a_server_that_others_reach_needs_a_certificate(tmp_path, files) -> None
         Settings(**base, tls_certificate=files[0])
 
 
+def agent_arguments(folder: Path, url: str) -> list[str]:
+    """Return the arguments without which no agent starts."""
+    words = {"--control-plane-url": url, "--instance-id": "i-1", "--address": "127.0.0.2"}
+    return [word for pair in words.items() for word in pair] + ["--state-dir", str(folder / "s")]
+
+
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8443", "http://control.example"])
 def test_an_agent_sends_no_token_in_the_clear_to_another_machine(tmp_path, url, capsys) -> None:
-    given = [
-        "--control-plane-url",
-        url,
-        "--instance-id",
-        "i-1",
-        "--address",
-        "127.0.0.2",
-        "--state-dir",
-        str(tmp_path / "s"),
-        "--memory-bytes",
-        "9",
-    ]
+    given = [*agent_arguments(tmp_path, url), "--memory-bytes", "9"]
     with pytest.raises(SystemExit):
         agent_settings(given)
     assert "in the clear" in capsys.readouterr().err
@@ -185,16 +180,7 @@ def test_an_agent_sends_no_token_in_the_clear_to_another_machine(tmp_path, url, 
 def test_a_bundle_that_is_none_is_told(tmp_path, capsys) -> None:
     with pytest.raises(ConfigurationError, match="is not a file"):
         config.load("https://x", "t", {}, ca_bundle=str(tmp_path / "none"))
-    given = [
-        "--control-plane-url",
-        "https://x",
-        "--instance-id",
-        "i-1",
-        "--address",
-        "127.0.0.2",
-        "--state-dir",
-        str(tmp_path / "s"),
-    ]
+    given = agent_arguments(tmp_path, "https://x")
     with pytest.raises(SystemExit):
         agent_settings([*given, "--ca-bundle", str(tmp_path / "none")])
     assert "holds no certificates" in capsys.readouterr().err
@@ -216,16 +202,7 @@ def test_the_bundle_is_kept_with_the_endpoint(tmp_path, files) -> None:
 )
 def test_joining_by_a_role_takes_all_that_is_signed(tmp_path, options, words, capsys, monkeypatch) -> None:
     monkeypatch.delenv("AWS_REGION", raising=False)
-    given = [
-        "--control-plane-url",
-        "https://x",
-        "--instance-id",
-        "i-1",
-        "--address",
-        "127.0.0.2",
-        "--state-dir",
-        str(tmp_path / "s"),
-    ]
+    given = agent_arguments(tmp_path, "https://x")
     with pytest.raises(SystemExit):
         agent_settings([*given, *options])
     assert words in capsys.readouterr().err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,15 @@ pytestmark = pytest.mark.integration
 def faults_of(fleet: Fleet) -> list[NodeFault]:
     report = fleet.control.reports.get(fleet.nodes[1].id)
     return [fault for fault in report.faults if fault.code == FaultCode.DISK_FULL] if report is not None else []
+
+
+def failing(number: int) -> Callable[[object], None]:
+    """Return a write that fails with this error number."""
+
+    def write(_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return write
 
 
 async def cleared(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +108,8 @@ async def test_a_promise_that_the_disk_does_not_take_names_the_disk(
     await fleet.connected()
     node = fleet.nodes[1]
 
-    def full(_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(node.agent._promises, "write", full)
+        patched.setattr(node.agent._promises, "write", failing(errno.ENOSPC))
         await fleet.send(node, Prepare(job=JOB, run=RUN, generation=Generation(1), parent=Generation(0)))
         await until("the fault", lambda: faults_of(fleet))
     assert [fault.device for fault in faults_of(fleet)] == [str(node.state_dir)]
@@ -134,11 +142,8 @@ async def test_a_promise_that_the_disk_keeps_does_not_hold_up_the_release(
     await fleet.prepare()
     node = fleet.nodes[1]
 
-    def broken(_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     with monkeypatch.context() as patched:
-        patched.setattr(node.agent._promises, "write", broken)
+        patched.setattr(node.agent._promises, "write", failing(errno.EIO))
         await fleet.send(node, Release(run=RUN))
         await until(
             "a report without a member",
