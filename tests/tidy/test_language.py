@@ -27,7 +27,7 @@ BANNED = re.compile(
     r"is known to|takes? in)\b",
     re.IGNORECASE,
 )
-"""Verbs that language.md replaces by plain ones, in docstrings of public classes and functions."""
+"""Everyday verbs for which the code base uses plain verbs of the field, in docstrings of public classes and functions."""
 WORDS_OF_AN_ENTRY = 5
 """Fewest words of an entry that has neither a unit nor a value."""
 INFORMATIVE = re.compile(r"[`\d/]|second|byte|None|empty|path|step|rank|node|UTC|ms\b", re.IGNORECASE)

@@ -136,6 +136,22 @@ def test_every_path_in_a_docstring_or_comment_exists() -> None:
     assert sorted(lost) == []
 
 
+def test_every_short_path_in_a_docstring_ends_one_of_a_file() -> None:
+    ends = {path for name in tracked() for path in ends_of(name)}
+    named = {(name, path) for name in sources() if name.endswith(".py") for path in short_paths(name)}
+    assert len(named) > 20
+    assert sorted((name, path) for name, path in named if path not in ends) == []
+
+
+def ends_of(name: str) -> Iterator[str]:
+    parts = name.split("/")
+    return ("/".join(parts[first:]) for first in range(len(parts)))
+
+
+def short_paths(name: str) -> Iterator[str]:
+    return (path for text in docstrings(name) for path in SHORT.findall(text))
+
+
 def test_every_path_in_other_code_exists() -> None:
     """Of TypeScript and build files the comments alone are not told apart: all text counts."""
     others = [name for name in sources() if not name.endswith((".py", ".md"))]
