@@ -18,7 +18,7 @@ RUN = RunId("0" * 32)
 
 
 def record(state: JobState = JobState.RUNNING, **changes: object) -> JobRecord:
-    """Return a job that trains: its newest generation has made a step."""
+    """Return the record of a running job whose newest generation has completed a step."""
     made = {"boundary": Step(1), "max_boundary": Step(1), **changes}
     return JobRecord(state=state, reason="", created_at=100.0, state_since=100.0, **made)  # type: ignore[arg-type]
 
@@ -193,14 +193,14 @@ def test_nodes_are_idle_from_the_failure_to_the_end_of_the_rework() -> None:
 @pytest.mark.parametrize(
     ("step", "before", "after", "expected"),
     [
-        (7, (5, 100.0), (9, 104.0), 102.0),  # on the line between two reports
+        (7, (5, 100.0), (9, 104.0), 102.0),  # interpolated between two reports
         (9, (5, 100.0), (9, 104.0), 104.0),
-        (7, (5, None), (9, 104.0), 104.0),  # nobody knows when it was at 5
+        (7, (5, None), (9, 104.0), 104.0),  # the time of step 5 is unknown
         (5, (5, 100.0), (9, 104.0), 104.0),
-        (7, (5, 100.0), (9, None), 110.0),  # nor at 9: when it was heard of
-        (7, (5, 100.0), (9, 200.0), 110.0),  # a clock that goes before
-        (7, (5, 50.0), (9, 60.0), 90.0),  # one that goes after
-        (7, (5, 104.0), (9, 100.0), 100.0),  # two clocks
+        (7, (5, 100.0), (9, None), 110.0),  # the time of step 9 is unknown, so the time of receipt is used
+        (7, (5, 100.0), (9, 200.0), 110.0),  # the rank's clock is ahead
+        (7, (5, 50.0), (9, 60.0), 90.0),  # the rank's clock is behind
+        (7, (5, 104.0), (9, 100.0), 100.0),  # the two reports come from different clocks
     ],
 )
 def test_a_step_is_dated_by_the_ranks_own_stamps(

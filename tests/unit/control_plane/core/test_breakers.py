@@ -1,4 +1,4 @@
-"""When a job that keeps failing alike is given up, and what is changed once before that."""
+"""The circuit breakers: one change after repeated equal failures, then the job fails for good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When uploads become a checkpoint."""
+"""Conditions under which uploaded shards become a checkpoint."""
 
 from __future__ import annotations
 

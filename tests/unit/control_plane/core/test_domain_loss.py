@@ -51,7 +51,10 @@ def test_against_enumeration(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_who_is_gone_is_not_lost_again(seed: int) -> None:
-    """Against enumeration: some owners are gone, and their shards are where their other holders are, or nowhere."""
+    """The recovery probability equals an enumeration when some nodes are already lost.
+
+    The shards of the lost nodes remain on their other holders, or on no node at all.
+    """
     rng = random.Random(seed)
     count = rng.randint(2, 10)
     gone = set(rng.sample(nodes(count), rng.randint(1, min(3, count - 1))))
@@ -78,7 +81,7 @@ def test_domains_of_one_node_are_nodes(count: int, copies: int, lost: int) -> No
 
 
 def test_a_ring_of_sixteen_loses_more_than_the_paper_says() -> None:
-    """The exact value of the paper's Figure 9: 0.6286, where its union bound says 0.600."""
+    """The exact probability for Figure 9 of the paper is 0.6286. The paper's union bound gives 0.600."""
     ring = placement.Placement((), {NodeId(f"n{i}"): (NodeId(f"n{i}"), NodeId(f"n{(i + 1) % 16}")) for i in range(16)})
     assert domain_loss.recovery_probability(ring, {}, 3) == pytest.approx(0.6286, abs=5e-5)
 

@@ -1,4 +1,4 @@
-"""What of a job's failures is a drill's, and what fails by itself."""
+"""Attribution of a job's failures: caused by a drill, or independent of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def exit_of(rank: int, node: NodeId, at: float = NOW) -> Fault:
 def reports(
     exit_class: ExitClass | None = ExitClass.KILLED, *, rank: int = 1, node: NodeId = STRUCK
 ) -> dict[NodeId, MemberReport]:
-    """What the struck node's agent tells of one of its ranks."""
+    """Return the report of the struck node's agent about one of its ranks."""
     ended = (
         RankExit(exit_class=exit_class, code=-9, at_seconds=NOW, boundary=Step(7)) if exit_class is not None else None
     )
@@ -166,9 +166,10 @@ def test_members_that_cannot_reach_the_struck_coordinator_say_what_the_drill_did
 @pytest.mark.parametrize(
     ("kind", "found"),
     [
-        (DrillKind.KILL_RANK, fault(Cause.INSTANCE_TERMINATED, STRUCK)),  # a killed rank ends no instance
+        # killing a rank does not terminate the instance
+        (DrillKind.KILL_RANK, fault(Cause.INSTANCE_TERMINATED, STRUCK)),
         (DrillKind.KILL_AGENT, fault(Cause.INSTANCE_TERMINATED, STRUCK)),
-        (DrillKind.TERMINATE_INSTANCE, fault(Cause.NODE_FAULT, STRUCK)),  # its own word
+        (DrillKind.TERMINATE_INSTANCE, fault(Cause.NODE_FAULT, STRUCK)),  # the node reported the fault itself
         (DrillKind.TERMINATE_INSTANCE, fault(Cause.INSTANCE_TERMINATED, OTHER)),
         (DrillKind.KILL_AGENT, fault(Cause.RANK_EXIT)),
         (DrillKind.KILL_RANK, fault(Cause.HANG)),

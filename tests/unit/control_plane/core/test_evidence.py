@@ -1,4 +1,4 @@
-"""What signals prove."""
+"""Verdicts about nodes, derived from leases, rank steps and EC2."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ def test_silence_needs_a_second_class_or_time(
 
 
 def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
-    """The control plane's Unix time jumps by 65 s while an agent has been silent for 3.2 s of the monotonic clock."""
+    """A jump of the wall clock does not lengthen a silence.
+
+    The control plane's Unix time jumps by 65 s while an agent has been silent for 3.2 s of the monotonic clock.
+    """
     quiet = node(is_connected=False, silent_seconds=3.2)
     verdict = evidence.judge(
         quiet, silence=silence(1.2), out_of_view=False, is_blind=False, now=NOW + 65, timeouts=LADDER
@@ -132,7 +135,10 @@ def test_a_silence_begins_with_the_last_word() -> None:
 
 
 def test_of_a_silence_that_is_found_late_no_more_counts_than_of_others() -> None:
-    """Else a pass that comes late would take for dead whose ranks make steps: nobody has compared any yet."""
+    """A silence that a late pass detects counts as shorter than a lease.
+
+    Otherwise the pass would declare a node dead whose ranks still complete steps: no earlier pass recorded those steps.
+    """
     (begun,) = track((), node(silent_seconds=50.0), 7)
     assert NOW - begun.since < LADDER.lease_seconds
 
@@ -147,9 +153,10 @@ def test_an_ended_instance_has_no_silence() -> None:
     ("stepped_at", "since"), [(None, NOW - 4), (NOW - 9, NOW - 4), (NOW - 3.5, NOW - 3.5), (NOW + 7, NOW)]
 )
 def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at: float | None, since: float) -> None:
-    """An agent speaks once a second, and its line may be cut right before it would have: ranks step on until then.
+    """The loss of a node is dated by its ranks' last step, if that step is later than the agent's last report.
 
-    A clock may be ahead.
+    An agent reports once a second. Its connection may break just before a report, while the ranks complete more steps.
+    The time stamp of a step may come from a clock that is ahead.
     """
     quiet = node(silent_seconds=4.0)
     verdict = evidence.judge(
@@ -159,8 +166,9 @@ def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at:
 
 
 def test_a_silence_is_followed_before_it_counts() -> None:
-    """Steps that advance in the last third of the lease are known when it is over: a node whose agent alone has died is
-    not given up.
+    """The control plane compares steps before the lease of a silent agent expires.
+
+    Steps that advance in the last third of the lease show that only the agent has died. The job keeps the node.
     """
     (followed,) = track((), node(silent_seconds=2.1), 5)
     assert judge(node(silent_seconds=2.1), followed, out_of_view=True).standing is Standing.ALIVE

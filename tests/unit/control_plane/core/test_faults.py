@@ -1,4 +1,4 @@
-"""What ends a generation, and what ends a job."""
+"""Faults that end a generation, and faults that end a job."""
 
 from __future__ import annotations
 
@@ -131,7 +131,10 @@ def test_a_node_fault_is_not_the_jobs() -> None:
 
 
 def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
-    """The coordinator may be as alive as they are: another one is chosen for the next."""
+    """Members that report an unreachable coordinator end the generation.
+
+    The coordinator may be alive. The next generation gets another coordinator.
+    """
     timeouts = ladder(3.0)
     told = NodeFault(
         code="coordinator_unreachable", message="n1 has not reached the coordinator n0 for 15 s", is_permanent=False
@@ -148,7 +151,7 @@ def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
 
 
 def test_a_recovery_that_has_caught_up_fails_again_before_anybody_has_looked() -> None:
-    """One pass sees the end of one incident and the beginning of the next."""
+    """One pass closes an incident and opens the next one, when a caught-up job fails again between two passes."""
     simulation = fresh()
     job = simulation.jobs[0]
     for _ in range(3):
@@ -272,7 +275,11 @@ def test_a_newcomer_that_was_asked_for_its_promise_keeps_its_place_before_an_old
 
 
 def test_the_old_word_of_a_silent_member_proves_nothing() -> None:
-    """It said that its holder does not answer; that was before the holder's line was mended and its own was cut."""
+    """A report that is older than a member's silence does not count against its holder.
+
+    The member reported that its holder does not answer. Then the holder's connection was restored and the member's own
+    connection was cut.
+    """
     simulation = fresh()
     job = simulation.jobs[0]
     team = simulation.running(job)

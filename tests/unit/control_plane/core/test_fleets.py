@@ -1,4 +1,4 @@
-"""What the fleet loop does, case by case; whole stories are in the loop's tests."""
+"""Single decisions of the fleet loop. Whole sequences are tested in tests/unit/control_plane/loop."""
 
 from __future__ import annotations
 
@@ -230,7 +230,10 @@ def test_only_idle_nodes_are_given() -> None:
 
 
 def test_warm_nodes_are_given_first_and_cold_ones_are_not_left() -> None:
-    """The older one has just booted anew, say: the one that ranks start on at once is taken."""
+    """A job gets warm nodes first, and cold nodes only when no warm node is free.
+
+    Ranks start immediately on a warm node. A cold node has, for example, just booted again.
+    """
     rows = [row("i1"), row("i2"), row("i3")]
     assert states(decide(seen(rows, [job("hurt", JobState.PREPARING, 1)], cold=("i1", "i2")))) == {
         "i3": ("assigned", "hurt")
@@ -353,7 +356,11 @@ def ends(decision) -> list[tuple[str, bool]]:
 
 
 def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
-    """Launches came in after capacity was lowered: they are protected from scale-in, and stay until they are named."""
+    """Members beyond the desired capacity are terminated without a decrement of the capacity.
+
+    Auto Scaling launched these members after the capacity was lowered. They are protected from scale-in, so Auto
+    Scaling ends them only by name.
+    """
     rows = [row(f"i{n}") for n in range(1, 6)]
     assert ends(decide(seen(rows, [], desired=3))) == [("i5", False), ("i4", False)]
     assert ends(decide(seen(rows, [], desired=4))) == [("i5", True), ("i4", False)]
@@ -369,8 +376,9 @@ def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
 
 
 def test_a_deleted_fleet_keeps_what_its_group_must_have_and_says_who_can_change_that() -> None:
-    """AWS refuses to take capacity below MinSize, and without that another instance would come for each that is
-    ended.
+    """A deleted fleet keeps as many instances as its group's MinSize demands, and its reason asks to set MinSize to 0.
+
+    AWS refuses a capacity below MinSize, and would replace each instance that is terminated without a decrement.
     """
     observed = seen([row("i1"), row("i2")], [], desired=2)
     bound = decide(replace(observed, group=replace(observed.group, min_size=1)), replace(SPEC, is_deleting=True))
@@ -391,7 +399,11 @@ def test_an_ended_member_beyond_desired_capacity_makes_room_for_those_that_run()
 
 
 def test_an_instance_that_a_person_put_aside_is_no_member_too_many() -> None:
-    """Auto Scaling does not count one in Standby: ending another one would bring its replacement, and so on."""
+    """An instance in Standby does not count as a surplus member.
+
+    Auto Scaling does not count Standby instances. If the fleet terminated another member, Auto Scaling would replace
+    it, and the cycle would repeat.
+    """
     observed = seen([row(f"i{n}") for n in range(1, 5)], [])
     aside = replace(observed.group.members[0], lifecycle_state="Standby")
     assert (
@@ -401,9 +413,9 @@ def test_an_instance_that_a_person_put_aside_is_no_member_too_many() -> None:
 
 
 def test_nobody_waits_for_instances_that_nobody_needs() -> None:
-    """A gang of six gave up: three nodes are there, three never came.
+    """The fleet lowers the capacity to the number of present instances before it terminates surplus members by name.
 
-    Capacity is lowered to what is there before surplus goes by name.
+    A job of six nodes has given up waiting: three of its nodes arrived and three were never launched.
     """
     decision = decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6))
     lowered, *ended = decision.actions
@@ -418,7 +430,7 @@ def test_nobody_waits_for_instances_that_nobody_needs() -> None:
 
 
 def test_capacity_that_an_ended_member_takes_along_is_not_lowered_once_more() -> None:
-    """The group would be told the same twice."""
+    """A termination with decrement already lowers the capacity, so the fleet sends no second change."""
     rows = [row(f"i{number}") for number in range(1, 5)]
     decision = decide(seen(rows, [], desired=5, ended=("i4",)))
     assert decision.actions[0] == TerminateMember(
@@ -508,7 +520,7 @@ def test_why_instances_do_not_come_is_said_in_aws_words() -> None:
     )
 
 
-# What AWS announces
+# Announcements of AWS
 
 
 def spot(seconds: float = 120.0) -> Notice:
@@ -623,7 +635,7 @@ def test_a_terminating_hook_is_completed_when_its_node_is_free_or_dead_and_held_
     assert held not in decide(late).actions
 
 
-# No capacity
+# Insufficient capacity
 
 
 def short(failed_at: float, failing_since: float | None = None, **changes: Any) -> FleetObserved:
@@ -636,7 +648,7 @@ def test_a_failed_launch_is_asked_for_again_after_a_while_and_ever_more_seldom()
     assert decide(short(NOW - 29)).actions == ()
     assert decide(short(NOW - 30)).actions == (again,)
     assert "waits for 1 instances: no p5; asked for again at 00:16:40 UTC" in decide(short(NOW - 30)).reason
-    asked = replace(again, failed_at=NOW - 60)  # 30 s after the first failure, when it was asked again
+    asked = replace(again, failed_at=NOW - 60)  # the second request failed 30 s after the first one
     assert decide(short(NOW - 60, NOW - 90)).actions == (asked,)
     assert decide(short(NOW - 58, NOW - 89)).actions == ()
 
@@ -747,7 +759,7 @@ def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled
 
 
 def joining(*ages: float, silent_seconds: float = 1e9, **changes: Any) -> FleetObserved:
-    """A fleet whose instances do not join, the oldest first."""
+    """Return a fleet whose instances do not join, the oldest instance first."""
     rows = [replace(row(f"i{place}", NodeState.JOINING), created_at=NOW - age) for place, age in enumerate(ages, 1)]
     observed = seen(
         rows, [], desired=len(rows), silent=tuple(record.node_id for record in rows), silent_seconds=silent_seconds
@@ -811,7 +823,7 @@ def test_the_next_instance_that_does_not_join_is_given_twice_as_long() -> None:
 
 
 def test_a_group_whose_every_instance_fails_to_join_goes_through_few_of_them() -> None:
-    """A week of nothing but failures, looked at once a minute: each replacement comes at once."""
+    """A week in which every instance fails to join costs at most 16 instances. The fleet loop runs once a minute."""
     ages, count = [0.0] * 4, 0
     for _ in range(7 * 24 * 60):
         ages = [age + 60 for age in ages]
@@ -935,7 +947,10 @@ def test_no_remedy_ends_a_node_where_nothing_allows_that() -> None:
 
 
 def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> None:
-    """AWS had no capacity for minutes: a replacement takes as long as its place was empty, not as long as its boot."""
+    """A new instance fills the oldest vacancy, and the replacement time counts from the start of that vacancy.
+
+    AWS had no capacity for minutes, so the replacement time is longer than the instance's boot.
+    """
     observed = replace(seen([row("i1"), row("i2")], [], desired=3), vacancies=())
     first = fleets.decide(NOW, SPEC, observed, POLICY)
     assert first.vacancies == ((NOW, 1),)
@@ -958,9 +973,10 @@ def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> Non
         (((1.0, 2), (5.0, 1)), 3, 0, ((1.0, 2), (5.0, 1)), ()),
         (((1.0, 2), (5.0, 1)), 4, 0, ((1.0, 2), (5.0, 1), (9.0, 1)), ()),
         (((1.0, 2), (5.0, 1)), 1, 2, ((5.0, 1),), (1.0, 1.0)),
-        (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # one came and one was lost in the same pass
-        (((1.0, 1), (5.0, 1)), 1, 0, ((5.0, 1),), ()),  # wanted no more, or its agent was there before the group's list
-        (((1.0, 1),), 0, 3, (), (1.0,)),  # two came within one pass
+        (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # one instance arrived and one was lost in the same pass
+        # no longer wanted, or its agent joined before the group listed it
+        (((1.0, 1), (5.0, 1)), 1, 0, ((5.0, 1),), ()),
+        (((1.0, 1),), 0, 3, (), (1.0,)),  # two instances arrived within one pass
     ],
 )
 def test_empty_places_are_followed(before, missing: int, joined: int, after, filled) -> None:

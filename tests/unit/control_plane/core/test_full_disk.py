@@ -1,4 +1,4 @@
-"""When a disk of the service counts as full, and when no longer."""
+"""Conditions under which a disk of the control plane counts as full, and as free again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When ranks that stand still are looked at, and what a look proves."""
+"""Hang detection: time limits per phase, stack samples, and the verdict that follows from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def look(rank: int, number: int = 2, **changes: object) -> RankStacks:
 
 
 def reports(*statuses: RankStatus, looks: tuple[RankStacks, ...] = ()) -> dict[NodeId, MemberReport]:
-    """One rank per node."""
+    """Return one report per node, with one rank per node."""
     return {
         NodeId(f"i-{each.rank}"): MemberReport(
             job=JobName("gpt"),
@@ -75,11 +75,12 @@ FOUR = tuple(status(rank, still=95.0) for rank in range(4))
 @pytest.mark.parametrize(
     ("phase", "expected"),
     [
-        ("train", hangs.Limits(first=30.0, second=90.0, last=600.0)),  # 5 × 2 s is below the floor
+        ("train", hangs.Limits(first=30.0, second=90.0, last=600.0)),  # 5 × 2 s is below the lower bound
         ("eval", hangs.Limits(first=200.0, second=300.0, last=600.0)),  # 5 × 40 s
-        ("checkpoint", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # never seen
-        ("start", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # seen, but caches may be cold
-        ("first_step", hangs.Limits(first=45.0, second=90.0, last=600.0)),  # 5 × 9 s, as in an earlier generation
+        ("checkpoint", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # no duration learned yet
+        # a duration is learned, but caches may be cold
+        ("start", hangs.Limits(first=600.0, second=900.0, last=1800.0)),
+        ("first_step", hangs.Limits(first=45.0, second=90.0, last=600.0)),  # 5 × 9 s, learned in an earlier generation
     ],
 )
 def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) -> None:
@@ -87,8 +88,10 @@ def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) ->
 
 
 def test_a_first_step_that_hangs_again_is_restarted_after_the_time_of_a_step() -> None:
-    """The resumed generation stands at the step that hung before: `first_step` by then, with a limit of 900 s before it
-    was learned.
+    """A first step that hangs again is restarted after the learned limit of a step.
+
+    The resumed generation hangs at the same step as the one before. Its phase is now `first_step`, whose limit was 900
+    s before a duration was learned.
     """
     suspicion = Suspicion(since=NOW - 95, began_at=NOW - 50, number=1, asked_at=NOW - 50, is_answered=True)
     four = tuple(status(rank, still=95.0, phase="first_step") for rank in range(4))
@@ -195,9 +198,9 @@ def test_all_asleep_is_a_hang_and_the_node_that_stands_elsewhere_is_named() -> N
 @pytest.mark.parametrize(
     "busy",
     [
-        look(1, cpu_seconds=1.3),  # two per cent of a minute, and more
+        look(1, cpu_seconds=1.3),  # more than two per cent of a minute
         look(1, gpu_percent=40.0),
-        look(1, same_seconds=0.0),  # other stacks than at the look before
+        look(1, same_seconds=0.0),  # the stacks differ from the previous sample
         look(1, text="", error="py-spy is not installed"),
     ],
     ids=["cpu", "gpu", "moved", "unread"],
@@ -252,8 +255,9 @@ def test_who_waits_for_an_evaluation_has_the_time_of_an_evaluation() -> None:
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        (3600.0, hangs.Limits(first=3600.0, second=3690.0, last=4200.0)),  # no factor: it is a promise
-        (5.0, hangs.Limits(first=30.0, second=120.0, last=630.0)),  # nobody is looked at before `stall`
+        # a limit that the script declares is used without the factor
+        (3600.0, hangs.Limits(first=3600.0, second=3690.0, last=4200.0)),
+        (5.0, hangs.Limits(first=30.0, second=120.0, last=630.0)),  # no rank is sampled before the `stall` limit
     ],
 )
 def test_a_limit_that_the_script_tells_stands_in_place_of_what_was_learned(told: float, expected: hangs.Limits) -> None:

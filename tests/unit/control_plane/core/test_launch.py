@@ -1,5 +1,6 @@
-"""Which committed step a launch goes by: the newest that the record or any node's report shows, on the path of the
-newest started generation.
+"""The committed step from which a launch resumes.
+
+It is the newest step in the job's record or in any node's report, along the ancestry of the newest started generation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def link(generation: int, parent: int, base: int, *, started: bool = True) -> Ge
 
 
 LINEAGE = (link(1, 0, 0), link(2, 1, 10), link(3, 2, 12, started=False))
-"""Generation 2 went back to step 10 of generation 1, and is the newest that was started."""
+"""Generation 2 resumed from step 10 of generation 1 and is the newest started generation."""
 
 
 def promised(*commits: tuple[int, int], run: RunId = SPEC.run) -> MemberReport:

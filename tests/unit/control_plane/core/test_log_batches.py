@@ -1,4 +1,4 @@
-"""Batches of lines keep every limit of PutLogEvents and lose nothing."""
+"""Batches of log lines respect every limit of PutLogEvents and drop no line."""
 
 from __future__ import annotations
 

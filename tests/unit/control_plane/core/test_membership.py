@@ -1,4 +1,4 @@
-"""When each node worked for a job."""
+"""Time spans in which each node worked for a job."""
 
 from __future__ import annotations
 

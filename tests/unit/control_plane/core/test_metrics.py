@@ -1,4 +1,4 @@
-"""Points over steps: joined, folded, replaced, forgotten, resampled."""
+"""Metric points by step: join, downsample, replace, delete and resample."""
 
 from __future__ import annotations
 

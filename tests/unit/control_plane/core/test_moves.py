@@ -1,5 +1,6 @@
-"""Who is left, when, and whether a checkpoint is waited for, case by case; whole stories are in the golden
-incidents.
+"""Planned departures: the node that a job releases, the time, and whether the job waits for a checkpoint first.
+
+Whole sequences are in the golden incidents.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Which announcements count, and from when on; whole stories are in the golden incidents."""
+"""The announcements of AWS that count, and the time from which they count.
+
+Whole sequences are in the golden incidents.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users read about a rank that ran out of memory."""
+"""Messages about a rank that ran out of memory."""
 
 from __future__ import annotations
 

@@ -53,8 +53,10 @@ def test_probabilities_against_brute_force(count: int) -> None:
 
 @pytest.mark.parametrize(("copies", "lost", "fatal"), [(2, 2, 5000), (3, 3, 3332 + 4)])
 def test_ten_thousand_nodes(copies: int, lost: int, fatal: int) -> None:
-    """Of m lost nodes exactly the groups themselves are fatal; 10,000 nodes in threes end with a ring of four, which
-    has four fatal sets.
+    """The recovery probability is exact for 10,000 nodes.
+
+    If exactly `copies` nodes are lost, only the loss of a whole group is fatal. With three copies, the last four nodes
+    form a ring, which has four fatal sets.
     """
     assert placement.recovery_probability(10_000, copies, lost) == float(1 - Fraction(fatal, comb(10_000, lost)))
 
@@ -96,7 +98,7 @@ def test_every_group_has_as_many_domains_as_copies_if_no_domain_is_too_large(
 
 
 def domains_of(labels: str) -> dict[NodeId, str]:
-    """Return the domain of n0, n1, …: one letter each."""
+    """Return the failure domains of nodes n0, n1, … : one letter of `labels` per node."""
     return dict(zip(nodes(len(labels)), labels, strict=True))
 
 

@@ -1,4 +1,7 @@
-"""Which step, from where. Generation 1 ran to 15; generation 2 branched off at 10 and ran to 12."""
+"""The step that a recovery resumes from, and the source of each shard.
+
+In these tests generation 1 ran to step 15. Generation 2 branched off at step 10 and ran to step 12.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,7 @@ def test_what_is_stored_is_the_newest_checkpoint_that_leads_to_the_base() -> Non
     found = survey(
         {A: [], B: []}, checkpoints=(checkpoint(5, 1), checkpoint(13, 1), checkpoint(11, 2), checkpoint(12, 2))
     )
-    # 13 is of a branch that was given up.
+    # Step 13 is on the abandoned branch.
     assert [recovery.stored_step(found, Step(base)) for base in (4, 5, 10, 11, 12, 20)] == [
         0,
         5,

@@ -1,4 +1,4 @@
-"""What a fault calls for."""
+"""The remedy that each fault calls for."""
 
 from __future__ import annotations
 

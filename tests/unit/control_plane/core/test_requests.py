@@ -1,4 +1,4 @@
-"""What can be done with a node, and why not."""
+"""The requests that a node in each state accepts, and the reasons for refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How many spares: the formula against sums by hand and against a simulation, and what few observations do to it."""
+"""The number of spare nodes.
+
+The formula is compared with sums by hand and with a simulation. Other tests show the effect of few observations.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ def test_a_spare_is_free_while_fewer_replacements_are_under_way() -> None:
 
 
 def test_the_bound_on_a_rate_is_the_exact_one() -> None:
-    """Half of the 90th percentile of chi squared with 2 (n + 1) degrees of freedom: of tables."""
+    """The bound on a failure rate is half of a quantile from tables of the chi-squared distribution, with 2 (n + 1)
+    degrees of freedom.
+    """
     assert spares.most_expected(0) == pytest.approx(2.9957, abs=1e-4)
     assert spares.most_expected(1) == pytest.approx(4.7439, abs=1e-4)
     assert spares.most_expected(10) == pytest.approx(16.9622, abs=1e-4)
@@ -98,7 +103,10 @@ def test_the_bound_on_what_is_expected_is_the_tables(seen: int, bound: float) ->
 
 @pytest.mark.parametrize("seen", [200, 500, 600, 1_000, 10_000])
 def test_the_bound_holds_for_many_failures_too(seen: int) -> None:
-    """Wilson and Hilferty's cube comes as near to that quantile as one part in 100,000 from 200 on."""
+    """From 200 failures on, the bound agrees with the Wilson-Hilferty approximation.
+
+    The relative error of that approximation is at most one part in 100,000.
+    """
     part = 2 / (9 * (2 * seen + 2))
     assert spares.most_expected(seen) == pytest.approx(
         (seen + 1) * (1 - part + NormalDist().inv_cdf(0.95) * sqrt(part)) ** 3, rel=1e-5
@@ -106,10 +114,11 @@ def test_the_bound_holds_for_many_failures_too(seen: int) -> None:
 
 
 def test_the_formula_is_what_a_simulated_fleet_does() -> None:
-    """Poisson failures, replacements that take anything between a minute and twenty: how often one of two spares was
-    free.
+    """The formula predicts how often a simulated fleet with two spares has a free spare at a failure.
+
+    Failures follow a Poisson process. A replacement takes between one and twenty minutes.
     """
-    rng = random.Random(7)  # a simulation, not a secret
+    rng = random.Random(7)  # a simulation needs no cryptographic randomness
     between, mean, spare_count = 700.0, 420.0, 2
     now, free, under_way = 0.0, 0, list[float]()
     failure_count = 40_000

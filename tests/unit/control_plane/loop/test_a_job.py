@@ -1,4 +1,4 @@
-"""The main job over the real loops: a failure of every kind, and what the incident says of it."""
+"""The main job over the real loops: one failure of each kind, and the incident that records it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,10 @@ async def test_it_is_stored_which_step_each_holder_holds_and_since_when(world: W
 
 
 async def test_an_agent_that_says_nothing_while_nothing_is_committed_vouches_for_no_shard(world: World) -> None:
-    """It stands still: its ranks may train on, and what it saw of its shards last was that they were whole."""
+    """A silent agent's shards count as unprotected while the job commits nothing.
+
+    The agent is frozen. Its ranks may go on training, and its last report listed its shards as intact.
+    """
     run = world.submit()
     await world.running()
     await world.train(5)
@@ -234,7 +237,7 @@ async def test_a_lost_group_waits_for_instances_and_resumes_from_s3(world: World
 @pytest.mark.covers("CreateTrainingJob.RetryStrategy.MaxAttempts")
 async def test_a_crash_loop_ends_with_the_last_lines(world: World) -> None:
     world.submit(max_attempts=3)
-    for generation in (1, 2, 3, 4):  # the fourth is the rank's on another node
+    for generation in (1, 2, 3, 4):  # generation 4 runs the rank on another node
         await world.until(
             lambda generation=generation: world.job().state == JobState.RUNNING and world.job().generation == generation
         )
@@ -279,8 +282,9 @@ async def test_a_spare_has_the_source_of_the_job_that_it_may_be_given_to(world: 
 
 
 async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
-    """Two nodes are lost at once with one spare there: three nodes stand still until the second one has booted, then
-    four.
+    """Accounting of a job that loses two nodes at once while one spare is free.
+
+    Three nodes stay idle until the second replacement has booted. Then four nodes train.
     """
     with world.database.write() as session:
         fleets.set_wanted(session, "main", price_usd_per_hour=36.0)
@@ -326,8 +330,10 @@ async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
 async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ranks_missed_the_node(
     world: World,
 ) -> None:
-    """AWS says at once that the instance has ended; since when training stood still, agents say that come back a moment
-    later.
+    """A loss during the control plane's absence starts at the time when the other ranks lost the node.
+
+    AWS reports the ended instance immediately. The time at which training stopped follows a moment later, from agents
+    that reconnect.
     """
     world.submit()
     await world.running()
@@ -343,7 +349,7 @@ async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ran
     world.operator.advance(timedelta(minutes=1))
     world.start_server()
     await world.until(lambda: bool(world.incidents()))
-    assert world.incidents()[0].failed_at > failed_at  # nobody has said so yet
+    assert world.incidents()[0].failed_at > failed_at  # no agent has reported the time yet
     for agent in world.agents.values():
         agent.is_deaf = False
     await world.until(lambda: world.job().generation == 2)

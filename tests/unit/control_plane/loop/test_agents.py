@@ -1,4 +1,4 @@
-"""Who is connected, what they said last, and what is still to be said to them."""
+"""The registry of agents: connections, latest reports and pending messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that names several fleets starts in the first that has capacity for all of it."""
+"""A job that names several fleets starts in the first fleet with capacity for all of its nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_a_gang_without_capacity_starts_in_the_next_fleet_that_it_names(wo
     assert world.job().run_id == run
     await world.train(3)
     assert world.job().fleet_name == OTHER
-    # Nobody waits for nodes there any more.
+    # No job waits for nodes of the first fleet any more.
     assert world.operator.describe_group(world.groups[FLEET]).desired_count == 0
 
 
@@ -80,7 +80,10 @@ async def test_a_fleet_that_takes_nothing_in_is_passed_over(world: World) -> Non
 async def test_a_fleet_that_is_deleted_while_a_job_is_sent_there_does_not_get_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fleet goes between the look at it and what follows from that: the job would stand in it for ever."""
+    """A job does not move to a fleet that is deleted between the decision and its execution.
+
+    Otherwise the job would wait in the deleted fleet forever.
+    """
     two_fleets(world)
     world.operator.exhausted_zones = {ZONES[FLEET]}
     world.submit(nodes=2, fleet_names=[FLEET, OTHER])

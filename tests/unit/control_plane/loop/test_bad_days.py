@@ -1,4 +1,4 @@
-"""What goes wrong on a bad day, over the real loops."""
+"""Combined and unusual failures, over the real loops."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_a_step_that_is_out_of_reach_twice_is_given_up_and_counts_once(wor
     await world.until(lambda: world.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
     await world.until(lambda: world.job().generation == 3 and bad.phase is MemberPhase.LOAD_FAILED)
     assert world.plan().base_step == 10
-    assert [failure["base_step"] for failure in world.job().failures] == [0]  # of the rank that was killed
+    assert [failure["base_step"] for failure in world.job().failures] == [0]  # the failure of the killed rank
     bad.fails_load = False
     await world.until(lambda: is_running(world, 4))
     assert world.plan().base_step == 9
@@ -172,7 +172,7 @@ async def test_a_rank_that_ends_while_a_source_is_out_of_reach_counts_all_the_sa
     fetch = Agent.fetch
 
     def fetch_while_another_ends(agent: Agent, plan: GenerationPlan) -> bool:
-        if agent is bad:  # its ranks have been started, and import their modules
+        if agent is bad:  # its ranks have started and import their modules
             other.boundary = dict.fromkeys(plan.node(other.node_id).ranks, plan.base_step)
             world.kill_rank(other)
         return fetch(agent, plan)
@@ -315,7 +315,7 @@ async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_
     world.cut.clear()
     for agent in pair:
         agent.is_deaf = False
-        agent.handle = lambda message: None  # type: ignore[method-assign]  # it has much to read before it can promise
+        agent.handle = lambda message: None  # type: ignore[method-assign]  # reads many slots before it can promise
     for _ in range(6):
         await world.tick()
     for agent in pair:
@@ -339,7 +339,7 @@ async def test_an_agent_that_starts_anew_long_after_it_promised_has_time_to_prom
     restarted.number += 100
     restarted.disconnect()
     restarted.handle = lambda message: None  # type: ignore[method-assign]
-    restarted.member = lambda: None  # type: ignore[method-assign]  # it reads what it has before it knows of its job again
+    restarted.member = lambda: None  # type: ignore[method-assign]  # reads its slots before it reports its job
     for _ in range(4):
         await world.tick()
     del restarted.handle, restarted.member  # type: ignore[method-assign]
@@ -380,7 +380,7 @@ async def test_a_lost_coordinator_gets_another_one(world: World) -> None:
         frozen = agent.member()
         assert frozen is not None
     for _ in range(100):
-        for agent in world.team():  # ranks train on, but nothing is committed any more
+        for agent in world.team():  # ranks go on training, but no step is committed
             for rank in agent.boundary:
                 agent.boundary[rank] = 11
         await world.tick()
@@ -457,7 +457,7 @@ async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_write
         jobs.request_stop(session, "gpt", world.now)
     await world.until(lambda: world.is_stopped)
     for agent in world.team():
-        # It may have come to its end by itself in that very moment.
+        # The script may end by itself at the same moment.
         agent.has_decided, agent.is_told_to_stop = (
             True,
             is_told,
@@ -541,7 +541,7 @@ async def test_a_job_that_is_done_has_its_last_checkpoint_completed(
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    """Let the object store refuse the next manifest."""
+    """Make the object store refuse the next upload of a manifest, once."""
     put, left = world.objects.put, [True]
 
     def fail(*args: object, **kwargs: object) -> object:
@@ -565,7 +565,7 @@ async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard
             jobs.request_stop(session, "gpt", world.now)
         elif state is JobState.PAUSING:
             jobs.request_pause(session, "gpt", world.now)
-        else:  # a node is to be left
+        else:  # the job is to release a node
             world.team()[1].node_faults = (
                 NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
             )
@@ -653,7 +653,11 @@ async def test_a_job_that_has_nothing_in_memory_alone_is_stopped_in_a_launch_at_
 
 
 async def test_a_faulty_node_does_not_stay_for_a_step_that_it_cannot_save(world: World) -> None:
-    """With one copy, the shard of the node that is lost is in S3 alone, and so every step that all ranks can get is."""
+    """A job releases a faulty node without waiting for a checkpoint that the recovery does not need.
+
+    The job keeps one copy, so the lost node's shard exists only in S3. Every step that all ranks can restore is in S3
+    too.
+    """
     world.submit(copies=1)
     await world.running()
     await world.train(5)
@@ -689,8 +693,10 @@ async def test_of_two_faulty_nodes_the_one_that_holds_nothing_alone_is_left(worl
 
 
 async def test_what_was_rebooted_in_a_recovery_is_taken_back_by_it(world: World) -> None:
-    """No other node can be had: the job goes on with the two that it has left, whether the stop to leave one was agreed
-    upon before or not.
+    """A recovery takes back the nodes that it rebooted, because no other node is available.
+
+    The job continues with the two nodes that it wanted to release. The result does not depend on whether the ranks had
+    already agreed on a stop.
     """
     world.submit()
     await world.running()
@@ -789,7 +795,10 @@ async def test_a_rank_that_fails_while_stopping_ends_the_job_stopped(world: Worl
 
 
 async def test_a_stop_without_agreement_waits_for_what_was_committed(world: World) -> None:
-    """The script hangs at its end: its ranks are killed, and the coordinator has the newest commit uploaded."""
+    """A stop without agreement waits until the newest committed step is in S3.
+
+    The script hangs at its end. Its ranks are killed, and the coordinator requests the upload of the newest commit.
+    """
     world.submit()
     await world.running()
     await world.train(7)
@@ -802,7 +811,7 @@ async def test_a_stop_without_agreement_waits_for_what_was_committed(world: Worl
     world.kill_rank(coordinator)
     await world.until(lambda: "waits for its last checkpoint" in world.job().reason)
     assert world.job().state == JobState.STOPPING
-    # Though no rank of its own is left.
+    # The coordinator gets HaltRanks although its own ranks have ended.
     assert coordinator.node_id in {node for node, message in world.said if isinstance(message, HaltRanks)}
     await world.upload(7)
     await world.until(lambda: world.job().state == JobState.STOPPED)
@@ -899,7 +908,7 @@ async def test_a_second_replica_waits_for_the_lease_and_then_takes_over(world: W
     world.start_server()
     world.terminate(world.team()[0])
     await world.tick()
-    # Nothing is decided before the lease has stood still.
+    # The second server decides nothing before it has seen the lease unrenewed for its whole time.
     assert (world.job().state, world.job().generation) == (
         JobState.RUNNING,
         1,
@@ -924,7 +933,7 @@ async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world:
     assert not registry.is_elsewhere(FLEET)
     other.accept(hello_of(world.team()[0]), FLEET)
     await stands_by.sweep_fleets()
-    assert not other.connected()  # one that came by mistake is sent away
+    assert not other.connected()  # an agent that connects to the standby is disconnected
     world.runner, world.registry = serves, registry
 
 
@@ -973,7 +982,7 @@ async def test_a_replica_that_alone_cannot_reach_the_database_leaves_its_agents_
         world.database = Database(str(lost.url))
         world.start_server()
         for agent in world.agents.values():
-            agent.connection = lines[agent.node_id]  # a line needs no database
+            agent.connection = lines[agent.node_id]  # a connection needs no database
 
         def is_away(_: object) -> None:
             raise OperationalError("BEGIN", {}, Exception("no route to the database"))
@@ -1000,7 +1009,7 @@ async def test_a_replica_that_loses_the_database_in_the_middle_of_a_long_sweep_d
     lost_at, left = world.monotonic(), []
 
     def is_away(_: object) -> None:
-        """After five seconds each time."""
+        """Let five seconds pass, then fail as an unreachable database does."""
         if not world.registry.connected():
             left.append(world.monotonic() - lost_at)
         world.now += timedelta(seconds=5)
@@ -1039,14 +1048,14 @@ async def test_a_replica_that_takes_over_counts_no_silence_from_before(world: Wo
 async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_decision(
     world: World, postgresql: PostgreSql
 ) -> None:
-    """Of what passes and effects store, every third commit finds its connection gone."""
+    """A recovery loses no decision while every third commit of passes and effects fails with a cut connection."""
     world.submit()
     await world.running()
     await world.train(10)
     commits, cuts = itertools.count(1), []
 
     def cut(_: object) -> None:
-        # The agents' side is in the main thread.
+        # The simulated agents run in the main thread.
         if threading.current_thread() is not threading.main_thread() and next(commits) % 3 == 0:
             cuts.append(postgresql.cut(str(world.database.url)))
 
@@ -1098,7 +1107,7 @@ async def test_ranks_that_fail_because_a_node_died_are_not_the_breakers_business
     await world.running()
     await world.train(10)
     lost = world.team()[1]
-    lost.handle = lambda message: None  # type: ignore[method-assign]  # dead already, but nobody knows
+    lost.handle = lambda message: None  # type: ignore[method-assign]  # dead, but not yet detected
     for agent in world.team():
         if agent is not lost:
             world.kill_rank(agent, exit_class=ExitClass.ERROR, code=1, lines="connection closed by peer")
@@ -1130,7 +1139,8 @@ async def test_a_nodes_own_fault_during_a_launch_is_not_the_breakers_business(wo
     faulty.node_faults = (NodeFault(code=FaultCode.GPU_LOST, message="a GPU is gone", is_permanent=False),)
     world.kill_rank(faulty)
     await world.until(lambda: is_running(world, 3))
-    assert (faulty in world.team()) is not is_in_s3  # else it alone holds what was committed
+    # unless the step is in S3, only this node holds its committed shard
+    assert (faulty in world.team()) is not is_in_s3
     assert not world.job().failures
     (incident,) = world.incidents()
     assert f"the agent of {faulty.node_id} reports gpu_lost: a GPU is gone" in incident.evidence
@@ -1143,7 +1153,7 @@ async def test_a_node_that_is_lost_later_forgives_a_script_nothing(world: World)
     world.kill_rank(world.team()[1], exit_class=ExitClass.ERROR, code=1, lines="ValueError")
     await world.until(lambda: (world.job().generation, world.job().state) == (2, JobState.STARTING))
     lost = world.team()[2]
-    lost.handle = lambda message: None  # type: ignore[method-assign]  # dead already, but nobody knows
+    lost.handle = lambda message: None  # type: ignore[method-assign]  # dead, but not yet detected
     for agent in world.team():
         if agent is not lost:
             world.kill_rank(agent, exit_class=ExitClass.ERROR, code=1, lines="connection closed by peer")
@@ -1215,7 +1225,7 @@ async def test_a_deleted_fleet_ends_its_nodes_and_is_forgotten(world: World) -> 
 
 
 async def test_what_is_old_is_let_go_while_a_job_trains_and_recovers(world: World) -> None:
-    """A year passes; the next failure is recovered from as ever, from what is kept."""
+    """After a year, old rows are deleted, and the next failure is recovered from the remaining rows."""
     world.submit()
     await world.running()
     await world.train(5)

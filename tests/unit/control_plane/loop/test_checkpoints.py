@@ -1,4 +1,4 @@
-"""Checkpoints that a person asks for or deletes, over the real loops."""
+"""Checkpoints that a person requests or deletes, over the real loops."""
 
 from __future__ import annotations
 
@@ -131,7 +131,10 @@ async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_
 async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
     world: World, monkeypatch: pytest.MonkeyPatch, is_taken: bool, expected: int
 ) -> None:
-    """Passes go on beside it. What was decided before another server had the job in between is decided anew."""
+    """The upload of a manifest may take longer than a lease lasts, because passes continue beside it.
+
+    If another server held the job's lease in between, the decision is made again.
+    """
     world.submit()
     await world.running()
     await world.train(5)

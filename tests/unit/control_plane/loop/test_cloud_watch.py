@@ -159,8 +159,9 @@ async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_co
 async def test_an_end_that_a_hook_is_about_to_hold_is_a_notice_already(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Auto Scaling calls a member Terminating before it is Terminating:Wait, for minutes where a load balancer drains
-    it.
+    """A member in the state Terminating counts as a notice before its hook holds it in Terminating:Wait.
+
+    The state Terminating lasts for minutes if a load balancer drains the member.
     """
     describe = world.operator.describe_group
     world.submit()
@@ -198,7 +199,7 @@ async def test_a_hook_is_held_while_the_last_step_has_only_nodes_that_go(world: 
     world.operator.shrink(leaving.node_id)
     await world.until(lambda: world.is_stopped)
     world.finish()
-    for _ in range(200):  # longer than the hook would have waited
+    for _ in range(200):  # longer than the hook's timeout
         await world.tick()
     assert leaving.node_id in world.agents
     assert "only the nodes that it leaves hold its last step" in world.job().reason
@@ -274,7 +275,7 @@ async def test_the_wait_for_capacity_is_part_of_a_replacement_s_time(world: Worl
         await world.tick()
     for _ in range(10):
         await world.tick(60)
-    world.start_server()  # how long a place is empty is known to whoever comes next
+    world.start_server()  # the next server reads the age of the vacancy from the database
     world.operator.capacity = None
     await world.until(
         lambda: len(world.agents) == 5 and all(node.state in ("spare", "gone") for node in world.nodes().values()),
@@ -322,7 +323,7 @@ async def test_a_database_that_is_away_for_a_moment_ends_no_look_at_aws(
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    """What really runs beside the loop."""
+    """Yield an executor with real threads for the calls beside the loop."""
     with ThreadPoolExecutor(4) as executor:
         yield executor
 
@@ -330,7 +331,10 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 async def test_a_fleet_whose_calls_hang_holds_up_no_other(
     world: World, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fleets were asked about one behind the other: what AWS says of all of them was as old as the slowest answer."""
+    """A hanging call of one fleet does not delay the answers for other fleets.
+
+    If the loop asked about one fleet after the other, all answers would be as old as the slowest one.
+    """
     other = FleetName("other")
     world.add_fleet(other, "other-group", "us-east-1b", nodes=2, spares=0, max_size=4)
     describe, answered, asked = world.operator.describe_group, threading.Event(), Counter[str]()

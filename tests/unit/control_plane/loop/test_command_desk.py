@@ -1,4 +1,4 @@
-"""Commands beside ranks: asked once, answered to all who wait, and bounded."""
+"""Commands beside ranks: each is sent once, all waiting callers get its answer, and the number is bounded."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def test_a_killed_rank_is_an_incident_of_the_drill_and_nobodys_failure(wor
     assert any(
         f"a drill ({asked.id}): ann had kill-rank done to rank 1 on {node_id}" in words for words in incident.evidence
     )
-    # What was really found is told, too.
+    # The evidence also names the observed fault.
     assert any("rank 1 on" in words and "signal 9" in words for words in incident.evidence)
     assert world.job().failures == ()
     assert world.failures() == (0, 0, 0)
@@ -117,7 +117,7 @@ async def test_a_drill_that_cannot_strike_in_time_is_not_done(world: World) -> N
     ask(world, "kill-rank", NodeId("i-gone"), 1)
     await world.until(lambda: drill(world).state == "not_done")
     assert kills(world) == []
-    ask(world, "kill-rank", node_id, 1)  # the next one may be asked for
+    ask(world, "kill-rank", node_id, 1)  # a person may request the next drill
 
 
 async def test_a_server_that_dies_before_it_strikes_never_strikes(
@@ -182,7 +182,7 @@ async def test_another_failure_meanwhile_is_not_the_drills(world: World) -> None
 
 async def test_a_node_that_fails_by_itself_while_a_drill_is_recovered_from_is_a_failure(world: World) -> None:
     node_id = await trains(world)
-    other = world.team()[3]  # no holder of what the struck one holds
+    other = world.team()[3]  # holds no shard that the struck node holds
     asked = ask(world, "terminate-instance", node_id)
     await world.until(lambda: world.job().state == JobState.PREPARING)
     world.terminate(other)

@@ -1,4 +1,7 @@
-"""Events on their way to others: every one at least once, in order for each job, whatever dies or is refused."""
+"""The export of events to a sink: each event at least once, in order per job.
+
+This holds when a server dies and when the sink refuses events.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Sink:
             error = self.refusals.pop(0)
             if not self.is_partial:
                 raise error
-            self.taken += entries[1:]  # the first was refused, what came after it was not
+            self.taken += entries[1:]  # the sink refuses the first entry and accepts the others
             return error
         self.taken += entries
         if self.dies:
@@ -173,7 +176,7 @@ def test_a_server_that_dies_after_sending_sends_again_and_another_one_goes_on(wo
     world.sink.dies = False
     other = world.replica("two")
     assert not other.export_some()
-    assert world.sink.ids == [1]  # the lease may still be held
+    assert world.sink.ids == [1]  # the lease may still be valid
     world.seconds += 10
     other.export_some()
     assert world.sink.ids == [1, 1]

@@ -1,4 +1,4 @@
-"""What the loops count of themselves while they work."""
+"""The metrics that the loops record about their own work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.control_plane.loop.world import FLEET, World
 
 
 class Scrape:
-    """What is counted, as Prometheus would be told."""
+    """The loops' metrics in the form that Prometheus scrapes."""
 
     def __init__(self, figures: LoopFigures) -> None:
         self._registry = CollectorRegistry()
@@ -35,7 +35,7 @@ def scrape(world: World) -> Scrape:
 
 
 def take(world: World, kind: str, key: str) -> None:
-    """Let another server have a lease."""
+    """Claim a lease for another server."""
     with world.database.write() as session:
         assert Leaser("another", 1.0, world.monotonic).claim(session, kind, key, at_once=True) is not None  # type: ignore[arg-type]
 
@@ -123,7 +123,7 @@ async def test_a_lease_that_another_server_has_when_it_is_renewed_is_counted_onc
     take(world, "fleet", FLEET)
     for _ in range(20):
         world.now += timedelta(seconds=0.2)
-        with world.database.write() as session:  # it is at work
+        with world.database.write() as session:  # the other server renews its lease
             Leaser("another", 1.0, world.monotonic).claim(session, "fleet", FLEET)
         await world.runner.sweep_fleets()
     assert (figures("lease_lost_total", kind="fleet"), figures("reconcile_stale_applies_total", loop="fleet")) == (1, 0)

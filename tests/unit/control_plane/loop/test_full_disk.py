@@ -1,4 +1,4 @@
-"""Loops that meet a full disk report it as requests do, and go on once there is space."""
+"""Loops that meet a full disk report it as API requests do, and resume when space is free."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_a_loop_that_cannot_write_reports_the_full_disk(world: World, word
     listen(world.database.engine, "begin", is_full)
     world.kill_rank(world.team()[0])
     world.now += timedelta(seconds=4)
-    with suppress(OperationalError):  # a fleet's pass may end the sweep with it
+    with suppress(OperationalError):  # the fleet's pass may end the sweep with this error
         await world.runner.sweep_fleets()
     (disk,) = world.database.disk.full()
     assert str(world.database.url.database).startswith(disk.place)

@@ -1,4 +1,4 @@
-"""Ranks that stand still, through the real loops: what is asked, stored and charged."""
+"""Hanging ranks over the real loops: stack requests, stored evidence and accounting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored of an incident keeps its promise: its phases add up to what lies between its failure and its end."""
+"""Stored incidents: the phases add up to the time between failure and recovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What ranks print on its way to a log group: every line, in order for each node, whatever dies or is refused."""
+"""The export of rank output to a log group: each line, in order per node.
+
+This holds when a server dies and when the log group refuses lines.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_lines_go_out_once_to_a_stream_for_each_node_and_say_whose_they_are(world: World) -> None:
-    world.exporter.export_some()  # nothing is planned yet
+    world.exporter.export_some()  # no generation is planned yet
     world.launch()
     world.print(0, 0, "a", "b")
     world.print(1, 0, "x", at=1)
@@ -181,7 +184,7 @@ def test_a_server_that_dies_in_between_sends_again_and_another_one_goes_on(world
     world.sink.dies_after = None
     other = world.replica("two")
     other.export_some()
-    assert world.sink.texts(1) == []  # the lease may still be held
+    assert world.sink.texts(1) == []  # the lease may still be valid
     world.seconds += 10
     other.export_some()
     assert (world.sink.texts(0), world.sink.texts(1)) == (["a", "a"], ["x"])

@@ -1,4 +1,4 @@
-"""What a reader of a job's log asks of the object store. What it makes of the answers: `api/test_logs.py`."""
+"""The log reader's requests to the object store. `api/test_logs.py` tests the pages built from the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL = LogFilter()
 
 
 class Counting(MemoryObjectStore):
-    """Objects in memory that know how often one was read."""
+    """A memory object store that records the key of each read."""
 
     def __init__(self) -> None:
         super().__init__("b")
@@ -31,7 +31,7 @@ class Counting(MemoryObjectStore):
         return super().get(reference)
 
     def count(self) -> int:
-        """Return how many were read since the last count."""
+        """Return the number of reads since the last call."""
         found, self.read = len(self.read), []
         return found
 
@@ -103,7 +103,11 @@ def lines_of(first: int, *texts: str) -> bytes:
 
 
 def one_node(tails: Mapping[str, tuple[int, str]], *, is_alive: bool = False, ended: bool = False) -> LogReader:
-    """A node that has stored a, b, c, and what others have stored of it: a letter for each line, from a number on."""
+    """Return a reader for a node that has uploaded lines a, b and c.
+
+    `tails` maps each other node to the lines of this node that the other node has uploaded: the number of the first
+    line, and one letter per line.
+    """
     store = MemoryObjectStore("b")
     end = encode_lines([LogLine(at_ms=MS + 9, rank=NO_RANK, stream="end", text="", end=0)]) if ended else b""
     store.put(

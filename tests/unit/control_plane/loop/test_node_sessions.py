@@ -1,4 +1,4 @@
-"""The session of a node opens nothing once the node is gone, or its fleet is deleted."""
+"""A node's session is invalid once the node has ended or its fleet is deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Events of a queue on their way to the loops: doubled, late, foreign, malformed, and read by several replicas."""
+"""Events of a queue on their way to the loops.
+
+Events may be duplicated, late, malformed or about foreign instances, and several replicas read the queue.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tests.unit.control_plane.loop.world import FLEET, START, World
 
 
 class Queue:
-    """SQS as far as it matters: what is not deleted comes again, whoever reads."""
+    """A minimal SQS queue: it delivers each message again, to any reader, until the message is deleted."""
 
     def __init__(self, *bodies: str) -> None:
         self.waiting = {f"receipt-{number}": body for number, body in enumerate(bodies)}
@@ -56,7 +59,7 @@ def stored(world: World) -> tuple[NoticeRecord, ...]:
 
 
 def at_start(body: str) -> str:
-    """An event of the world's own time."""
+    """Return the event with its time set to the start of the world."""
     return body.replace(aws_events.TIME, START.isoformat())
 
 
@@ -72,7 +75,7 @@ async def test_a_spot_warning_reaches_the_job_through_the_database(world: World)
     queue = Queue(at_start(aws_events.spot(world.team()[1].node_id)))
     await reader_of(world, queue).read()
     assert not queue.waiting
-    world.start_server()  # whoever read it is gone; the one that takes the job over finds it
+    world.start_server()  # the reading server is gone; its successor finds the event in the database
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().generation == 2)

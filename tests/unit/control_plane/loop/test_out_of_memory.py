@@ -1,5 +1,6 @@
-"""A rank that ran out of memory: users read it in the incident and in the job's reason, and no node is blamed for
-it.
+"""A rank runs out of memory, over the real loops.
+
+The incident and the job's reason say so, and no node gets the blame.
 """
 
 from __future__ import annotations

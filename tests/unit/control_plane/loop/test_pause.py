@@ -19,7 +19,7 @@ from tests.unit.control_plane.loop.world import World
 
 @pytest.fixture
 def small(tmp_path: Path):
-    """A fleet that cannot grow beyond six nodes."""
+    """Yield a world whose fleet cannot grow beyond six nodes."""
     world = World(tmp_path, nodes=6, spares=0, max_size=6)
     yield world
     world.close()
@@ -42,7 +42,7 @@ async def trains(world: World, steps: int = 7, **changes: object) -> None:
 
 
 async def paused(world: World, step: int = 7) -> None:
-    """Until a person's pause has been reached."""
+    """Pause the job and run the loops until it waits in the queue."""
     pause(world)
     await stands(world, "gpt")
     await world.upload(step)
@@ -81,7 +81,10 @@ async def test_a_paused_job_gives_its_nodes_back_and_goes_on_only_when_it_is_res
 
 
 async def test_a_checkpoint_of_a_step_that_was_given_up_lets_no_node_go(small: World) -> None:
-    """Training went back behind it: what was made since then is in memory alone."""
+    """A checkpoint on an abandoned branch does not let a pause release nodes.
+
+    Training resumed from an earlier step. The steps since then exist only in memory.
+    """
     small.submit("gpt")
     await small.running("gpt")
     await small.train(10)
@@ -175,7 +178,7 @@ async def test_a_pause_waits_until_ranks_train_again_and_leaves_no_incident_open
     await trains(small, 3, copies=1)
     await small.upload(3)
     await small.train(4)
-    small.terminate(small.team()[0])  # its shard is in S3 alone: four steps are to be made again
+    small.terminate(small.team()[0])  # its shard exists only in S3, so four steps are repeated
     await small.until(lambda: bool(small.incidents()))
     pause(small)
     await small.running()
@@ -217,7 +220,7 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
     small.team()[1].node_faults = (
         NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
     )
-    small.operator.capacity = 5  # nobody could take its place
+    small.operator.capacity = 5  # no replacement is available
     pause(small)
     await stands(small, "gpt")
     await watched(small, 300.0)
@@ -225,7 +228,7 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
     small.start_server()
     for agent in small.agents.values():
         agent.is_deaf = True
-    for _ in range(22):  # it serves the fleet before it has heard of anybody
+    for _ in range(22):  # the new server serves the fleet before any agent connects
         await small.tick()
     for agent in small.agents.values():
         agent.is_deaf = False
@@ -238,7 +241,10 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
 
 
 async def test_a_pause_has_its_time_from_when_its_ranks_agreed(small: World) -> None:
-    """They stood in an evaluation that they had told of for longer than a pause waits for its checkpoint."""
+    """The time limit of a pause counts from the agreement of the ranks.
+
+    Before the agreement the ranks spent longer than this limit in an evaluation that they had reported.
+    """
     await trains(small)
     for agent in small.team():
         agent.phase_of, agent.limit_of = dict.fromkeys(agent.boundary, "wait"), dict.fromkeys(agent.boundary, 1800.0)
@@ -301,7 +307,7 @@ async def test_a_pause_before_the_first_start_makes_no_run_longer(small: World) 
     assert not records.job_record(small.job()).stop_reason
     for _ in range(13):
         if small.job().state == JobState.RUNNING:
-            await small.train(1)  # ranks that stand still would be a hang
+            await small.train(1)  # ranks without progress would count as a hang
         await after(small, 100.0)
     assert records.job_record(small.job()).stop_reason == "MaxRuntimeInSeconds (1200) is over"
 

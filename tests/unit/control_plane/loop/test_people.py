@@ -1,5 +1,7 @@
-"""What people ask for while a job trains: nodes are left without losing a step, and a job that is taken over is let
-be.
+"""Requests of people while a job trains.
+
+A job releases nodes on request without losing a step. The control plane does not touch a job that a person has taken
+over.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ async def trains(world: World) -> NodeId:
 
 
 async def left(world: World) -> None:
-    """Let all ranks come to the agreed stop, and the job train again elsewhere."""
+    """Let all ranks reach the agreed stop, and run the loops until the job trains on other nodes."""
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
@@ -88,7 +90,7 @@ async def test_what_befalls_a_node_is_told_to_the_people_of_the_job_that_has_it(
 
 async def test_a_replaced_node_is_left_and_then_ended_and_another_one_comes(world: World) -> None:
     node_id = await trains(world)
-    world.wish(hold_failed_instances=True)  # it has not failed
+    world.wish(hold_failed_instances=True)  # the setting does not apply: the node has not failed
     ask(world, NodeRequest.REPLACE, node_id)
     await left(world)
     await world.until(lambda: world.nodes()[node_id].state == NodeState.GONE)
@@ -191,7 +193,7 @@ async def test_what_is_asked_of_a_spare_keeps_it_from_jobs(world: World) -> None
 async def test_a_request_that_is_called_off_in_time_changes_nothing(world: World) -> None:
     node_id = await trains(world)
     spare = world.spare()
-    spare.is_deaf = True  # nobody is there to take over
+    spare.is_deaf = True  # no replacement is available
     spare.disconnect()
     ask(world, NodeRequest.DRAIN, node_id)
     await world.train(1)
@@ -204,7 +206,10 @@ async def test_a_request_that_is_called_off_in_time_changes_nothing(world: World
 
 
 async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> None:
-    """The pass that gives the spare to a job has read the row before the request was written."""
+    """A request that a person writes during a pass survives the pass.
+
+    The pass assigns the spare to a job, and has read the node's row before the request was written.
+    """
     world.submit()
     await world.until(lambda: len(world.agents) == 5)
     spare = world.spare().node_id
@@ -220,7 +225,7 @@ async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> N
     )
 
 
-# Taken over
+# Jobs that a person has taken over
 
 
 def take_over(world: World) -> None:
@@ -290,7 +295,7 @@ async def test_a_fault_of_a_node_moves_nobody_while_a_person_looks_after_the_job
 
 
 async def test_ranks_of_a_generation_that_has_ended_are_halted_all_the_same(world: World) -> None:
-    """Fencing is the one thing that is not handed over."""
+    """The control plane still halts ranks of an ended generation after a person has taken the job over."""
     node_id = await trains(world)
     world.agents[node_id].is_deaf = True
     world.agents[node_id].disconnect()

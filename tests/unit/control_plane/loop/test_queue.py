@@ -1,4 +1,4 @@
-"""Jobs that wait, jump the queue, give way and come back, over the real loops."""
+"""The job queue over the real loops: jobs wait, overtake by priority, are preempted and resume."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.unit.control_plane.loop.world import World
 
 @pytest.fixture
 def small(tmp_path: Path):
-    """A fleet that cannot grow beyond six nodes."""
+    """Yield a world whose fleet cannot grow beyond six nodes."""
     world = World(tmp_path, nodes=6, spares=0, max_size=6)
     yield world
     world.close()
 
 
 async def stands(world: World, name: str = "low") -> None:
-    """Until all ranks of a job have agreed on a stop and ended."""
+    """Run the loops until all ranks of a job have agreed on a stop and ended."""
     await world.until(lambda: world.job(name).state == JobState.PAUSING and world.is_stopped)
     world.finish(name)
     await world.tick()
@@ -38,13 +38,13 @@ async def after(world: World, seconds: float) -> None:
 
 
 async def watched(world: World, seconds: float) -> None:
-    """Let a long time pass while the control plane looks again and again."""
+    """Let a long time pass, with one pass every five seconds."""
     for _ in range(int(seconds // 5) + 1):
         await world.tick(5.0)
 
 
 async def low_and_high(world: World) -> None:
-    """A preemptible job trains to step 7; one of higher priority comes, for which there is no room."""
+    """Train a preemptible job to step 7, then submit a job of higher priority that does not fit beside it."""
     world.submit("low", nodes=4, preemptible=True)
     await world.running("low")
     await world.train(7, "low")
@@ -136,7 +136,7 @@ async def test_a_job_that_ends_by_itself_while_it_is_asked_to_pause_has_ended(sm
     await small.until(lambda: small.job("low").state == JobState.PAUSING)
     small.is_stopped = False
     for agent in small.agents.values():
-        agent.is_told_to_stop = False  # it came too late
+        agent.is_told_to_stop = False  # the stop request arrived too late
     small.finish("low")
     await small.until(lambda: small.job("low").state == JobState.COMPLETED)
 

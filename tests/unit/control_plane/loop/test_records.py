@@ -1,4 +1,4 @@
-"""What is stored and read back is equal to what was decided."""
+"""Records that are stored and read back equal the decided records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server does again and again: when it is done next, what ends it, and what does not."""
+"""Repeating work of a server: the time of the next turn, and the errors and signals that end the repetition."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from control_plane.loop.repeating import pause, repeat
 from tests.unit.control_plane.loop.world import World
 
 FOREVER = 3_600.0
-"""Longer than any test may take."""
+"""Seconds that are longer than any test may run."""
 
 
 class Pauses:
-    """Stands for `pause`: takes no time, and says after so many pauses that the server stops."""
+    """Replaces `pause`: returns immediately, and reports a stopping server after `count` pauses."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -32,7 +32,7 @@ class Pauses:
 
 
 def work_of(*turns: object) -> Callable[[], object]:
-    """Return work that returns these one by one, or raises them; one turn more is too many."""
+    """Return a function whose calls return or raise the given values in turn. A further call fails the test."""
     left = iter(turns)
 
     def work() -> object:
@@ -99,7 +99,7 @@ async def test_a_sweep_is_followed_by_a_rest_of_its_own_length(world: World, mon
     seconds = [20.0, 0.0, 2.0]
 
     async def sweep() -> None:
-        world.registry.hint()  # so that none is waited for
+        world.registry.hint()  # ends the wait before the next turn
         world.now += timedelta(seconds=seconds[len(pauses.seconds)])
         raise ZeroDivisionError
 

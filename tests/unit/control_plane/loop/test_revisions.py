@@ -1,4 +1,4 @@
-"""What an update changes, over the real loops."""
+"""Effects of a job update, over the real loops."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_limits_hold_at_once(world: World) -> None:
 
 @pytest.mark.covers("CreateTrainingJob.StoppingCondition.MaxCostUsd")
 async def test_a_budget_stops_the_job_when_it_is_spent(world: World) -> None:
-    world.wish(price_usd_per_hour=3600.0)  # a dollar a second and node
+    world.wish(price_usd_per_hour=3600.0)  # one dollar per node and second
     world.submit(max_cost_usd=100.0)
     await world.running()
     await world.train(3)

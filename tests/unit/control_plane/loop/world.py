@@ -1,9 +1,11 @@
-"""A fleet in one process, for tests of the loops: the real runner, database and decisions over a fake cloud and agents
-that keep their word.
+"""A simulated fleet in one process, for tests of the loops.
 
-Time is virtual and moves by `tick`. An agent here does what the wire says: promises durably, lists its slots, loads,
-starts, halts, reports. Training is simulated step by step: at a boundary every holder of a running generation's plan
-seals that step, and keeps the newest two.
+The runner, the database and the decisions are the real ones. The cloud and the agents are fakes that follow the
+protocol.
+
+Time is virtual and advances with `tick`. An agent stores its promises, lists its slots, loads, starts, halts and
+reports. Training is simulated step by step: at each boundary, every holder of the running generation's plan seals the
+step and keeps the newest two.
 """
 
 from __future__ import annotations
@@ -75,10 +77,10 @@ T = TypeVar("T")
 
 
 class InTurn(ThreadPoolExecutor):
-    """What an event loop gives to threads is done at once, in the order in which it was given: handing it over and back
-    takes a sixth of a test.
+    """An executor that runs each submitted call inline, in order of submission.
 
-    A world whose time is virtual waits for all of it anyway. On PostgreSQL the tests keep the threads.
+    Real threads would take a sixth of a test's time, and a world with virtual time waits for every call. On PostgreSQL
+    the tests use real threads.
     """
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -92,7 +94,7 @@ class InTurn(ThreadPoolExecutor):
 
 @dataclass
 class Agent:
-    """One node's agent."""
+    """The simulated agent of one node."""
 
     world: World
     node_id: NodeId
@@ -107,43 +109,44 @@ class Agent:
     slots: dict[tuple[int, int, int], SlotRecord] = field(default_factory=dict)
     boundary: dict[Rank, int] = field(default_factory=dict)
     unheard: int = 0
-    """Steps that its ranks finish between its last report and their end."""
+    """Steps that its ranks complete between the agent's last report and the ranks' end."""
     ended: EndedRanks | None = None
     commits: tuple[PageCommit, ...] = ()
-    """What the pages of its ranks show; Load clears them."""
+    """Commits on the pages of its ranks. Load clears them."""
     exits: dict[Rank, RankExit] = field(default_factory=dict)
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
     notices: tuple[NodeNotice, ...] = ()
-    """What the instance's own metadata announces."""
+    """Announcements in the instance's own metadata."""
     uploads: tuple[UploadedShard, ...] = ()
     leaves_much: bool = False
-    """When its ranks have ended well, what they leave is still on its way to S3: until that is over it says that they
-    run.
+    """True if output of ranks that ended well is still being uploaded. Until the upload ends, the agent reports running
+    ranks.
     """
     has_decided: bool = False
-    """The last round of its ranks is decided: they have not ended, and will train no more."""
+    """True once the final round of its ranks is decided. The ranks train no further, but have not ended."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     fails_load: bool = False
     load_fault: str = FaultCode.SOURCE_MISMATCH
     is_told_to_stop: bool = False
     is_deaf: bool = False
-    """Takes no messages and sends none, but lives: a cut control link."""
+    """True if the control connection is cut: the agent runs, but receives and sends no messages."""
     keys: list[bytes] = field(default_factory=list)
     moved_at: dict[Rank, tuple[int, datetime]] = field(default_factory=dict)
-    """The boundary that each rank was last seen at, and when it first was."""
+    """The last boundary of each rank, and the time at which the rank reached it."""
     phase_of: dict[Rank, str] = field(default_factory=dict)
     limit_of: dict[Rank, float] = field(default_factory=dict)
     wall_ahead_seconds: float = 0.0
-    """How far the wall clock of its node is ahead of the world's time: its Unix stamps are off by that, the ages that
-    it measures are not.
+    """Seconds by which the node's wall clock is ahead of the world's time.
+
+    The offset affects the agent's Unix time stamps, and does not affect the ages that it measures.
     """
     stamp: Callable[[int], float] | None = None
-    """When its ranks passed a boundary, Unix seconds; None: they do not tell."""
+    """Returns the Unix time at which the ranks passed a boundary. None if the ranks report no times."""
     longest: dict[str, float] = field(default_factory=lambda: {"train": 1.0, "first_step": 2.0})
-    """By phase, how long its ranks stood still at the most before they moved on."""
+    """The longest time in seconds that its ranks stayed at one boundary, by phase."""
     stands_at: dict[Rank, str] = field(default_factory=dict)
-    """What its stacks show; by default that it waits for the others."""
+    """The stack of each rank. By default a rank waits for the other ranks."""
     stopped: set[Rank] = field(default_factory=set)
     cpu_share: float = 0.0
     look: tuple[int, datetime] | None = None
@@ -152,12 +155,12 @@ class Agent:
     evidence_key: str = ""
     exposure: str = ""
     sources: tuple[str, ...] = ()
-    """Digests of the archives that it holds ready."""
+    """SHA-256 digests of the source archives that the agent has ready."""
     wanted_checkpoint: int = -1
     target: int = 0
     measured: dict[str, float] = field(default_factory=dict)
     verified: dict[tuple[Rank, NodeId], tuple[Step, float]] = field(default_factory=dict)
-    """Since when each holder is known to hold its newest step of this node's ranks."""
+    """The newest step that each holder is known to hold for each rank of this node, and the time since when."""
 
     def connect(self) -> None:
         hello = Hello(
@@ -252,7 +255,7 @@ class Agent:
 
     @property
     def unix_seconds(self) -> float:
-        """The time by the wall clock of its node."""
+        """Return the Unix time of the node's wall clock."""
         return self.world.now.timestamp() + self.wall_ahead_seconds
 
     @property
@@ -263,12 +266,13 @@ class Agent:
 
     @property
     def committed(self) -> int:
-        """The step before the boundary of its ranks; the final round commits where all stand."""
+        """Return the step before the ranks' boundary. The final round commits the boundary itself."""
         return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
 
     def seen(self, rank: Rank, holder: NodeId) -> tuple[Step, float]:
-        """Return the newest step that a holder is known to hold, and since when: what it held last, where it cannot be
-        reached.
+        """Return the newest step that a holder is known to hold for a rank, and the time since when.
+
+        If the holder is unreachable, return the last known step.
         """
         before = self.verified.get((rank, holder), (Step(-1), 0.0))
         if not self.world.serves(holder) or not self.world.serves(self.node_id):
@@ -313,7 +317,7 @@ class Agent:
         )
 
     async def act(self) -> None:
-        """Do what was asked since the last tick."""
+        """Process the messages received since the last tick."""
         while self.connection is not None and self.connection._queue and not self.is_deaf:
             message = await self.connection.next_message()
             if message is not None:
@@ -392,15 +396,17 @@ class Agent:
                 if self.run is None:
                     self.sources = tuple(source.sha256 for source in sources)
             case MetricsStored():
-                pass  # the story keeps what it logs nowhere else
+                pass  # the simulated agent buffers no metrics
             case SendLines():
-                pass  # what it prints is in the object store, or nowhere
+                pass  # the simulated agent sends no lines
             case _:
                 raise AssertionError(message)
         self.report()
 
     def fetch(self, plan: GenerationPlan) -> bool:
-        """Get the base of this node's ranks from the sources; they must really be there, with that digest."""
+        """Copy the base shards of this node's ranks from the planned sources, which must hold them with the planned
+        digest.
+        """
         if self.fails_load:
             return False
         self.restored_from = ()
@@ -489,7 +495,7 @@ class World:
         self.server_count = 0
         self.cut: set[NodeId] = set()
         self.reboots: dict[NodeId, datetime] = {}
-        """When an instance that is being rebooted is up again."""
+        """The time at which each rebooting instance is up again."""
         self.never_return: set[NodeId] = set()
         self.is_mended_by_reboot = True
         self.boot_seconds = boot_seconds
@@ -498,14 +504,14 @@ class World:
         self.left_faults: dict[NodeId, tuple[NodeFault, ...]] = {}
         self.before_pass: Callable[[], Awaitable[None]] | None = None
         self.hangs = False
-        """What a sweep begins beside itself, in S3 and at AWS, takes longer than the sweep."""
+        """True if calls to S3 and AWS that a sweep starts take longer than the sweep."""
         self.add_fleet(FLEET, GROUP, "us-east-1a", nodes=nodes, spares=spares, max_size=max_size)
         self.start_server()
 
     def add_fleet(
         self, name: FleetName, group: str, zone: str, *, nodes: int, spares: int = 0, max_size: int = 20
     ) -> None:
-        """Register a fleet in a zone of its own."""
+        """Register a fleet in its own availability zone."""
         self.operator.create_group(group, max_size=max_size, availability_zones=(zone,))
         ensure(self.operator, self.operator.describe_group(group))
         self.groups[name] = group
@@ -525,12 +531,12 @@ class World:
             fleets.create(session, new, self.now)
 
     def fleet_of(self, node_id: NodeId) -> FleetName:
-        """Return whose group an instance belongs to."""
+        """Return the fleet whose group contains the instance."""
         members = {name: self.operator.describe_group(group).members for name, group in self.groups.items()}
         return next(name for name, some in members.items() if any(member.instance_id == node_id for member in some))
 
     def start_server(self) -> None:
-        """Start (again) a control plane that remembers nothing but its database."""
+        """Start or restart the control plane, with no state other than its database."""
         self.server_count += 1
         self.registry = AgentRegistry(monotonic=self.monotonic, unix=lambda: self.now.timestamp())
         context = LoopContext(
@@ -550,7 +556,7 @@ class World:
             agent.connection = None
 
     def note(self, hello: Hello) -> None:
-        """Store what the websocket route stores of a hello."""
+        """Store the facts that the websocket route stores of a hello."""
         facts = nodes.AgentFacts(
             node_id=hello.node_id,
             fleet_name=self.fleet_of(hello.node_id),
@@ -570,8 +576,9 @@ class World:
         self.database.close()
 
     def reboot(self, node_id: NodeId) -> None:
-        """Take an agent away for as long as a boot takes; what was in memory is gone, and the fault with it unless the
-        world is a bad one.
+        """Remove the node's agent for the duration of a boot.
+
+        The reboot clears the node's memory, and its faults unless `is_mended_by_reboot` is False.
         """
         agent = self.agents.pop(node_id)
         agent.disconnect()
@@ -580,7 +587,7 @@ class World:
             self.left_faults[node_id] = agent.node_faults
 
     def serves(self, node_id: NodeId) -> bool:
-        """Say whether a node's memory can be reached by its peers."""
+        """Return True if peers can read the node's memory."""
         return node_id in self.agents and node_id not in self.cut
 
     def submit(
@@ -633,12 +640,12 @@ class World:
             return incidents.page(session, incidents.IncidentFilter(job_name=name), after=None, limit=100)
 
     def failures(self) -> tuple[int, int, int]:
-        """Of the fleet's incidents: how many there are, how many were failures, and how many nodes its spares had to
-        make good.
+        """Return the number of the fleet's incidents, the number of failures, and the number of nodes that spares
+        replaced.
         """
         with self.database.read() as session:
             totals = incidents.totals(session, fleet_name=FLEET)
-        self.runner.observer._histories.clear()  # up to a minute old
+        self.runner.observer._histories.clear()  # the cached history may be a minute old
         assert self.runner.observer.read_history(FLEET).lost_node_count == totals.lost_node_count
         return totals.count, totals.failure_count, totals.lost_node_count
 
@@ -661,13 +668,13 @@ class World:
             return jobs.generation(session, job.run_id, job.generation).plan
 
     def team(self, name: str = "gpt") -> list[Agent]:
-        """The living agents of a job's newest plan, by GROUP_RANK."""
+        """Return the living agents of a job's newest plan, by GROUP_RANK."""
         return [self.agents[node.node_id] for node in self.plan(name).nodes if node.node_id in self.agents]
 
     async def tick(self, seconds: float = 0.5) -> None:
-        """Let time pass and everybody act once.
+        """Advance time and let each agent and loop act once.
 
-        What a sweep has begun is done before anything else looks, unless it `hangs`.
+        Work that a sweep starts completes before any agent acts, unless `hangs` is True.
         """
         self.now += timedelta(seconds=seconds)
         self.operator.advance(timedelta(seconds=seconds))
@@ -702,7 +709,8 @@ class World:
         for sweep in (self.runner.sweep_fleets, self.runner.sweep_jobs):
             await sweep()
             if not self.hangs:
-                await self.runner.executor.close()  # virtual time has one order
+                # completes the sweep's calls, so that the order of events is deterministic
+                await self.runner.executor.close()
         for agent in list(self.agents.values()):
             await agent.act()
 
@@ -718,7 +726,7 @@ class World:
         await self.until(lambda: self.job(name).state == JobState.RUNNING)
 
     async def train(self, steps: int, name: str = "gpt") -> None:
-        """Finish that many steps and let the loops look once."""
+        """Complete the given number of steps, then run the loops once."""
         plan = self.plan(name)
         team = self.team(name)
         for _ in range(steps):
@@ -731,7 +739,7 @@ class World:
         await self.tick()
 
     async def upload(self, step: int, name: str = "gpt", *, seconds: float = 0.0) -> None:
-        """Let every agent's shard of a step be complete in S3, after so long an upload."""
+        """Report every agent's shard of a step as uploaded to S3, after an upload of `seconds`."""
         for agent in self.team(name):
             assert agent.run is not None
             agent.uploads = tuple(
@@ -756,16 +764,16 @@ class World:
         await self.tick()
 
     def spare(self) -> Agent:
-        """A living agent that works for nobody."""
+        """Return a living agent that works for no job."""
         return next(agent for agent in self.agents.values() if agent.run is None)
 
     def wish(self, **wishes: object) -> None:
-        """Change what the fleet's owner wants."""
+        """Change settings of the fleet as its owner would."""
         with self.database.write() as session:
             fleets.set_wanted(session, FLEET, **wishes)  # type: ignore[arg-type]
 
     def silence(self, agent: Agent) -> None:
-        """Put a node out of reach of this control plane: nothing comes from it, and nothing reaches it."""
+        """Cut a node off from the control plane and from its peers."""
         agent.is_deaf = True
         agent.disconnect()
         self.cut.add(agent.node_id)
@@ -796,12 +804,12 @@ class World:
             agent.exit_all(ExitClass.SUCCESS, 0)
 
     def announce(self, agent: Agent, kind: NoticeKind, seconds: float | None = None) -> None:
-        """Let an instance's own metadata announce something, so far ahead."""
+        """Add an announcement to an instance's metadata, due in `seconds`."""
         ends_at = None if seconds is None else self.now.timestamp() + seconds
         agent.notices = (*agent.notices, NodeNotice(kind=kind, message="as AWS says it", ends_at_seconds=ends_at))
 
     def schedule(self, agent: Agent, seconds: float) -> None:
-        """Let EC2 schedule the instance's retirement, so far ahead."""
+        """Schedule the instance's retirement in EC2, due in `seconds`."""
         event = ScheduledEvent(
             event_id=f"instance-event-{agent.number}",
             code="instance-retirement",
@@ -811,7 +819,7 @@ class World:
         self.operator.events[agent.node_id] = (event,)
 
     def suspended(self, reason: str) -> Callable[[GroupState], GroupState]:
-        """Return a change of the group that suspends its launches, for this reason."""
+        """Return a function that marks the group's Launch process as suspended for the given reason."""
         return lambda group: replace(
             group, suspended_processes=group.suspended_processes | {"Launch"}, suspension_reasons={"Launch": reason}
         )
