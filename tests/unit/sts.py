@@ -1,9 +1,8 @@
-"""An STS of one region that verifies signatures: AWS Signature Version 4, as AWS documents it, over what was really
-received.
+"""An STS of one region that verifies AWS Signature Version 4 over the received request.
 
-moto's STS believes whatever comes. This one knows a few keys, computes the signature of the request that it got, and
-answers GetCallerIdentity alone to whom it fits. It notes every request, so that a test can say what was asked for and
-that nothing else was.
+Moto's STS accepts every signature. This server holds a few credentials and computes the signature of each request. It
+answers GetCallerIdentity only if the signature matches. It records every request, so that a test can check which
+requests arrived.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ IDENTITY = """<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/20
 
 @dataclass(frozen=True)
 class Keys:
-    """A role's session, as its holder and STS know it."""
+    """Credentials of a role's session, as their holder and STS store them."""
 
     access_key: str
     secret_key: str
@@ -49,13 +48,13 @@ def keys_of(instance: str, *, role: str = "trainer", account: str = ACCOUNT, num
 
 @dataclass
 class Sts:
-    """What the server knows and what it was asked."""
+    """The server's credentials and the requests that it received."""
 
     known: dict[str, Keys] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
-    """Path and Host of every request, in order."""
+    """Path and Host header of every request, in order."""
     answer: tuple[int, str, dict[str, str]] | None = None
-    """Instead of the true one: status, body, headers."""
+    """Status, body and headers that replace the correct answer."""
     url: str = ""
 
     def knows(self, *keys: Keys) -> None:
@@ -65,7 +64,7 @@ class Sts:
 def signature(
     method: str, path: str, query: str, headers: dict[str, str], signed: list[str], body: bytes, secret: str, scope: str
 ) -> str:
-    """Return the signature of a request, by AWS's own description of Signature Version 4."""
+    """Return the signature of a request, computed as AWS documents Signature Version 4."""
     canonical = "\n".join(
         [
             method,
@@ -87,7 +86,7 @@ def signature(
 
 
 def verified(sts: Sts, method: str, path: str, headers: dict[str, str], body: bytes) -> Keys | None:
-    """Return whose request it is, or None where the signature is not that of the request."""
+    """Return the credentials that signed a request, or None if the signature is wrong."""
     algorithm, _, rest = headers.get("authorization", "").partition(" ")
     parts = dict(part.strip().split("=", 1) for part in rest.split(",") if "=" in part)
     if algorithm != "AWS4-HMAC-SHA256" or not {"Credential", "SignedHeaders", "Signature"} <= parts.keys():

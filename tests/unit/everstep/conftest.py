@@ -1,4 +1,4 @@
-"""A client of the command line that answers from a table."""
+"""A client for tests of the command line, which answers from a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.sdk import Conveniences
 
 
 class Client(Conveniences):
-    """Remembers what it is asked and answers from a table; an exception in it is raised."""
+    """A client that records its calls and answers from a table. An exception in the table is raised."""
 
     def __init__(self, answers: dict) -> None:
         self.answers = answers
@@ -77,7 +77,7 @@ class Client(Conveniences):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Run a command and return (exit code, stdout, stderr, the client's calls)."""
+    """Run a command. Return its exit code, stdout, stderr and the client's calls."""
 
     def run(*arguments: str, **answers):
         client = Client(answers)

@@ -1,4 +1,4 @@
-"""The command line as a person calls it, over a client that answers from a table."""
+"""The command line as a person calls it, with a client that answers from a table."""
 
 from __future__ import annotations
 
@@ -561,10 +561,10 @@ MODEL = json.loads((DATA / "everstep/2026-01-01/service-2.json").read_text())
 
 
 def least(name: str) -> object:
-    """Return the least that the service may answer in this shape: what may be absent is absent."""
+    """Return the smallest valid answer of a shape, without its optional fields."""
     shape = MODEL["shapes"][name]
     if shape["type"] == "structure":
-        # What has no required field is part of a request, and is answered with its defaults filled in.
+        # A shape without required fields is part of a request. The service answers it with all defaults.
         return {field: least(shape["members"][field]["shape"]) for field in shape.get("required", shape["members"])}
     if shape["type"] in ("list", "map"):
         return [least(shape["member"]["shape"])] if shape["type"] == "list" else {"any": least(shape["value"]["shape"])}
@@ -632,9 +632,7 @@ CREATE = ("fleets", "create", "--name", "main", "--auto-scaling-group", "g")
 
 
 def creating(*changes: dict) -> tuple[Callable[..., dict], list[bool]]:
-    """A service that makes a fleet of a group, these things of it being changed; and whether each call was a dry
-    run.
-    """
+    """Return a `create_fleet` function that reports these changes, and a list with the `DryRun` flag of each call."""
     asked: list[bool] = []
 
     def create(DryRun=False, ExpectedChanges=None, **_):
@@ -949,7 +947,7 @@ GONE = ServiceFailed("Nobody answers.", code="ServiceUnavailableException")
 
 
 def wait(*looks: object, timeout_seconds: float | None = None) -> tuple[Clock, list[str], dict]:
-    """Wait for a job that looks like this, again and again in the end."""
+    """Wait for a job with these statuses, one per poll. The last status repeats."""
     clock, seen, left = Clock(), [], list(looks)
 
     def look(**_):

@@ -1,4 +1,4 @@
-"""What cannot be undone is done when somebody has said so, and only then."""
+"""Irreversible commands ask for confirmation and run only after it."""
 
 from __future__ import annotations
 
@@ -63,13 +63,16 @@ ASKING = {
     ),
 }
 ASKING_AFTER_A_LOOK = {("fleets", "create")}
-"""They ask about what the service has answered, where there is something to ask about."""
+"""Commands that ask only if the service's answer lists changes to confirm."""
 every_one_that_asks = pytest.mark.parametrize("words", ASKING, ids=" ".join)
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Callable[[str], None]]]:
-    """A terminal in which somebody types; what it gives waits until some words are seen there."""
+    """A terminal with a person who types.
+
+    The yielded function types a text and returns a function that waits until given words appear on the terminal.
+    """
     ours, theirs = os.openpty()
     with open(theirs) as reader, open(os.dup(theirs), "w", buffering=1) as writer:
 
@@ -82,7 +85,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Callab
         def see(words: str) -> None:
             seen = b""
             while words not in seen.decode(errors="ignore").replace("\r\n", ""):
-                seen += os.read(ours, 65_536)  # the kernel gives what has come so far: perhaps only what was typed
+                seen += os.read(ours, 65_536)  # One read may return only the echo of the typed text.
 
         yield types
     os.close(ours)

@@ -1,4 +1,4 @@
-"""`everstep jobs logs -f`, `--since`, `--grep`: merged lines, and connections that break."""
+"""`everstep jobs logs -f`, `--since`, `--grep`: merged lines and broken connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def event(text: str, rank: int | None = 0, stream: str = "stdout") -> dict:
 
 
 class Stream:
-    """Events of one connection; an exception among them breaks it."""
+    """Events of one connection. An exception among them breaks the connection."""
 
     def __init__(self, said: list) -> None:
         self._said = said
@@ -148,7 +148,10 @@ def test_since_is_sent_as_the_contract_has_times(run) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--rank", "1"), ("--stream", "stderr")])
 def test_without_following_all_lines_so_far_are_shown_merged_and_with_times(run, options) -> None:
-    """Of a running job, too: nothing waits for whole streams to be stored."""
+    """Without `-f` the command prints all current lines, merged and with times.
+
+    This also holds for a running job, whose streams are not yet stored.
+    """
     said = [event("zero"), event("one", 1), event("bad", 1, "stderr"), event("Node i-1 was lost", None, "gap")]
 
     def get_log_events(**query):

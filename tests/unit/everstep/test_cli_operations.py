@@ -1,4 +1,4 @@
-"""Tokens, node operations, takeovers and drills as a person types them."""
+"""Commands for tokens, node operations, takeovers and drills, as a person types them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--output`, `--query`, the connection's options, waiting and completion, as every command has them."""
+"""`--output`, `--query`, connection options, waiting and shell completion in every command."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_text_is_what_the_aws_cli_makes_of_it(value, lines):
 
 
 def test_text_of_the_aws_cli_itself():
-    """Held against the AWS CLI's own formatter."""
+    """The output equals the output of the AWS CLI's own formatter."""
     from io import StringIO
 
     from awscli.text import format_text
@@ -291,7 +291,10 @@ for words, environment in json.load(sys.stdin):
 
 
 def completed(*asked: tuple[str, dict[str, str]]) -> list[list[str]]:
-    """Ask for completions as bash does, all of one process: its imports take seconds on a busy machine."""
+    """Return bash's completions of several command lines.
+
+    One process computes them all, because its imports take seconds on a busy machine.
+    """
     keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     told = subprocess.run(
         [sys.executable, "-P", "-c", COMPLETE],

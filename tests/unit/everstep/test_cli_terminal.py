@@ -1,4 +1,7 @@
-"""No text of a job makes the reader's terminal do anything: not one command prints a control sequence but colors."""
+"""No text of a job can send control sequences to the reader's terminal.
+
+Only the command line's own colors are allowed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ FLAGS = Path(__file__).parents[2] / "tidy" / "flags.txt"
 OTHERS = {"configure", "doctor", "local", "server", "agent", "wait"}
 """Commands that print nothing of a job."""
 ENDLESS = {"jobs wait"}
-"""Ends when the job does, which a job of these answers never does; it prints with `line_of`, as `jobs top` does."""
+"""Commands that end with the job, which never ends in these answers.
+
+`jobs wait` prints with `line_of`, as `jobs top` does.
+"""
 VALUES = {"STEP": "1", "LIMIT": "1"}
 OPTIONS = {
     "jobs exec": ["--rank", "0", "--", "ls"],
@@ -94,7 +100,7 @@ def test_nothing_that_is_left_can_be_obeyed(text: str) -> None:
 
 
 def sample(shape: Any, depth: int = 0) -> Any:
-    """Return an answer of a shape in which each text is hostile."""
+    """Return an answer of a shape in which every text contains control sequences."""
     match shape.type_name:
         case "structure":
             return {name: sample(member, depth + 1) for name, member in shape.members.items() if name != "NextToken"}

@@ -1,4 +1,4 @@
-"""`everstep jobs top`: what the board says, when it looks again, and the stream of events that it follows."""
+"""`everstep jobs top`: the content of the board, its polls, and the event stream that it follows."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_newest_events_alone_are_kept() -> None:
 
 
 class World:
-    """A service and a clock that follow a script: each wait takes what comes next."""
+    """A scripted service and clock. Each wait returns the next scripted event."""
 
     def __init__(self, looks: list, comes: list) -> None:
         self.looks, self.comes, self.waits, self.now = looks, comes, [], NOW
@@ -290,7 +290,7 @@ def test_a_server_that_opens_a_stream_and_falls_silent_is_not_waited_for(monkeyp
             with line:
                 line.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n7\r\nid: 7\n\n\r\n")
                 while line.recv(4096):
-                    pass  # until the client leaves
+                    pass  # The loop ends when the client disconnects.
 
         server = threading.Thread(target=open_and_say_nothing)
         server.start()
@@ -311,7 +311,7 @@ def test_connections_that_end_without_a_word_are_not_made_for_ever() -> None:
 
 
 def follow(run, *words: str, streams: list[Stream]) -> tuple[int, str, str, list]:
-    """Run `events list -f` until what is given is read, and ^C."""
+    """Run `events list -f` on these streams. A scripted KeyboardInterrupt ends the command."""
     return run("events", "list", "-f", *words, follow_events=lambda **_: streams.pop(0))
 
 

@@ -1,5 +1,6 @@
-"""What `everstep configure` leaves behind, and that plain boto3 and the AWS CLI speak to the service with nothing
-else.
+"""Files that `everstep configure` writes.
+
+Plain boto3 and the AWS CLI reach the service with these files alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from everstep.errors import ConfigurationError
 from tests.unit.control_plane.api.conftest import Service
 
 AWS = str(Path(sys.executable).with_name("aws"))
-"""The AWS CLI of the environment that runs the tests: another one cannot import the plugin."""
+"""The AWS CLI of the environment that runs the tests. Another AWS CLI cannot import the plugin."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,10 @@ def configured(home, service, monkeypatch) -> Path:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Nothing of this process's but the way to programs; no instance is asked for credentials."""
+    """Return an environment without this process's variables, except the search path.
+
+    Instance credentials are off.
+    """
     return {"HOME": str(home), "PATH": os.environ["PATH"], "AWS_EC2_METADATA_DISABLED": "true"}
 
 
@@ -84,7 +88,10 @@ def test_plain_boto3_speaks_to_the_service(configured, session):
 
 
 def test_the_token_goes_nowhere_else(configured, service):
-    """Not even where AWS_ENDPOINT_URL leads everything to: the request is not made."""
+    """The client sends the token to no other endpoint.
+
+    With AWS_ENDPOINT_URL set to another address, the client sends no request.
+    """
     told = run_python(
         configured,
         "import boto3; boto3.client('everstep').list_fleets()",
@@ -184,7 +191,10 @@ def test_a_profile_that_is_configured_again_means_the_new_endpoint(configured, m
 
 
 def test_what_a_profile_of_the_users_does_not_say_is_told(configured, monkeypatch, capsys):
-    """A bundle may serve other services too, and a part that was written anew is not guessed at."""
+    """`everstep configure` prints the settings that a user's own profile lacks.
+
+    It changes neither the profile's `ca_bundle`, which may serve other services, nor a section that the user rewrote.
+    """
     path, bundle = configured / ".aws" / "config", configured / "ca.pem"
     bundle.touch()
     asked = ("--profile", "prod", "--token", "t", "--no-check", "--endpoint-url")
@@ -226,7 +236,10 @@ def test_a_profile_is_not_added_to_one_of_the_users(home, monkeypatch, capsys, o
 
 
 def test_nobody_acts_with_the_token_of_another_profile(configured, service, monkeypatch):
-    """To AWS's clients two profiles of one endpoint are the same."""
+    """The client refuses two profiles that have one endpoint and different tokens.
+
+    AWS's clients cannot tell such profiles apart.
+    """
     url = f"http://{service.address}"
     assert configure(monkeypatch, "--profile", "viewer", "--endpoint-url", url, "--token", "viewers", "--no-check") == 0
     code = "import boto3; print(boto3.client('everstep').list_fleets()['Fleets'])"
@@ -238,7 +251,10 @@ def test_nobody_acts_with_the_token_of_another_profile(configured, service, monk
 
 
 def test_each_profile_has_its_service_in_every_client(configured, service, monkeypatch):
-    """A second name for the same service, by another address: what goes where is told by what is refused."""
+    """Every client uses the endpoint of its own profile.
+
+    The second profile names the same service by another address.
+    """
     url = f"http://localhost:{service.address.rpartition(':')[2]}"
     assert configure(monkeypatch, "--profile", "staging", "--endpoint-url", url, "--token", service.admin_token) == 0
     assert config.load() == ClientConfig(f"http://{service.address}", service.admin_token), "the default is what it was"
@@ -281,7 +297,10 @@ def test_a_token_in_the_clear_is_not_installed(tmp_path):
 
 @pytest.mark.parametrize("output", ["text", "table", "json"])
 def test_who_has_seen_enough_is_no_failure(configured, service, output):
-    """More than a pipe holds, and a reader that leaves after the first line."""
+    """A reader that closes the pipe after the first line causes no error.
+
+    The output is larger than the pipe's buffer.
+    """
     with service.database.write() as session:
         for number in range(1500):
             events.append(session, NewEvent(at=service.clock(), type="Test", message=f"{number} {'x' * 100}"))

@@ -1,4 +1,4 @@
-"""What `everstep doctor` makes of facts, and that it gathers them without changing anything."""
+"""Findings that `everstep doctor` derives from facts, and that it collects the facts without a change."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_quota_that_suffices_is_fine() -> None:
 
 
 class Answers:
-    """An AWS client that answers what a test says, and notes what it was asked."""
+    """An AWS client that answers as the test configures it and records the calls."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
@@ -176,7 +176,8 @@ def test_permissions_come_from_dry_runs_and_simulations_alone() -> None:
     results = [
         {"EvalActionName": "ec2:DescribeInstanceTopology", "EvalDecision": "allowed"},
         {"EvalActionName": "autoscaling:DescribePolicies", "EvalDecision": "implicitDeny"},
-        {"EvalActionName": "s3:PutObject", "EvalDecision": "implicitDeny"},  # a policy may name the bucket
+        # A policy may allow only the bucket's own name.
+        {"EvalActionName": "s3:PutObject", "EvalDecision": "implicitDeny"},
         {"EvalActionName": "s3:GetObject", "EvalDecision": "explicitDeny"},
     ]
     iam = Answers(simulate_principal_policy={"EvaluationResults": results})
@@ -215,7 +216,8 @@ def test_the_quota_is_that_of_the_family(kind: str, code: str) -> None:
 
 
 def test_this_machine_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVERSTEP_ENDPOINT_URL", "http://10.0.0.1")  # refused before anything is sent
+    # The client refuses the call before it sends anything.
+    monkeypatch.setenv("EVERSTEP_ENDPOINT_URL", "http://10.0.0.1")
     monkeypatch.setenv("EVERSTEP_TOKEN", "t")
     facts = doctor_facts.gather(is_node=False, with_aws=False)
     assert facts.memory_total >= facts.memory_available > 0

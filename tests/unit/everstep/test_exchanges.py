@@ -1,4 +1,4 @@
-"""`--debug`: what was sent and answered, retries included, and nothing that is secret."""
+"""`--debug` prints every request and response, including retries, without secrets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The client when the service does not behave, and what it never does.
+"""The client against a service that misbehaves.
 
-What it says and hears otherwise is tested against the real API.
+Other tests check normal requests and answers against the real API.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GONE = EndpointConnectionError(endpoint_url=URL)
 
 
 class Wire:
-    """Answers requests from a list instead of a network; an exception in it is raised."""
+    """A transport that returns answers from a list, without a network. An exception in the list is raised."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: object) -> None:
         self.answers = list(answers)
@@ -42,7 +42,8 @@ class Wire:
             answer if isinstance(answer, tuple) else (200, {"x-amzn-requestid": "r-1"}, json.dumps(answer))
         )
         raw = io.BytesIO(body.encode())
-        raw.stream = lambda *_, **__: iter([body.encode()])  # type: ignore[attr-defined]  # what urllib3's have
+        # Real responses of urllib3 have this method.
+        raw.stream = lambda *_, **__: iter([body.encode()])  # type: ignore[attr-defined]
         return AWSResponse(request.url, status, headers, raw)
 
     def client(self, **options: Any) -> Any:
@@ -144,7 +145,7 @@ def test_a_source_comes_one_way_or_the_other(arguments):
         everstep.client(URL, "t").upload_source(**arguments)
 
 
-# What people are told
+# Messages for people
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The local AWS served in a process of its own, for any test that needs AWS."""
+"""The local AWS in a process of its own, for every test that needs AWS."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from infra.local_cloud.parts import write_private
 
 QUICK = Conditions(boot_delay_seconds=0.05, launch_retry_seconds=0.1)
 ANSWER_SECONDS = 30.0
-"""As long as `eventually` waits: a busy machine answers late."""
+"""Limit of one answer, equal to the limit of `eventually`. A busy machine answers late."""
 START_SECONDS = 120.0
-"""How long a local AWS may take to import what it needs, on a machine with too much to do."""
+"""Limit of a local AWS's start, which includes its imports on an overloaded machine."""
 _numbers = itertools.count()
 
 
 def eventually(check: Callable[[], Any], *, timeout_seconds: float = 30.0) -> Any:
-    """Return the first true answer of `check`; what is observed over HTTP offers no event to wait for."""
+    """Return the first true result of `check`. Facts observed over HTTP have no event to wait for."""
     deadline = time.monotonic() + timeout_seconds
     while True:
         answer = check()
@@ -89,15 +89,18 @@ class ServedAws:
         return self.ask(method, f"/_everstep/{what}{'?' + urlencode(params) if params else ''}", content)
 
     def ask(self, method: str, path: str, content: bytes = b"") -> httpx.Response:
-        """Send a request that is signed with the cluster's key."""
+        """Send a request that is signed with the cluster's credentials."""
         return ask(method, self.url + path, content, self.keys, timeout_seconds=ANSWER_SECONDS)
 
     def connection(self) -> Connection:
-        """A control plane's connection to it."""
+        """Return a control plane's connection to this AWS."""
         return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=self.url, keys=self.keys))
 
     def console(self, instance_id: str) -> str:
-        """What an instance has printed; one may be in service before anything of it runs."""
+        """Return the console output of an instance.
+
+        The output may be empty although the instance is in service.
+        """
         path = self.nodes_directory / instance_id / "console.log"
         return path.read_text() if path.exists() else ""
 
@@ -112,7 +115,7 @@ class ServedAws:
         instance_type: str | None = None,
         **more: Any,
     ) -> str:
-        """Make a group of its own launch template and instance type, and return its name."""
+        """Create an Auto Scaling group with its own launch template and instance type, and return its name."""
         name = f"group-{next(_numbers)}"
         data = {
             "ImageId": "ami-12c6146b",
@@ -150,7 +153,7 @@ class ServedAws:
         ]
 
     def in_service(self, name: str, count: int) -> list[str]:
-        """Wait until exactly `count` members are there, all in service, and return their ids."""
+        """Wait until the group has exactly `count` members, all in service, and return their ids."""
         eventually(
             lambda: [member["LifecycleState"] for member in self.group(name)["Instances"]] == ["InService"] * count
         )

@@ -1,4 +1,4 @@
-"""Loopback addresses that do not clash."""
+"""Loopback addresses of different clusters do not collide."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infra.local_cloud.errors import StartFailed
 
 
 class Same(random.Random):
-    """Always wants the same block first."""
+    """A random generator that proposes the same block first."""
 
     def __init__(self) -> None:
         super().__init__(0)

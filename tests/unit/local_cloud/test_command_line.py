@@ -1,4 +1,4 @@
-"""`python -P -m infra.local_cloud` and `everstep local`, where no cluster is needed."""
+"""`python -P -m infra.local_cloud` and `everstep local`, as far as they need no cluster."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_interrupted_up_ends_what_it_began(number: signal.Signals, tmp_path: 
         "--boot-delay",
         "600",
     ]
-    # In the background it is ignored, and so it would be by what is started.
+    # A background process ignores SIGINT and so would its children.
     heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
         [*words, "--state-dir", str(tmp_path / "state")], stderr=subprocess.PIPE, preexec_fn=heeded

@@ -1,4 +1,4 @@
-"""The rules that calls of the product are held against find what AWS would refuse."""
+"""The rules for the product's calls reject calls that AWS would refuse."""
 
 from __future__ import annotations
 

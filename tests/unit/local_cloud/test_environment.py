@@ -1,4 +1,4 @@
-"""The local AWS can never be real AWS, whatever the user's configuration says."""
+"""The local AWS never reaches real AWS, whatever the user's configuration contains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ELSEWHERE = [
 
 
 class Recorder(HTTPServer):
-    """Answers everything with an empty 200 and remembers what it was asked."""
+    """A server that answers every request with an empty 200 and records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str]] = []
@@ -74,8 +74,9 @@ def recorder() -> Any:
 
 @pytest.fixture
 def poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> dict[str, str]:
-    """A user who works with real AWS: files, variables, a proxy; every trap leads to the recorder's port on another
-    name.
+    """Set up a user of real AWS: files, variables and a proxy.
+
+    Every setting leads to the recorder's port under another host name.
     """
     home = tmp_path / "home"
     (home / ".aws").mkdir(parents=True)
@@ -141,7 +142,7 @@ def test_a_poisoned_configuration_changes_nothing(make: Any, recorder: Recorder,
 @pytest.mark.parametrize("make", [command_line_client, control_plane_client])
 def test_nor_does_it_for_the_other_services(make: Any, recorder: Recorder, poison: dict[str, str]) -> None:
     client = make("autoscaling", recorder.url)
-    with contextlib.suppress(ResponseParserError):  # the recorder's answer is empty
+    with contextlib.suppress(ResponseParserError):  # The recorder's answer is empty.
         client.describe_auto_scaling_groups()
     client.close()
     assert f"Credential={KEYS.access_key_id}/" in recorder.requests[0][1]

@@ -1,4 +1,4 @@
-"""Events on their way: when they come, how often, and that a copy is a copy."""
+"""Delivery of events: time, number of deliveries, and identical duplicates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OWNER = Owner("123456789012", "us-east-1")
 
 
 class World:
-    """A clock, and a bus that keeps what it gets."""
+    """A clock, and a bus that records its events."""
 
     def __init__(self, conditions: Conditions) -> None:
         self.now = 100.0

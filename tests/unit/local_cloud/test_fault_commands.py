@@ -1,4 +1,4 @@
-"""`everstep local fault …`: words become faults; what a fault did is printed."""
+"""`everstep local fault …` parses words into faults and prints the effect of each fault."""
 
 from __future__ import annotations
 

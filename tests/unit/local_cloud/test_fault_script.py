@@ -1,4 +1,4 @@
-"""Fault scripts: made, written, read, played."""
+"""Fault scripts: generation, text form, parsing and execution."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_is_no_script_is_refused_before_anything_happens(tmp_path: Path, te
 
 
 class Stage:
-    """A play on a clock of its own, in which some tries are refused."""
+    """A player of fault scripts on a virtual clock. It refuses chosen attempts."""
 
     def __init__(self, refused: Container[int] = (), takes_seconds: float = 0.0) -> None:
         self.now = 0.0
@@ -103,7 +103,7 @@ class Stage:
         self.told: list[tuple[Moment, object]] = []
         self._tries = 0
         self._refused = refused
-        """Which tries, from 0."""
+        """Refused attempts, counted from 0."""
         self._takes_seconds = takes_seconds
 
     def wait_until(self, seconds: float) -> float:
@@ -155,7 +155,7 @@ def test_what_is_refused_for_too_long_is_told_once() -> None:
     stage.play(Moment(at_seconds=1, fault=Terminate(), within_seconds=2))
     assert stage.outcomes() == ["FaultRefused"]
     assert 2.5 < stage.now <= 3
-    stage = Stage(refused={1}, takes_seconds=10)  # late, and its time is over
+    stage = Stage(refused={1}, takes_seconds=10)  # The first fault takes so long that the second fault's time is over.
     stage.play(Moment(at_seconds=1, fault=KillRank()), Moment(at_seconds=2, fault=Terminate(), within_seconds=2))
     assert stage.outcomes() == ["Effect", "FaultRefused"]
 

@@ -1,4 +1,4 @@
-"""Conditions, and the chance in them."""
+"""Conditions of the local AWS and their random decisions."""
 
 from __future__ import annotations
 

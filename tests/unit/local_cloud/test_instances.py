@@ -46,7 +46,8 @@ def test_everything_below_an_instance_goes_with_it(runner: InstanceRunner, tmp_p
     below = [*descendants(pid), identify(pid)]
     memory = memory_directory(wanted.instance_id)
     memory.mkdir()
-    ctypes.CDLL(None).mount(b"everstep", os.fsencode(memory), b"tmpfs", 0, b"size=64k")  # as an agent does where it may
+    # An agent mounts a tmpfs here if it has the permission.
+    ctypes.CDLL(None).mount(b"everstep", os.fsencode(memory), b"tmpfs", 0, b"size=64k")
     (memory / "slot").write_bytes(b"x")
     runner.reconcile([wanted])
     assert runner.pids() == {wanted.instance_id: pid}, "what runs is left alone"
@@ -88,7 +89,10 @@ def test_user_data_of_an_instance_that_is_ended_says_nothing(runner: InstanceRun
 
 
 def test_user_data_that_ends_with_its_machine_says_nothing(runner: InstanceRunner, tmp_path: Path) -> None:
-    """Who waits for nodes would take it for an agent that has ended on a living one."""
+    """User data that ends together with its instance writes no exit file.
+
+    A process that waits for nodes would otherwise report an agent that ended on a running instance.
+    """
     wanted = instance(tmp_path)
     runner.reconcile([wanted])
     process = identify(runner.pids()[wanted.instance_id])

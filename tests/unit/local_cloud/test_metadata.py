@@ -1,4 +1,4 @@
-"""The metadata service, asked as an agent asks it."""
+"""The instance metadata service, queried as an agent queries it."""
 
 from __future__ import annotations
 

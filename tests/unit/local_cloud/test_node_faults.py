@@ -1,4 +1,4 @@
-"""Faults on the processes and the memory of an instance, done to stand-ins for both."""
+"""Faults in the processes and memory of an instance, applied to substitutes for both."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ signal.pause()
 
 @pytest.fixture
 def init() -> Iterator[int]:
-    """The pid of what stands for an instance's init: it has an agent and the ranks 2 and 5."""
+    """Start a process that replaces an instance's init, with an agent and the ranks 2 and 5.
+
+    Yield its pid.
+    """
     with subprocess.Popen([sys.executable, "-c", INIT], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -47,7 +50,7 @@ def init() -> Iterator[int]:
 
 @pytest.fixture
 def instance_id() -> Iterator[str]:
-    """An instance with a folder for slots."""
+    """Create the slot folder of an instance and yield the instance's id."""
     instance_id = f"i-test{uuid.uuid4().hex[:8]}"
     memory_directory(instance_id).mkdir(mode=0o700)
     yield instance_id
@@ -108,7 +111,7 @@ def test_a_rank_that_hangs_stands_still_until_it_may_go_on(init: int) -> None:
 def test_one_bit_of_the_newest_sealed_replica_changes(init: int, instance_id: str) -> None:
     slot(instance_id, 3, 10)
     newest = slot(instance_id, 3, 12, index=1)
-    slot(instance_id, 2, 14)  # it runs here: no replica
+    slot(instance_id, 2, 14)  # Rank 2 runs on this instance, so the slot is no replica.
     slot(instance_id, 4, 15, state=SlotState.WRITING)
     before = newest.read_bytes()
     facts = node_faults.corrupt_replica(init, instance_id, None, random.Random(1))

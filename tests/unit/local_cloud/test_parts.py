@@ -1,4 +1,4 @@
-"""Detached processes on record."""
+"""Recorded parts: detached processes with a record on disk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_part_is_started_recorded_and_ended(parts: Parts, tmp_path: Path) -> N
     assert parts.is_alive("part")
     record = parts.record("part")
     assert record is not None
-    later = Parts(tmp_path / "local", tmp_path / "logs")  # another process would see the same
+    later = Parts(tmp_path / "local", tmp_path / "logs")  # Another process would read the same record.
     assert later.record("part") == record
     parts.end("part")
     assert not record.process.is_alive

@@ -1,4 +1,4 @@
-"""What is said on a machine that cannot run it."""
+"""Messages on a machine that cannot run a local cluster."""
 
 from __future__ import annotations
 

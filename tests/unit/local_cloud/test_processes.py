@@ -1,4 +1,4 @@
-"""Processes by identity, and trees of them."""
+"""Processes with a stable identity, and process trees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.local_cloud.served import eventually
 
 @pytest.fixture
 def tree() -> Iterator[subprocess.Popen[bytes]]:
-    """A shell that is parent and grandparent, the latter across a session."""
+    """Start a shell with children and grandchildren. The grandchildren are in a session of their own."""
     with subprocess.Popen(["/bin/sh", "-c", "setsid sh -c 'sleep 1000 & sleep 1000' & sleep 1000 & wait"]) as process:
         eventually(lambda: len(descendants(process.pid)) == 4)
         yield process
@@ -58,7 +58,7 @@ def test_all_descendants_are_killed_but_not_the_root(tree: subprocess.Popen[byte
     below = descendants(tree.pid)
     root = identify(tree.pid)
     assert root is not None
-    root.send(signal.SIGSTOP)  # so that it does not exit when its children are gone
+    root.send(signal.SIGSTOP)  # A stopped root cannot exit after its children have ended.
     assert kill_descendants(tree.pid) == 4
     assert not any(process.is_alive for process in below)
     assert root.is_alive
@@ -66,7 +66,8 @@ def test_all_descendants_are_killed_but_not_the_root(tree: subprocess.Popen[byte
 
 
 def test_what_forks_all_the_time_is_killed_as_well() -> None:
-    # Every process lives for a moment and leaves a successor: a look that does not freeze would always be late.
+    # Each process forks a successor and exits soon. A search that does not stop the processes would never find the
+    # newest one.
     script = (
         "import os, select\nwhile True:\n    select.select([], [], [], 0.02)\n    if os.fork():\n        os._exit(0)\n"
     )
@@ -79,7 +80,7 @@ def test_what_forks_all_the_time_is_killed_as_well() -> None:
         assert root.stdout is not None
         root.stdout.readline()
         kill_descendants(root.pid)
-        eventually(lambda: root.poll() is not None)  # no child is left to wait for
+        eventually(lambda: root.poll() is not None)  # `os.wait` fails, and the root exits, when no child exists.
 
 
 def test_end_is_polite_first() -> None:

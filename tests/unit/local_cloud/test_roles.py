@@ -1,4 +1,4 @@
-"""Targets by role: read from words, and resolved by who trains when a fault strikes."""
+"""Fault targets by role: parsed from words and resolved to the node with that role at the time of the fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What boto3 signs passes the gate; whatever differs from what was signed does not."""
+"""The gate accepts requests signed by boto3 and refuses a request that differs from the signed one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def client(
 
 
 def sent(made: Any, operation: str, **parameters: Any) -> tuple[Received, bytes]:
-    """Return the request that a client would put on the wire."""
+    """Return the request that a client would send."""
     caught: list[tuple[Received, bytes]] = []
 
     def catch(request: Any, **_: Any) -> AWSResponse:
@@ -112,7 +112,7 @@ def test_what_boto3_signs_is_admitted_and_names_its_caller(
 
 
 def changes(request: Received) -> Iterator[Received]:
-    """Return the request with each part that the signature covers changed in turn."""
+    """Return copies of the request, each with one signed part changed."""
     yield replace(request, method="DELETE")
     yield replace(request, target=request.target + ("&x=1" if "?" in request.target else "?x=1"))
     yield replace(request, target="/other" + request.target)

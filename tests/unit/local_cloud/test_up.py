@@ -1,4 +1,7 @@
-"""A cluster: up, used, hurt, down. Real processes; a fleet without nodes, so that it takes seconds."""
+"""A local cluster from start to end, with faults.
+
+The processes are real. The fleet has no nodes, so that a test takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from infra.local_cloud.parts import PartRecord
 from infra.local_cloud.processes import descendants, identify, marked_with, wait_gone
 from infra.local_cloud.up import ClusterFile, ClusterOptions, LocalCluster
 
-# Several real servers start in each test; on a busy machine each takes its time.
+# Several real servers start in each test, and a busy machine starts them slowly.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 EMPTY = ClusterOptions(nodes=0, spares=0)
@@ -134,7 +137,7 @@ def test_a_cluster_is_up_used_and_down(cluster: LocalCluster, tmp_path: Path) ->
     assert status.returncode == 0
     assert json.loads(status.stdout)["Up"] is True
 
-    assert run(cluster.state_dir, "down").returncode == 0  # by another process, from records alone
+    assert run(cluster.state_dir, "down").returncode == 0  # Another process stops the cluster, with the records alone.
     assert left_of(cluster) == []
     assert (cluster.logs / "control-plane.log").exists(), "logs stay"
     assert run(cluster.state_dir, "status").returncode == 3

@@ -1,4 +1,4 @@
-"""Every message goes there and back; everything else is refused with the error that names it."""
+"""Every message survives encoding and decoding. Invalid bytes raise the specific error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLASSES: list[type[Message]] = sorted(
 
 
 def sample(info: msgspec.inspect.Type, depth: int = 0) -> object:
-    """Return a value of a field's type: something in every field, so that a lost one is noticed."""
+    """Return a value of a field's type that differs from the default, so that a lost field is noticed."""
     match info:
         case msgspec.inspect.IntType():
             return 1 << 40
@@ -156,7 +156,7 @@ def test_a_code_of_a_fault_is_a_plain_word_on_the_line(code: FaultCode) -> None:
     assert encode(fault) == encode(msgspec.structs.replace(fault, code=str(code.value)))
     read = decode(encode(fault), NodeFault)
     assert read == fault
-    assert read.code in {code}  # as the control plane looks it up
+    assert read.code in {code}  # The control plane looks codes up in this way.
 
 
 def test_an_oversized_message_is_neither_sent_nor_read() -> None:

@@ -1,4 +1,4 @@
-"""The tables in `docs/protocol.md` against the bytes that the code writes."""
+"""The tables in `docs/protocol.md` agree with the bytes that the code writes."""
 
 from __future__ import annotations
 

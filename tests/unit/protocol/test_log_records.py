@@ -1,4 +1,4 @@
-"""Log lines for machines: always one line of valid JSON, and what it is about."""
+"""Log records for machines: one line of valid JSON each, with the objects that the record is about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This machine is told by its address, and whatever is not one is elsewhere."""
+"""Addresses of this machine are recognized as such. Every other text counts as another machine."""
 
 from __future__ import annotations
 

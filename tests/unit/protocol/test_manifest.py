@@ -1,4 +1,4 @@
-"""Checkpoint manifests: whole and of this version, or refused."""
+"""Checkpoint manifests: a complete manifest of this version is accepted, any other is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proof fits one role in one session of one generation, and no other."""
+"""A proof is valid for exactly one role in one session of one generation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOB = JobName("gpt")
 
 @dataclass(frozen=True)
 class Proof:
-    """Everything that a proof is over."""
+    """All inputs of a proof."""
 
     key: bytes = b"k" * 32
     role: Literal["dialler", "listener"] = "dialler"
@@ -57,7 +57,7 @@ OTHERS = [
     Proof(opened=other(node_id=NodeId("i-x"))),
     Proof(opened=other(owner_rank=Rank(2))),
     Proof(opened=other(nonce=b"z" * 32)),
-    # the same characters, cut elsewhere
+    # The fields contain the same characters with another boundary between them.
     Proof(opened=other(node_id=NodeId("i-a1"), owner_rank=Rank(0)), listener=NodeId("i-b")),
 ]
 

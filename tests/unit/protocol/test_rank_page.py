@@ -1,4 +1,7 @@
-"""The page's two halves: whole, always; a writer that dies in the middle leaves the half before."""
+"""The two halves of a rank page: a reader sees only complete halves.
+
+A writer that dies during a write leaves the previous half readable.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def test_halves_come_back_and_do_not_touch_each_other(agent: AgentHalf, rank: Ra
 
 def test_a_page_of_a_rank_that_knows_no_target_has_none_and_nor_has_one_that_no_json_could_carry() -> None:
     shared = page()
-    write_rank_half(shared, RankHalf(1, 8))  # what an older rank writes ends before it
+    write_rank_half(shared, RankHalf(1, 8))  # The page of an older rank ends before the target.
     assert read_rank_half(shared) == RankHalf(1, 8)
     write_rank_half(shared, RankHalf(1, 8, target=MAX_TARGET + 1))
     assert read_rank_half(shared) == RankHalf(1, 8)
@@ -82,11 +85,11 @@ def test_a_limit_that_no_script_may_tell_is_none() -> None:
 
 
 class Killed(Exception):
-    """The writer dies here."""
+    """Raised where the test's writer dies."""
 
 
 class LastStore:
-    """The store of a sequence, at which its writer dies."""
+    """The store of a sequence number at which the writer dies. `is_done`: the store still happens."""
 
     def __init__(self, *, is_done: bool) -> None:
         self.is_done = is_done

@@ -1,4 +1,4 @@
-"""The safetensors form of a payload: any tensors come back byte for byte, anything else is refused."""
+"""Payloads as safetensors objects: all tensors are restored byte for byte, and invalid objects are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def to_object(tensors: Tensors, values: bytes, slack: int) -> tuple[bytes, bytes
 
 
 def from_object(data: bytes) -> bytes:
-    """Return the payload that an object describes; every byte of the target is dirty before."""
+    """Return the payload that an object describes. The target buffer starts with garbage in every byte."""
     (length,) = LENGTH.unpack_from(data)
     if length > len(data) - LENGTH.size:
         raise CorruptObject
@@ -81,8 +81,9 @@ def test_what_is_cut_is_refused(tensors: Tensors, data: st.DataObject) -> None:
 @given(st.data())
 @settings(max_examples=200)
 def test_a_changed_header_is_refused_or_says_itself_what_it_is(data: st.DataObject) -> None:
-    """A flipped bit of the header raises nothing but the typed error; where it is not noticed, the payload's size and
-    digest still decide.
+    """A flipped bit in the header raises the typed error or changes a name only.
+
+    If the header still parses, the payload's size and digest decide whether the object is accepted.
     """
     payload, whole = to_object(
         [("weight", "float32", (2, 3), bytes(range(24))), ("flag", "bool", (1,), b"\1")], b"values", 64

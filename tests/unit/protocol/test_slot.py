@@ -1,4 +1,4 @@
-"""Slot headers and indexes: sound ones come back, anything else is refused."""
+"""Slot headers and indexes: valid bytes decode to the same value, invalid bytes are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HEADER = SlotHeader(
 
 
 def forged(offset: int, value: bytes) -> bytes:
-    """Return a page with other bytes at `offset` and a header digest that holds."""
+    """Return a page with other bytes at `offset` and a matching header digest."""
     page = bytearray(pack_header(HEADER))
     page[offset : offset + len(value)] = value
     page[176:192] = digest(page[:176])
@@ -139,7 +139,7 @@ def index(*entries: TensorEntry, version: int = 1) -> bytes:
 
 
 def entry(offset: int, size: int, name: str = "w") -> TensorEntry:
-    """Return one tensor of bytes."""
+    """Return an index entry of one tensor of bytes."""
     return TensorEntry(name=name, dtype="uint8", shape=(size,), offset=offset, bytes=size)
 
 
@@ -169,7 +169,7 @@ def test_an_index_that_contradicts_itself_is_refused(packed: bytes, what: str) -
 
 
 def shaped(dtype: str, shape: tuple[int, ...], size: int) -> bytes:
-    """Return a packed index of one tensor at 0."""
+    """Return a packed index of one tensor at offset 0."""
     return index(TensorEntry(name="w", dtype=dtype, shape=shape, offset=0, bytes=size))
 
 
@@ -247,7 +247,7 @@ def test_alignment(offset: int, aligned: int) -> None:
 def test_a_payload_that_comes_in_pieces_has_the_digest_of_the_whole(data: bytes, cuts: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slot, "CHUNK_BYTES", 16)
-        patch.setattr(slot, "MAX_CHUNKS", 8)  # chunks of 16, 32 and 64 bytes
+        patch.setattr(slot, "MAX_CHUNKS", 8)  # Chunks of 16, 32 and 64 bytes.
         hasher = slot.ShardHasher(len(data))
         places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
         for begin, end in itertools.pairwise(places):

@@ -1,4 +1,4 @@
-"""Saved tensors without a slot."""
+"""Saved tensors in plain memory, without a slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.training.state import RankState
 
 
 class Saved(SavedTensors):
-    """Tensors that are all there."""
+    """Saved tensors that are all available from the start."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Saved(SavedTensors):
 
 
 def carry(source: RankState, target: RankState) -> None:
-    """Bring one rank's state to another's, as through a slot."""
+    """Copy the state of one rank into another rank's state, as a slot would."""
     observed = source.observe()
     values = msgspec.msgpack.decode(observed.values, type=SlotValues)
     snapshot = Snapshot(Step(1), Saved({item.name: item.tensor.detach().clone() for item in observed.tensors}), values)

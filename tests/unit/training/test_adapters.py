@@ -126,7 +126,7 @@ def test_a_buffer_of_another_shape_comes_back_where_it_was() -> None:
 
 
 class Late(nn.Module):
-    """Registers a buffer in its first forward, and replaces two that begin as one."""
+    """A module that registers a buffer in its first forward and replaces two buffers that start as one object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_a_buffer_that_appears_after_init_is_kept_and_one_that_has_parted_from_a
     names = [item.name for item in adapter.observe().tensors]
     assert names == ["model/x.inner.weight", "model/x.inner.bias", "model/x.a"], "one tensor is copied once"
     model(torch.ones(1))
-    for _ in range(2):  # a load may be done again
+    for _ in range(2):  # A state may be loaded twice.
         carry(adapter, other)
     assert (twin.a.item(), twin.b.item(), twin.inner.mean.item()) == (1.0, 0.0, 1.0)
     assert twin.b is twin.c is not twin.a
@@ -173,7 +173,7 @@ def test_a_buffer_that_appears_while_another_goes_is_kept() -> None:
 
 
 class Scale(nn.Module):
-    """Has no parameter that says where it lies."""
+    """A module without a parameter that would show its device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,12 +211,12 @@ def test_the_buffers_of_a_module_that_two_models_share_come_back() -> None:
 
 
 def wrapped(model: nn.Module) -> nn.Module:
-    """Return what torch.compile and DDP put around a model, to those who walk through its modules."""
+    """Return the modules that a model has under torch.compile and DDP."""
     return nn.ModuleDict({"_orig_mod": nn.ModuleDict({"module": model})})
 
 
 class Outer(nn.Module):
-    """Calls a part as wrappers call theirs, and registers a buffer beside it."""
+    """A module that calls an inner module as wrappers do and registers a buffer of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ def test_state_that_is_not_there_yet_is_made_where_a_step_makes_it(
 
 
 class Shared(torch.optim.SGD):
-    """Keeps something for all parameters together."""
+    """An optimizer with one state shared by all parameters."""
 
     def step(self, closure: Any = None) -> Any:
         shared = self.state["shared"]
@@ -432,7 +432,7 @@ def test_memory_is_set_aside_for_the_gradients_that_lie_in_it_and_for_no_others(
         return Arena(size)
 
     monkeypatch.setattr(plain, "Arena", noting)
-    # The meta device stands for one that holds something.
+    # A tensor on the meta device replaces a tensor with memory.
     monkeypatch.setattr(plain, "check_parameter", lambda *_: None)
     parts: dict[str, torch.Tensor] = {
         "sharded": distribute_tensor(torch.ones(4, 16), mesh, [Shard(0)]),
@@ -500,7 +500,7 @@ def test_a_sharded_tensor_is_made_over_the_memory_it_is_given(
 ) -> None:
     parameter = distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)])
     local = torch.full((2, 4), 7.0, dtype=dtype)
-    # As where parameters stay in host memory and the mesh is one of GPUs.
+    # This happens if parameters are in host memory and the mesh consists of GPUs.
     monkeypatch.setattr(mesh, "_device_type", "meta")
     made = FSDPAdapter({}, {}).rewrap(parameter, local)
     assert isinstance(made, DTensor)
@@ -589,7 +589,7 @@ def test_wrappers_leave_names_alone(raw: str, name: str) -> None:
 
 
 class OwnModule(nn.Module):
-    """It calls a part `module`, as wrappers do."""
+    """A module that names its inner module `module`, as wrappers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -619,7 +619,7 @@ def test_tensors_that_would_be_called_alike_keep_their_own_names(wrap: Callable[
 
 
 class Scaled(nn.Linear):
-    """A layer that keeps numbers where only it knows, as layers of 8-bit floats do."""
+    """A layer with numbers outside its parameters and buffers, as 8-bit float layers have."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)

@@ -1,4 +1,4 @@
-"""How a rank waits for its agent, which is a bare socket here."""
+"""A rank waits for its agent, which is a plain socket in these tests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HELLO = RankHello(job=JobName("job"), run=RunId("ab" * 16), generation=Generatio
 REQUEST = SlotsRequest(generation=Generation(1), layout_hash=b"h" * 16, capacity_bytes=1)
 ANSWER = SlotsRefused(layout_hash=b"h" * 16, reason="no memory")
 WAIT_SECONDS = 50.0
-"""Longer than any of these tests; it is never waited for to the end."""
+"""Upper bound of a wait. No test reaches it."""
 
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[tuple[UnixAgentLink, socket.socket]]:
-    """A rank's link that has asked for slots, and its agent's end of the line."""
+    """Return a rank's link that has requested slots, and the agent's end of its connection."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(tmp_path / "agent"))
@@ -47,7 +47,7 @@ def _many_descriptors() -> Iterator[None]:
 
 
 class Awaited(socket.socket):
-    """Tells that somebody is about to wait for it: whoever waits asks for the descriptor."""
+    """A socket that signals that a thread is about to wait for it. A waiting thread requests the descriptor first."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(fileno=descriptor)
@@ -82,7 +82,7 @@ def test_a_rank_waits_for_its_agent_however_many_descriptors_it_has(
 def test_a_line_that_is_cut_is_not_waited_for(ends: tuple[UnixAgentLink, socket.socket]) -> None:
     link, agent = ends
     assert link._socket is not None
-    link._socket.close()  # by another thread, between a look at it and the wait
+    link._socket.close()  # Another thread closes the link between the check and the wait.
     link.wait(WAIT_SECONDS)
     assert link._socket is None
     link._next_attempt = 0
@@ -92,7 +92,7 @@ def test_a_line_that_is_cut_is_not_waited_for(ends: tuple[UnixAgentLink, socket.
 
 
 def test_a_closed_link_does_not_connect_again(tmp_path: Path) -> None:
-    """A thread that still looks would open a line of which nobody closes this end."""
+    """A closed link does not reconnect, because nothing would ever close the new connection."""
     now = 0.0
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(str(tmp_path / "agent"))

@@ -1,4 +1,4 @@
-"""What a rank says arrives: a socket at which nobody but the test listens."""
+"""Messages of a rank reach its agent. The test holds the agent's end of the socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELLO = RankHello(job=JobName("job"), run=RunId("ab" * 16), generation=Generatio
 
 
 def said(data: bytes) -> list[object]:
-    """Return the messages, each of which an agent takes."""
+    """Return the messages from the socket, each in the form in which an agent decodes it."""
     found: list[object] = []
     while data:
         end = LENGTH.size + frame_length(data[: LENGTH.size], MAX_RANK_MESSAGE_BYTES)

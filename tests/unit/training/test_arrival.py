@@ -1,5 +1,6 @@
-"""A rank that copies what has arrived of its base: an agent that says its next word whenever the rank looks, and no
-clock.
+"""A rank that copies the verified part of its base while the rest arrives.
+
+The fake agent sends its next message whenever the rank polls, so the tests need no clock.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Word = Callable[[], None]
 
 
 class Trained:
-    """A small model under an optimizer."""
+    """A small model with an optimizer."""
 
     def __init__(self, seed: int, steps: int) -> None:
         torch.manual_seed(seed)
@@ -55,7 +56,7 @@ class Trained:
 
 
 class Slot:
-    """A slot file that fills in the order in which the agent's words say so."""
+    """A slot file that fills in the order of the agent's messages."""
 
     def __init__(self, path: Path, of: Trained) -> None:
         observed = of.state.observe()
@@ -73,7 +74,7 @@ class Slot:
         self.write(0, b"\xa5" * self.index_offset)
 
     def ends(self) -> list[int]:
-        """Where each tensor ends."""
+        """Return the end offset of each tensor."""
         index: SlotIndex = unpack_index(
             self.data[self.index_offset : self.index_offset + self.index_bytes], self.index_offset
         )
@@ -103,7 +104,7 @@ class Slot:
 
 
 class Agent:
-    """An `AgentLink` whose other end says its next word at every look."""
+    """An `AgentLink` whose fake agent sends its next message at every poll."""
 
     generation = GENERATION
     has_agent = True
@@ -119,7 +120,7 @@ class Agent:
         self.hinted_by: list[str] = []
 
     def arrives(self, load: int) -> None:
-        """The base is brought, for the time `load`; its index is there."""
+        """Announce that the agent loads the base and that its index is readable. `load` identifies the load."""
         self.page = AgentHalf(GENERATION, load=load, verified=0)
         self.named = Arriving(
             generation=GENERATION,
@@ -132,13 +133,13 @@ class Agent:
         )
 
     def verified(self, end: int, data: bytes | None = None) -> None:
-        """More of it is there."""
+        """Announce that a longer prefix of the base is verified."""
         begin = self.page.verified
         self.slot.write(begin, (self.slot.data if data is None else data)[begin:end])
         self.page = AgentHalf(GENERATION, load=self.page.load, verified=end)
 
     def start(self, step: int = STEP) -> None:
-        """All of it is there, everywhere."""
+        """Announce that the base is complete on every rank."""
         self.slot.seal(step)
         self.named = Welcome(generation=GENERATION, word_path="", base_step=STEP, base_slot_path=str(self.slot.path))
 
@@ -210,7 +211,7 @@ def open_session(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open
 
     yield make
     for session in opened:
-        session._is_restored = False  # nobody answers a final round
+        session._is_restored = False  # The fake agent answers no final round.
         session.close()
     assert len(asked) <= len(opened), "ranks meet once"
 
@@ -232,7 +233,8 @@ def test_each_tensor_is_copied_as_soon_as_its_bytes_are_verified(
     assert open_session(fresh).restore() == STEP
     assert fresh.bytes() == expected
     names = list(expected)
-    for number in range(1, 6):  # the parameters; optimizer state takes its place when all of one parameter's is there
+    # Parameters are copied first. The optimizer state of a parameter follows when all its tensors have arrived.
+    for number in range(1, 6):
         assert names[number - 1] in seen[number], f"{names[number - 1]} waits for more than its own bytes"
         assert names[number] not in seen[number], "nothing is copied before it is there"
     assert not agent.sent[1:], "slots are asked for, and nothing is complained of"

@@ -1,4 +1,4 @@
-"""The host's copier, and what it says of how far it has come."""
+"""The host's copier and its reports of progress."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_whatever_goes_wrong_beside_a_copy_training_waits_for_no_thread_that_is_
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a copier's thread has done what there was to do, and waits for more."""
+    """Set when a copier's thread has finished its work and waits for more."""
     event = threading.Event()
 
     class Queue(queue.SimpleQueue[Any]):
@@ -169,7 +169,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 @pytest.fixture
 def placed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
-    """(thread, cores) of each time that somebody is told where to run."""
+    """Pairs (thread, cores) of all calls that place a thread on cores."""
     asked: list[tuple[int, set[int]]] = []
     place: Callable[[int, Iterable[int]], None] = os.sched_setaffinity
 
@@ -196,7 +196,7 @@ def test_where_cores_are_few_the_thread_wakes_up_behind_whoever_gave_it_work_and
     waits.wait()
     thread.put(look)
     begun.wait()
-    thread.put(lambda: None)  # it is at work: nobody takes it away from where it runs
+    thread.put(lambda: None)  # A thread that works is not moved to other cores.
     goes_on.set()
     thread.close()
     (who, core), *freed = placed

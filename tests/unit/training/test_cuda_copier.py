@@ -1,5 +1,6 @@
-"""The copier of device memory against a device that does nothing before it must: streams are lists of work, run when
-somebody waits.
+"""The copier of device memory against a fake device that works as late as possible.
+
+A fake stream is a list of operations that run when a caller waits for them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class FakeDevice:
         self.entered: list[str] = []
         self.is_capturing_now = False
         self.gathered: list[tuple[torch.Tensor, int]] = []
-        """What was brought together: the memory that was written, and how many tensors."""
+        """Gather calls: the written memory and the number of tensors."""
 
     def copies(self) -> int:
         return [name for name, _ in self.calls].count("copy")
@@ -108,7 +109,8 @@ class FakeDevice:
         begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
         known = [(at, at + size) for at, size in list(self.registered.items()) if at < end and begin < at + size]
         if known and not (len(known) == 1 and known[0][0] <= begin and end <= known[0][1]):
-            raise RuntimeError("CUDA error: invalid argument")  # as the driver does with what it knows in part
+            # The driver answers in this way for a range that is only partly registered.
+            raise RuntimeError("CUDA error: invalid argument")
         self.do(stream, "copy", lambda: target.copy_(source))
 
     def gather(self, memory: torch.Tensor, targets: Any, sources: Any, stream: Any) -> None:
@@ -133,7 +135,10 @@ class FakeDevice:
         del self.registered[address]
 
     def change_behind_what_is_queued(self, tensor: torch.Tensor) -> None:
-        """An optimizer step: enqueued by the training thread, done whenever the device comes to it."""
+        """Queue an optimizer step, as the training thread does.
+
+        The fake device runs it when a later wait requires it.
+        """
         self.do(self.training, "step", lambda: tensor.fill_(-1))
 
     def catch_up(self) -> None:
@@ -156,7 +161,7 @@ def memory(tmp_path: Path, tensors: list[torch.Tensor]) -> tuple[SlotMemory, lis
 
 
 def settle(copier: CudaCopier) -> None:
-    """Return when the copier's thread has done what was asked of it, and what that brought about."""
+    """Wait until the copier's thread has finished its requests and the work that they started."""
     for _ in range(20):
         done = threading.Event()
         copier._thread.put(done.set)
@@ -360,7 +365,7 @@ def test_what_the_driver_refuses_is_told_and_holds_nobody_up(
 def test_a_copy_that_fails_in_the_middle_has_stopped_before_it_is_said_to_have_failed(
     memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
 ) -> None:
-    """Its slot is given to another step then."""
+    """A failed copy stops before its failure is reported, because the failure frees its slot for another step."""
     _, views = memory
     device = FakeDevice()
     copier = CudaCopier(device, PIECE)
@@ -444,8 +449,10 @@ def test_no_copy_lies_across_what_is_registered_by_itself(
 def test_what_the_boundary_copies_is_cut_before_the_first_piece_is_registered(
     memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look and the copy, the copier's thread may register a piece: it must lie all within or all
-    without.
+    """The boundary's share of the copy is determined before the first piece is registered.
+
+    The copier's thread may register a piece between the check and the copy. Such a piece must be entirely inside or
+    entirely outside the boundary's share.
     """
     monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 100)
     slot, views = memory
@@ -499,7 +506,7 @@ def test_a_graph_that_the_script_captures_is_not_made_to_wait(
 
 
 class Runtime:
-    """The few calls of the CUDA runtime that refuse, or are asked why."""
+    """The CUDA runtime calls that can fail, and the call that returns the error."""
 
     def __init__(self, answer: int) -> None:
         self.answer = answer
@@ -527,7 +534,10 @@ def test_a_refused_registration_leaves_no_error_for_the_next_launch(
 
 @pytest.mark.parametrize("status", [0, 2])
 def test_the_copiers_stream_is_no_other_librarys(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that torch hands out every 32nd is the same one."""
+    """The copier's stream belongs to no other library.
+
+    Torch's pool returns the same stream at every 32nd request.
+    """
     current: list[int] = []
     runtime = SimpleNamespace(
         cudaStreamCreateWithFlags=lambda handle, flags: (setattr(handle._obj, "value", 64 + flags.value), status)[1]
@@ -540,13 +550,13 @@ def test_the_copiers_stream_is_no_other_librarys(status: int, monkeypatch: pytes
     assert current == [3]
 
 
-# -- small tensors, and those that are not contiguous
+# -- small and non-contiguous tensors
 
 
 def one_slot(
     tmp_path: Path, tensors: list[torch.Tensor]
 ) -> tuple[SlotMemory, list[torch.Tensor], list[tuple[int, int]]]:
-    """Return a slot for these tensors, their places, and the gaps between them."""
+    """Return a slot for these tensors, their offsets, and the gaps between them."""
     plan = CapturePlan.make([StateTensor(str(number), tensor, True) for number, tensor in enumerate(tensors)])
     path = tmp_path / "slot"
     path.write_bytes(bytes(HEADER_BYTES + plan.capacity_bytes(b"")))
@@ -570,7 +580,7 @@ def test_small_tensors_leave_the_device_as_one_piece_with_zeros_between_them(
     if is_registered:
         copier.prepare(slot)
         settle(copier)
-    for first in (1, 0):  # the second time, other tensors lie where the buffer had its gaps
+    for first in (1, 0):  # In the second step other tensors occupy the offsets of the buffer's gaps.
         copier.start(Copies(tensors[first:], views[first:]), lambda _error: None).join()
     assert (len(device.gathered), device.copies()) == (2, 2)
     assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
@@ -614,8 +624,9 @@ def test_more_small_tensors_than_the_buffer_holds_are_gathered_in_turns(tmp_path
 
 
 def test_what_lies_between_two_runs_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between them lie what the host copies, and what is large; all small ones are brought together in one call all the
-    same.
+    """One gather call collects all small tensors and preserves the bytes between them.
+
+    The bytes between two runs belong to host copies and to large tensors.
     """
     monkeypatch.setattr(cuda_copier, "SMALL_BYTES", 1024)
     small, (first, second) = small_tensors(6), (torch.tensor(7.0), torch.tensor([8.0]))
@@ -664,7 +675,7 @@ def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(
         told.append((complete_count, piece_bytes))
         assert torch.equal(views[1].reshape(-1)[: piece_bytes // 4], tensor.reshape(-1)[: piece_bytes // 4])
 
-    copier._piece_bytes = 1024  # so that there are marks
+    copier._piece_bytes = 1024  # This makes the copier set marks.
     copies = Copies([torch.ones(5), tensor, torch.ones(3)], views)
     copier.start(copies, lambda _error: None, progress).join()
     assert all(torch.equal(view, source) for view, source in zip(views, copies.sources, strict=True))
@@ -676,9 +687,7 @@ def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(
 
 
 def test_gaps_do_not_count_as_copied_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen times as many bytes leave the device as there are in the tensors: there are marks for the tensors
-    only.
-    """
+    """Gaps do not count as copied bytes, although 16 times the tensors' bytes leave the device."""
     monkeypatch.setattr(cuda_copier, "MARKS", 3)
     tensors = [torch.tensor(float(number)) for number in range(300)]
     _, views, _ = one_slot(tmp_path, tensors)

@@ -26,7 +26,7 @@ from everstep.training.state_tree import decode, encode
 
 
 class Noisy(Dataset[torch.Tensor]):
-    """Each sample draws from all three generators of the process, and from one of its own."""
+    """A dataset whose samples draw from the three generators of the process and from its own generator."""
 
     def __init__(self, count: int = 10) -> None:
         self.count = count
@@ -48,7 +48,7 @@ def seed() -> None:
 
 
 class Alternating:
-    """A sampler of the user's own, which draws from numpy as it goes."""
+    """A user-defined sampler that draws from numpy during iteration."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -67,9 +67,7 @@ class Alternating:
 
 
 class Episodes:
-    """A batch sampler that draws as it goes from the process's generators, as training does, and remembers what it has
-    given.
-    """
+    """A batch sampler that draws from the process's generators, as training does, and records its batches."""
 
     def __init__(self, begin_lazy: int = 0) -> None:
         self.begin_lazy = begin_lazy
@@ -87,7 +85,7 @@ class Episodes:
 
 
 class Shuffling(IterableDataset[int]):
-    """Orders its items anew for each epoch, with a generator of its own."""
+    """A dataset that shuffles its items for each epoch with its own generator."""
 
     def __init__(self) -> None:
         self.own = random.Random(0)
@@ -126,7 +124,7 @@ def flatten(batch: Any) -> list[float]:
 
 
 def draw(stream: DataStream, count: int) -> list[list[float]]:
-    """Batches, with training between them that draws from the process's generators too."""
+    """Return batches. Training between them draws from the process's generators too."""
     return [
         [*flatten(stream.next()), float(torch.rand(())), float(np.random.rand()), random.random()] for _ in range(count)
     ]
@@ -146,7 +144,7 @@ def test_a_resumed_stream_goes_on_as_if_nothing_had_happened(name: str, consumed
     draw(stream, consumed)
     state = saved(stream)
     expected = draw(stream, 12)
-    rng.seed(999)  # the new process has drawn who knows what
+    rng.seed(999)  # The new process has drawn other numbers.
     resumed = DataStream("data", LOADERS[name](), seed=1)
     resumed.load_state_dict(state["data"])
     rng.restore(state["rng"])
@@ -190,7 +188,7 @@ def test_workers_that_fetch_ahead_are_resumed_where_training_stood(kind: str, pe
     states: dict[int, Any] = {}
     everything: list[list[float]] = []
     for consumed in range(13):
-        if consumed in (0, 1, 4, 5, 8):  # 5 batches an epoch
+        if consumed in (0, 1, 4, 5, 8):  # An epoch has 5 batches.
             states[consumed] = saved(stream)
         everything += draw(stream, 1)
     for consumed, state in states.items():
@@ -281,7 +279,7 @@ def test_epochs_are_told_to_whoever_wants_to_know() -> None:
 
 
 class Own:
-    """Keeps its own position."""
+    """A loader that saves and restores its own position."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -312,7 +310,7 @@ def test_a_loader_with_state_is_asked_for_it(consumed: int) -> None:
 
 
 class Epochs(Own):
-    """Each epoch from its own beginning, in an order of its own."""
+    """An iterable dataset that starts each epoch at its beginning, in a new order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -429,7 +427,7 @@ def test_the_workers_seed_is_that_of_the_loader_as_with_torch() -> None:
 
 
 class Scaled(Dataset[int]):
-    """Is told in its worker what to scale by."""
+    """A dataset that gets its scale factor in the worker process."""
 
     scale = 1
 

@@ -1,7 +1,7 @@
-"""Generators that a loader shares: with noise in the loop, with another loader, between sampler and dataset.
+"""Random generators shared by a loader and the loop, another loader, or its sampler and dataset.
 
-Random small runs are interrupted behind any step and resumed in fresh objects. Each must hand out the batches and the
-noise of the undisturbed run, or be refused by name when its loaders are registered.
+The tests interrupt small random runs after an arbitrary step and resume them with new objects. Each resumed run must
+produce the batches and noise of the uninterrupted run. Otherwise `register` must refuse its loaders by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STEPS_BEHIND = 9
 
 
 class Noisy(Dataset[torch.Tensor]):
-    """Adds noise from a generator, or from the process's generators."""
+    """A dataset that adds noise from its own generator or from the process's generators."""
 
     def __init__(self, count: int, generator: torch.Generator | None) -> None:
         self.count = count
@@ -50,7 +50,7 @@ class Noisy(Dataset[torch.Tensor]):
 
 
 class Streamed(IterableDataset[torch.Tensor]):
-    """Draws for each sample."""
+    """An iterable dataset that draws a random number for each sample."""
 
     def __init__(self, count: int, generator: torch.Generator | None) -> None:
         self.count = count
@@ -62,7 +62,7 @@ class Streamed(IterableDataset[torch.Tensor]):
 
 
 class Rejecting:
-    """A sampler that draws for each item, from a generator or from the process's."""
+    """A sampler that draws a random number per item, from its own generator or the process's generators."""
 
     def __init__(self, count: int, generator: torch.Generator | None) -> None:
         self.count = count
@@ -80,7 +80,7 @@ class Rejecting:
 
 
 class Eager(Rejecting):
-    """Draws its whole order when it is asked for an iterator, before its first item."""
+    """A sampler that draws the whole order when its iterator is created, before the first item."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(torch.randperm(self.count, generator=self.generator).tolist())
@@ -88,15 +88,15 @@ class Eager(Rejecting):
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How one loader is made."""
+    """Configuration of one loader."""
 
     sampler: str
     count: int
     batch_size: int
     draws: str
-    """What its dataset draws from: `own`, `shared`, `process` or `nothing`."""
+    """Source of the dataset's random numbers: `own`, `shared`, `process` or `nothing`."""
     is_shared: bool
-    """Its sampler draws from the generator that the run shares; else from one of its own."""
+    """True if the sampler draws from the generator that the run shares, False if it draws from its own."""
 
 
 SAMPLERS = ("shuffle", "replacement", "long", "weighted", "subset", "rejecting", "process", "eager", "streamed", "list")
@@ -129,7 +129,7 @@ def loader_of(shape: Shape, shared: torch.Generator, number: int) -> Any:
 
 
 class Run:
-    """A training loop: a batch of each loader, and noise, in every step."""
+    """A training loop that reads a batch of each loader and draws noise in every step."""
 
     def __init__(self, shapes: list[Shape], noise: str) -> None:
         self.shared = torch.Generator().manual_seed(5)
@@ -137,7 +137,7 @@ class Run:
         self.streams = [DataStream(f"data/{number}", loader, seed=1) for number, loader in enumerate(loaders)]
         check_apart(self.streams)
         held = [generator for stream in self.streams for generator in stream.source.generators]
-        # A generator that no loader holds is the script's own.
+        # A generator that no loader uses belongs to the script.
         self.noise = noise if any(generator is self.shared for generator in held) else "process"
 
     def step(self) -> list[object]:
@@ -178,7 +178,7 @@ def check(shapes: list[Shape], noise: str, cuts: list[int]) -> None:
             states[number] = run.save()
         seen.append(run.step())
     for cut in cuts:
-        rng.seed(999)  # a new process has drawn other numbers
+        rng.seed(999)  # A new process has drawn other numbers.
         resumed = Run(shapes, noise)
         resumed.load(states[cut])
         assert [resumed.step() for _ in range(STEPS_BEHIND)] == seen[cut : cut + STEPS_BEHIND]
@@ -217,7 +217,7 @@ def test_a_run_that_is_resumed_again_and_again_draws_what_the_undisturbed_run_dr
 
 
 def test_a_walk_alone_draws_as_torch_alone_does() -> None:
-    """A generator that only its sampler draws from moves as if there were no session."""
+    """A generator used only by its sampler advances in the same way with and without a session."""
     own, other = (torch.Generator().manual_seed(3) for _ in range(2))
     loader, plain = (
         DataLoader(
@@ -243,7 +243,7 @@ def test_a_walk_on_a_stream_of_its_own_leaves_the_shared_generator_alone() -> No
 
 
 def test_streams_of_a_walk_share_no_numbers_with_its_generator() -> None:
-    """Noise in the loop would otherwise repeat the numbers that the sampler's order follows from."""
+    """Noise drawn in the loop does not repeat the numbers that determine the sampler's order."""
     for make in (lambda: torch.Generator().manual_seed(3), lambda: np.random.default_rng(3), lambda: random.Random(3)):
         generator: Any = make()
         generators = [generator]
@@ -279,7 +279,7 @@ def test_workers_that_fetch_ahead_share_a_generator_with_the_loop(sampler: str, 
 
 
 class KeepsItself:
-    """A loader with a state of its own."""
+    """A loader that saves and restores its own state."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -329,7 +329,10 @@ def test_a_loop_that_takes_exactly_all_batches_begins_the_next_epoch() -> None:
 
 
 def test_a_run_that_is_resumed_behind_the_last_batch_of_an_epoch_finds_its_rest_empty() -> None:
-    """A loop over epochs that counts from the restored epoch then makes as many passes as the undisturbed run."""
+    """A run resumed after the last batch of an epoch gets an empty rest of that epoch.
+
+    A loop that counts epochs from the restored epoch therefore makes as many passes as the uninterrupted run.
+    """
     stream = DataStream("data", [1, 2, 3], seed=1)
     assert [batch for _, batch in zip(range(3), stream, strict=False)] == [1, 2, 3]
     resumed = DataStream("data", [1, 2, 3], seed=1)

@@ -1,4 +1,7 @@
-"""What is kept of a DeepSpeed engine, and beside one; engines are stood in for by objects of the same class name."""
+"""State that Everstep keeps of a DeepSpeed engine and of objects beside the engine.
+
+Objects with the class name of an engine replace real engines.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(
     module: nn.Module | None = None, held: list[nn.Parameter] | None = None, stage: int = 1, **changes: Any
 ) -> Any:
-    """Return an engine alone on its rank; its optimizer holds all parameters, or some."""
+    """Return an engine of a single rank. Its optimizer holds all parameters or some of them."""
     module = nn.Linear(2, 2) if module is None else module
     held = list(module.parameters()) if held is None else held
     master = nn.Parameter(torch.zeros(sum(parameter.numel() for parameter in held)))
@@ -87,7 +90,7 @@ def test_what_steps_an_engines_parameters_beside_it_is_refused() -> None:
 
 
 def partly_held(stage: int, value: float) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return an engine whose optimizer holds one of three parameters, and where this rank's part of the others lies."""
+    """Return an engine whose optimizer holds one of three parameters, and this rank's share of the others."""
     module = nn.ParameterDict({name: nn.Parameter(torch.full((4,), value)) for name in ("held", "left", "frozen")})
     module["frozen"].requires_grad_(False)
     if stage == 3:
@@ -148,7 +151,7 @@ def test_an_engine_and_what_is_beside_it_have_names() -> None:
         with pytest.raises(SessionMisuse, match="both called ''"):
             _adapters(models, optimizers, {"": make()}, ())
     many = [f"net{number}" for number in range(9, 0, -1)]
-    # Of several the first, at every launch and on every rank.
+    # Of several candidates the adapter uses the first, at every launch and on every rank.
     with pytest.raises(SessionMisuse, match="both called 'net1'"):
         _adapters(dict.fromkeys(many, critic), {}, {name: make() for name in many}, ())
 

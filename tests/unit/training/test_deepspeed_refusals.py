@@ -1,5 +1,6 @@
-"""Options of DeepSpeed that are not known to come back are refused by name; engines are stood in for by objects of the
-same class name.
+"""DeepSpeed options that Everstep cannot restore are refused by name.
+
+Objects with the class name of an engine replace real engines.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], name: str
 
 
 class Powers:
-    """What DeepSpeed's CPU Adam keeps in C++: 32-bit powers of its betas, multiplied up while steps come one by one,
-    taken anew else.
+    """State that DeepSpeed's CPU Adam keeps in C++: 32-bit powers of its betas.
+
+    The powers are multiplied while steps are consecutive and recomputed otherwise.
     """
 
     def __init__(self) -> None:
@@ -117,7 +119,7 @@ def test_the_powers_that_cpu_adam_keeps_come_back(betas: tuple[float, float]) ->
         one, other = cpu_adam(steps or None, betas), cpu_adam(steps or None, betas)
         for step in range(1, steps + 1):
             one.ds_opt_adam.adam_update(3, step, 0.1, *betas)
-        for _ in range(2):  # a load may be done again
+        for _ in range(2):  # A state may be loaded twice.
             replay_powers(other)
         assert vars(one.ds_opt_adam) == vars(other.ds_opt_adam)
         fresh = cpu_adam(steps, betas)

@@ -1,6 +1,4 @@
-"""Numbers that are logged before their device has worked them out, against the device that does nothing before it
-must.
-"""
+"""Values logged before their device has computed them, against the fake device that works as late as possible."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from tests.unit.training.test_cuda_copier import FakeDevice
 
 
 class Script:
-    """What a script logs, and what of it is sent; `x` in a name: of the host."""
+    """A script that logs values, and the values that are sent. A name with `x` is computed on the host."""
 
     def __init__(self) -> None:
         self.device = FakeDevice()
@@ -33,7 +31,7 @@ class Script:
         return None if any(tensor is each for each in self.host) else self.device
 
     def there(self) -> list[tuple[int, dict[str, float]]]:
-        """Records that the ring was given, in order."""
+        """Return the records in the ring, in order."""
         self.ring.flush()
         return [(record.step, record.values) for message in self.sent for record in message.records]
 
@@ -80,8 +78,9 @@ def test_records_stay_in_the_order_in_which_they_were_logged(script: Script) -> 
 
 
 def test_a_graph_that_is_captured_contains_nothing_of_what_is_logged(script: Script) -> None:
-    """To copy, to record an event or to ask one would spoil it, and what is logged is worked out when it is
-    replayed.
+    """A captured CUDA graph contains no operation for logged values.
+
+    A copy, a recorded event or an event query would invalidate the capture. Logged values are computed at replay.
     """
     script.numbers.add(Step(1), {"loss": torch.tensor(1.0)})
     script.device.catch_up()

@@ -1,4 +1,4 @@
-"""The wire's table of dtypes is torch's."""
+"""The dtype table of the wire format covers torch's dtypes."""
 
 from __future__ import annotations
 

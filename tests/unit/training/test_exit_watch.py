@@ -1,4 +1,4 @@
-"""How a script ends decides what becomes of its session: tried in real processes."""
+"""The way in which a script exits determines the fate of its session. The tests use real processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ watch = module.ExitWatch(lambda: print("closed", flush=True), lambda: print("dra
         ("quit()", "closed drained", 0),
         ("raise ValueError('no')", "drained", 1),
         ("watch.cancel()", "", 0),
-        ("os.fork() or sys.exit(); os.wait()", "closed drained", 0),  # a child does not close its parent's session
+        # A child process does not close its parent's session.
+        ("os.fork() or sys.exit(); os.wait()", "closed drained", 0),
         ("os.fork() or sys.exit(3); os.wait()", "closed drained", 0),
     ],
 )

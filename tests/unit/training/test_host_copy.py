@@ -1,4 +1,4 @@
-"""Saved tensors come into live ones as torch's own copy brings them, whichever way they take."""
+"""Every copy path writes the same values into live tensors as torch's own copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def small_pieces_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note how many bytes each move has."""
+    """Record the number of bytes of each move."""
     sizes: list[int] = []
     move = host_copy.ctypes.memmove
 
@@ -86,7 +86,7 @@ def test_several_threads_of_torchs_do_it_themselves(monkeypatch: pytest.MonkeyPa
 
 
 class Elsewhere(torch.Tensor):
-    """Calls itself contiguous host memory at address 0: what it holds lies in another tensor."""
+    """A tensor that claims to be contiguous host memory at address 0. Its data is in another tensor."""
 
     held: torch.Tensor
 

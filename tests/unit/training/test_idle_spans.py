@@ -1,4 +1,4 @@
-"""When the network is idle, from recorded event lists."""
+"""Idle spans of the network, computed from recorded event lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def test_what_collectives_leave_free_is_idle() -> None:
 
 
 def test_overlapping_nested_and_unordered_ranges_are_one_use() -> None:
-    """Two gloo threads of DDP, as recorded from two ranks on loopback; milliseconds."""
+    """Overlapping, nested and unordered ranges form one busy span.
+
+    Two gloo threads of DDP recorded these ranges, in milliseconds, on two loopback ranks.
+    """
     recorded = [
         (6.83, 0.89),
         (7.80, 4.21),
@@ -47,7 +50,7 @@ def test_a_collective_across_the_boundary_is_busy_on_both_sides() -> None:
 def test_spans_say_how_far_their_ends_move() -> None:
     busy = [(0.4, 1.0), (1.6, 2.0)]
     assert idle_spans(busy, [0.0, 1.0, 2.0]) == (IdleSpan(0.0, pytest.approx(0.5), pytest.approx(0.1483, abs=1e-3)),)
-    wandering = [(0.0, 0.2), (0.6, 1.0), (1.0, 1.4), (1.8, 2.0)]  # 0.4 s long both times
+    wandering = [(0.0, 0.2), (0.6, 1.0), (1.0, 1.4), (1.8, 2.0)]  # Both spans last 0.4 s.
     assert idle_spans(wandering, [0.0, 1.0, 2.0]) == (
         IdleSpan(pytest.approx(0.3), pytest.approx(0.4), pytest.approx(0.1483, abs=1e-3)),
     )

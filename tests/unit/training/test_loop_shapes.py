@@ -1,4 +1,7 @@
-"""Shapes of training loops. Each is resumed behind every boundary, and ends bit for bit like the undisturbed loop."""
+"""Training loops of many shapes.
+
+Each loop is resumed after every boundary and must end bit for bit like the uninterrupted loop.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ STEPS = 6
 
 
 class Loop:
-    """A loop of one shape: a model of two parts, of which `unused` has a gradient in odd steps only."""
+    """A loop of one shape: a model of two parts. The part `unused` has a gradient in odd steps only."""
 
     def __init__(self, optimizers: Callable[[Loop], dict[str, torch.optim.Optimizer]]) -> None:
         torch.manual_seed(3)
@@ -121,7 +124,7 @@ def delayed_cleared_by_hand(loop: Loop) -> None:
 
 
 def changed_behind(loop: Loop) -> None:
-    """Keeps half of each gradient for the next step."""
+    """A loop that keeps half of each gradient for the next step."""
     loop.loss().backward()
     loop.optimizer.step()
     for parameter in loop.model.parameters():
@@ -144,7 +147,7 @@ def accumulated_within(loop: Loop) -> None:
 
 
 def two_optimizers(loop: Loop) -> None:
-    """One steps every time, the other in every third step."""
+    """A loop in which one optimizer steps every time and another in every third step."""
     loop.loss().backward()
     used, unused = loop.optimizers.values()
     used.step()
@@ -155,7 +158,7 @@ def two_optimizers(loop: Loop) -> None:
 
 
 def alternately_frozen(loop: Loop) -> None:
-    """Freezes one part while the other learns, and keeps the gradients of both."""
+    """A loop that freezes one part while the other learns and keeps the gradients of both parts."""
     for number, part in enumerate(loop.model.values()):
         part.requires_grad_(loop.number % 2 == number or loop.number % 2 == 1)
     loop.loss().backward()
@@ -180,7 +183,7 @@ def by_closure(loop: Loop) -> None:
 
 
 def clipped_with_ownerless(loop: Loop) -> None:
-    """Nobody clears the gradients of parameters without an optimizer, and clipping looks at them."""
+    """A loop that never clears the gradients of parameters without an optimizer, although clipping reads them."""
     loop.optimizer.zero_grad()
     loop.loss().backward()
     nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1)
@@ -188,7 +191,7 @@ def clipped_with_ownerless(loop: Loop) -> None:
 
 
 def ownerless_by_hand(loop: Loop) -> None:
-    """Steps parameters without an optimizer by hand, with gradients of several boundaries."""
+    """A loop that updates parameters without an optimizer by hand, with gradients from several boundaries."""
     loop.optimizer.zero_grad()
     loop.loss().backward()
     loop.optimizer.step()
@@ -201,7 +204,7 @@ def ownerless_by_hand(loop: Loop) -> None:
 
 
 def scaled(loop: Loop) -> None:
-    """A gradient scaler skips one step."""
+    """A loop whose gradient scaler skips one step."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     if loop.number == 2:
@@ -247,7 +250,7 @@ def test_a_loop_that_is_resumed_behind_any_boundary_ends_where_the_undisturbed_l
         source.run(step, boundary)
         drawn = rng.observe()
         resumed = Loop(optimizers)
-        rng.restore(drawn)  # a new process has generators of its own
+        rng.restore(drawn)  # A new process has new generators.
         carry(source.state, resumed.state)
         resumed.number = boundary
         check_equal(resumed.run(step, STEPS).result(), undisturbed, f"resumed behind boundary {boundary}")
@@ -280,13 +283,16 @@ def test_a_gradient_that_replaces_a_used_one_is_state() -> None:
         weight.grad = torch.ones(2)
         optimizer.step()
         if replaced:
-            weight.grad = torch.full((2,), 3.0)  # of the same version
+            weight.grad = torch.full((2,), 3.0)  # The tensor has the same version.
         adapter.end_step()
         assert ("gradient/weight" in [item.name for item in adapter.observe().tensors]) == replaced
 
 
 def test_gradients_of_a_step_are_freed_when_the_script_frees_them() -> None:
-    """An optimizer that steps inside backward never holds all gradients at once; nor may the adapter."""
+    """The adapter keeps no gradient alive after the script frees it.
+
+    An optimizer that steps inside backward never holds all gradients together.
+    """
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     PlainAdapter({"": nn.ParameterDict({"weight": weight})}, {"": optimizer})

@@ -142,7 +142,7 @@ def test_what_was_sent_is_not_sent_again() -> None:
 
 
 def test_a_loss_is_logged_as_it_comes_out_of_the_model() -> None:
-    """pytest makes torch's warning about a scalar that requires grad an error."""
+    """A loss that still requires grad can be logged. Pytest turns torch's warning about such a scalar into an error."""
     loss = (torch.ones(3, requires_grad=True) * 2).sum()
     known, later = numbers(
         {"loss": loss, "column": loss.reshape(1, 1), "half": torch.tensor(0.5, dtype=torch.bfloat16)}
@@ -153,7 +153,7 @@ def test_a_loss_is_logged_as_it_comes_out_of_the_model() -> None:
         "column": 6.0,
         "half": 0.5,
     }
-    loss.backward()  # the graph is still there
+    loss.backward()  # The autograd graph still exists.
 
 
 @pytest.mark.parametrize("value", [3, True, 2.5, np.float32(0.5), np.int64(3), Decimal("0.5"), torch.tensor(3)])

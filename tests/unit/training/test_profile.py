@@ -1,4 +1,4 @@
-"""The profiler of network use: when it records, that it stays away otherwise, and that a script's own profiler wins."""
+"""The profiler of network use: when it records, when it stays off, and that a script's own profiler has priority."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from everstep.training.profile import (
 
 
 class Recorder:
-    """A trace in which the first half of every iteration is spent on the network."""
+    """A fake trace in which the network is busy for the first half of every iteration."""
 
     def __init__(self) -> None:
         self.begun = self.ended = self.was_read = 0
@@ -77,7 +77,7 @@ def test_twenty_iterations_are_profiled_and_then_none_while_nothing_changes() ->
     assert len(job.trace.marks) == PROFILED_ITERATIONS + 1
     job.iterate(10 * WATCHED_ITERATIONS, 1.05)
     assert (job.trace.begun, job.trace.ended) == (1, 1)
-    assert len(job.trace.marks) == PROFILED_ITERATIONS + 1  # nothing was asked of the trace since
+    assert len(job.trace.marks) == PROFILED_ITERATIONS + 1  # The trace got no further request.
 
 
 @pytest.mark.parametrize("seconds", [0.8, 1.2])
@@ -107,7 +107,7 @@ def test_a_profiler_of_the_script_comes_first_and_ours_tries_again_later() -> No
     job.trace.is_possible = True
     job.iterate(WATCHED_ITERATIONS)
     assert job.trace.begun == 1
-    job.trace.is_ours = False  # the script's began meanwhile
+    job.trace.is_ours = False  # The script started its own profiler in the meantime.
     job.iterate(1)
     job.trace.is_ours = True
     job.iterate(PROFILED_ITERATIONS)
@@ -140,7 +140,7 @@ def test_what_is_the_network(name: str, is_device: bool, expected: bool) -> None
 
 
 def gloo_group() -> list[dist.ProcessGroupGloo]:
-    """Two ranks in this process: a group of one never uses the network."""
+    """Start a gloo group of two ranks in this process, because a group of one rank never uses the network."""
     store = dist.HashStore()
     groups: dict[int, dist.ProcessGroupGloo] = {}
 
@@ -161,7 +161,7 @@ def gloo_group() -> list[dist.ProcessGroupGloo]:
 def test_torch_records_collectives_between_boundaries() -> None:
     ranks, trace = gloo_group(), TorchTrace()
     assert trace.begin()
-    assert not TorchTrace().begin()  # one at a time
+    assert not TorchTrace().begin()  # Torch allows one profiler at a time.
     assert trace.mark()
     for _ in range(3):
         for work in [rank.allreduce([torch.ones(4)]) for rank in ranks]:
@@ -170,13 +170,13 @@ def test_torch_records_collectives_between_boundaries() -> None:
         assert trace.mark()
     read = trace.end()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        torch.ones(4) + 1  # what the script records meanwhile is not in it
+        torch.ones(4) + 1  # Events recorded by the script's profiler are not in this trace.
     busy, boundaries = read()
     assert len(boundaries) == 4
     assert boundaries == sorted(boundaries)
     for one, other in itertools.pairwise(boundaries):
         assert len([begin for begin, end in busy if one <= begin <= end <= other]) == 2
-    assert len(busy) == 6  # and none of the additions
+    assert len(busy) == 6  # The trace contains none of the additions.
     assert trace.end()() == ([], [])
     assert not trace.mark()
 

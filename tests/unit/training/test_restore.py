@@ -24,7 +24,7 @@ def test_one_rank_alone_agrees_with_itself() -> None:
 
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What the other ranks bring to the exchange."""
+    """Return the values that the other ranks contribute to the exchange."""
     words: list[list[int]] = []
 
     def all_reduce(tensor: torch.Tensor, op: Any) -> None:

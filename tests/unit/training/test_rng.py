@@ -21,7 +21,7 @@ def draws() -> list[float]:
 
 
 def test_draws_are_repeated_in_the_middle_of_pairs() -> None:
-    np.random.randn()  # leaves the second of a pair behind, as gauss does
+    np.random.randn()  # The first call leaves the second number of a pair in the state, as `gauss` does.
     random.gauss(0, 1)
     state = rng.observe()
     expected = draws()

@@ -1,4 +1,4 @@
-"""Copies of saved tensors are gathered: none is lost, none comes late."""
+"""Copies of saved tensors are batched: no copy is lost or delayed past its flush."""
 
 from __future__ import annotations
 

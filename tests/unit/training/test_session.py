@@ -1,4 +1,4 @@
-"""A session by itself: what it says on its page, and what it has measured. Its agent says nothing."""
+"""A session without an agent's answers: its rank page and its measurements."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from everstep.training.state import RankState
 
 
 class Link(NullLink):
-    """Notes what is published."""
+    """A link that records the published messages."""
 
     def __init__(self) -> None:
         self.published: list[RankHalf] = []
         self.handler: Callable[[], None] | None = None
-        """Run once in the middle of what is published next, as a signal's may be."""
+        """Called once during the next publication, as a signal handler may be."""
 
     def publish(self, half: RankHalf) -> None:
         handler, self.handler = self.handler, None
@@ -82,8 +82,11 @@ def test_the_network_is_profiled_by_the_rank_that_speaks_for_its_node(
 def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Adafactor's; torch breaks the graph of most of its other optimizers itself."""
-    monkeypatch.setattr(step_watch, "_watches", ())  # sessions that other tests left open check this optimizer, too
+    """A compiled Adafactor step with `fullgraph` is refused at its first call.
+
+    Torch itself breaks the graph of most of its other optimizers.
+    """
+    monkeypatch.setattr(step_watch, "_watches", ())  # Sessions that other tests left open check this optimizer too.
     torch._dynamo.reset()
     session = session_of(Link(), optimizer=torch.optim.Adafactor)
     optimizer = session._state.adapters[0].optimizers()[""]
@@ -108,7 +111,8 @@ def test_the_check_of_an_unregistered_optimizer_in_one_graph_is_refused_with_the
     session.close()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of a module that torch imports when it compiles
+# Warning of a module that torch imports when it compiles.
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adafactor])
 def test_the_guard_waits_in_every_compiled_step(
     optimizer: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
@@ -142,7 +146,7 @@ def test_the_guard_waits_in_every_compiled_step(
     ],
 )
 def test_log_refuses_the_same_values_everywhere(place: str, name: str, value: Any, reason: str) -> None:
-    """A script that is tried alone is told what an agent would refuse hours later."""
+    """A script that runs without an agent gets the error that an agent would otherwise raise hours later."""
     session = session_of(AgentLink() if place == "under an agent" else Link())
     if place == "closed":
         session.close()

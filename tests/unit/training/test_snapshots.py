@@ -1,4 +1,7 @@
-"""What goes wrong at a boundary costs a snapshot, and training goes on: the agent is told, the script is not."""
+"""A failure at a boundary costs a snapshot and training continues.
+
+The agent gets a report, the script gets no error.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from everstep.training.state import Observed
 
 
 class Refusing(CpuCopier):
-    """A copier whose driver refuses what the boundary asks for, as often as is said."""
+    """A copier whose driver refuses the boundary's requests a given number of times."""
 
     def __init__(self, told: list[object]) -> None:
         super().__init__()
@@ -46,7 +49,7 @@ class Refusing(CpuCopier):
 
 
 class Held(CpuCopier):
-    """A copier whose thread holds a copy back, if it is told to, until it is given more to do."""
+    """A copier whose thread can hold a copy back until it gets its next request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +66,7 @@ class Held(CpuCopier):
 
 
 class Late(CopyTicket):
-    """A copy that ends when it is joined: the training thread is ahead of it."""
+    """A copy that ends only when it is joined, so that the training thread runs ahead of it."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         super().__init__()
@@ -79,7 +82,7 @@ class Late(CopyTicket):
 
 
 class Behind(CpuCopier):
-    """A copier of a device that training is ahead of, by one copy at most."""
+    """A copier of a device on which training runs at most one copy ahead."""
 
     is_prompt = False
 
@@ -126,7 +129,7 @@ class Link:
 
 
 class Unplannable(torch.Tensor):
-    """As a sharded tensor does, it fails where nobody thinks of it."""
+    """A tensor whose planning fails unexpectedly, as a sharded tensor's does."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,7 +141,7 @@ class Unplannable(torch.Tensor):
 def granted(
     tmp_path: Path, state: State, link: Link, copier: CpuCopier, guard: Guard, told: list[object]
 ) -> Snapshotter:
-    """Return a snapshotter that has slots."""
+    """Return a snapshotter with granted slots."""
     never = lambda _: False  # noqa: E731
     snapshotter = Snapshotter(state, link, copier, guard, told.append, is_crowded=True, await_pause=never)  # type: ignore[arg-type]
     snapshotter.prepare()

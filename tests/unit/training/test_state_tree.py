@@ -54,7 +54,7 @@ def round_trip(value: object) -> Any:
 
 
 def typed(value: object) -> object:
-    """The value with every type beside it: 1, 1.0 and True are equal, and not the same."""
+    """Return the value with the type of every part, because 1, 1.0 and True compare equal."""
     if isinstance(value, dict):
         return type(value), [(typed(key), typed(item)) for key, item in value.items()]
     if isinstance(value, (list, tuple)):
@@ -132,7 +132,8 @@ def test_torch_values_come_back() -> None:
 
 def test_generator_states_come_back() -> None:
     generator = np.random.default_rng(3)
-    assert round_trip(generator.bit_generator.state) == generator.bit_generator.state  # 128-bit integers
+    # The state contains 128-bit integers.
+    assert round_trip(generator.bit_generator.state) == generator.bit_generator.state
 
 
 class Odd:

@@ -1,4 +1,4 @@
-"""Updates by objects that `init` was not given are refused by name; all other updates are left alone."""
+"""Updates by optimizers that `init` did not get are refused by name. All other updates pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Init = Callable[..., TrainingSession]
 
 @pytest.fixture
 def init() -> Iterator[Init]:
-    """Make sessions that are closed at the end of the test."""
+    """Return a function that creates sessions, which are closed at the end of the test."""
     sessions: list[TrainingSession] = []
 
     def make(**registered: Any) -> TrainingSession:
@@ -111,7 +111,7 @@ def test_an_optimizer_in_the_closure_of_another_is_refused(init: Init) -> None:
 
 
 class Wrapper:
-    """Steps an inner optimizer, as Accelerate's does."""
+    """An optimizer that steps an inner optimizer, as Accelerate's wrapper does."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -121,7 +121,7 @@ class Wrapper:
 
 
 class SharedState(torch.optim.AdamW):
-    """An optimizer with the state and groups of another."""
+    """An optimizer that shares the state and groups of another optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(optimizer.param_groups[0]["params"])
@@ -138,7 +138,7 @@ def test_registered_and_unrelated_optimizers_are_left_alone(init: Init) -> None:
         optimizer.step()
     torch.amp.GradScaler("cpu", enabled=False).step(registered)
     session.close()
-    adam(model).step()  # after the session its parameters are the script's own
+    adam(model).step()  # After the session ends, the parameters belong to the script again.
 
 
 SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler]] = {

@@ -1,9 +1,8 @@
-"""A snapshot that a change reached is never reported as captured, in whichever order training, its copy and the looks
-at versions come.
+"""A snapshot that contains a later change is never reported as captured.
 
-Every test makes the parts of an in-place operation by hand: it writes memory, and its end is counted by torch. The
-copier is one that copies a half when the test says so. All orders of both are tried, on the real `Snapshotter`, `Guard`
-and `Sources`.
+This holds for every order of training, the copy and the version checks. Each test splits an in-place operation into two
+events: the memory write, and torch's version increment. The test also triggers each half of the copy. All interleavings
+of the two event rows run on the real `Snapshotter`, `Guard` and `Sources`.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ COPY = ("copy 0", "copy 1", "end", "work")
 
 
 class Steps(CopyTicket):
-    """A copy that is made when the test says so; whoever waits for it has it made to its end."""
+    """A copy whose steps the test triggers. A thread that waits for the copy runs it to its end."""
 
     def __init__(self, copies: Copies, done: Done, *, is_ahead: bool) -> None:
         super().__init__()
@@ -76,9 +75,7 @@ class Steps(CopyTicket):
 
 
 class StepCopier:
-    """A copier, its thread's later work, and pauses of the training thread, each of which happens when the test says
-    so.
-    """
+    """A copier whose copy, later thread work and training pauses are triggered by the test."""
 
     is_prompt = True
 
@@ -121,8 +118,8 @@ class Story:
     """Takes one snapshot per order of events.
 
     Args:
-        folder: for the slot.
-        is_ahead: training reaches the guard, and goes on behind it, before the copy is made: a device.
+        folder: Folder of the slot.
+        is_ahead: True if training passes the guard before the copy runs, as on a device.
     """
 
     def __init__(self, folder: Path, *, is_ahead: bool = False) -> None:
@@ -156,15 +153,15 @@ class Story:
         self.link.slots = SlotsGranted(layout_hash=State.layout_hash, capacity_bytes=capacity, paths=(str(self._path),))
 
     def wrap(self) -> None:
-        """Let the tensor be the memory behind a wrapper, whose version alone counts."""
+        """Turn the tensor into the memory behind a wrapper, of which only the wrapper's version counts."""
         self.wrapper = torch.zeros(1)
         self._state = self._observed()
 
     def play(self, events: tuple[str, ...]) -> tuple[list[type], bool]:
-        """Take a snapshot, with these events behind its boundary.
+        """Take a snapshot and run these events after its boundary.
 
         Returns:
-            What the agent was told, and whether the slot holds the state of the boundary.
+            The agent's messages, and True if the slot holds the state of the boundary.
         """
         self._step += 1
         self.link.sent.clear()
@@ -184,7 +181,7 @@ class Story:
         assert self.copier.ticket is not None
         match event.split():
             case ["write", half]:
-                # Of an operation that torch has not counted yet.
+                # The write of an operation that torch has not counted yet.
                 self.weight.numpy()[int(half) * HALF :][:HALF] = -self._step
             case ["count"]:
                 torch.autograd.graph.increment_version(self.weight if self.wrapper is None else self.wrapper)
@@ -202,7 +199,7 @@ class Story:
 
 
 def orders(one: tuple[str, ...], other: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield all ways in which two rows of events interleave."""
+    """Yield all interleavings of two rows of events."""
     for places in itertools.combinations(range(len(one) + len(other)), len(one)):
         rest, first = iter(other), iter(one)
         yield tuple(next(first) if place in places else next(rest) for place in range(len(one) + len(other)))
@@ -257,7 +254,10 @@ def test_what_training_on_a_device_changes_behind_the_guard_comes_behind_the_cop
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("is_main", [False, True])
 def test_pauses_decide_only_where_they_show_every_change(tmp_path: Path, is_main: bool, is_wrapped: bool) -> None:
-    """They are those of the main thread; and changes of a wrapper are counted behind Python code of its class."""
+    """A pause of the main thread is evidence only if every change is visible at it.
+
+    Torch counts changes of a wrapper after Python code of the wrapper's class.
+    """
     story = Story(tmp_path)
     if is_wrapped:
         story.wrap()
@@ -313,7 +313,7 @@ class PauseInside(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert pauses.await_pause(lambda: self._events.append("pause"))
-        for _ in range(3):  # instructions at which the interpreter runs what is pending
+        for _ in range(3):  # Instructions at which the interpreter runs pending calls.
             len(self._events)
         self._events.append("operation")
         return func(*args, **kwargs or {})
@@ -342,7 +342,7 @@ def test_a_pause_comes_when_the_main_thread_has_left_its_operation() -> None:
 
     other = threading.Thread(target=meanwhile)
     other.start()
-    operation.acquire()  # as in any operation, other threads run meanwhile
+    operation.acquire()  # Other threads run during any operation.
     other.join()
     assert events == ["asked", "pause of MainThread"]
 
