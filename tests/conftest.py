@@ -1,4 +1,4 @@
-"""For every test."""
+"""Fixtures and hooks for all tests."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ def _seed_torch(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-# A busy machine is no bug.
+# Slow examples on a busy machine are not failures.
 settings.register_profile("everstep", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everstep")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep pytest-randomly from importing DeepSpeed, which registers a seeder with it: seconds at every start, also of
-    tests without torch.
+    """Keep pytest-randomly from importing DeepSpeed.
+
+    DeepSpeed registers a seeder with the plugin, and its import would add seconds to every start, even without torch.
     """
     pytest_randomly.entrypoint_reseeds = [_seed_torch]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Outside of the whole matrix run so many cases of a `sampled` test, drawn anew each time; pytest-randomly prints
-    the seed, and -p repeats it.
+    """Keep only a random subset of the cases of each `sampled` test, except in the full matrix.
+
+    pytest-randomly prints the seed. The option -p repeats a run with the same seed.
     """
     if "not full" not in config.getoption("markexpr"):
         return
@@ -57,8 +59,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Take what collecting has made out of the garbage collector's sight: it all stays, and every full collection would
-    look through it again.
+    """Exclude the collected objects from garbage collection.
+
+    These objects live until the end of the run. Without this hook, every full collection would scan them again.
     """
     gc.collect()
     gc.freeze()
@@ -66,27 +69,30 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def warm_parent() -> Iterator[WarmParent]:
-    """Where tests that train get their ranks from."""
+    """Return the process that forks the ranks of training tests."""
     with contextlib.closing(WarmParent()) as parent:
         yield parent
 
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSql]:
-    """A PostgreSQL for all tests of this process."""
+    """Start one PostgreSQL server for all tests of this process."""
     with contextlib.closing(PostgreSql()) as server:
         yield server
 
 
 @pytest.fixture
 def engine() -> str:
-    """Which database a test runs on, unless it asks for `BOTH_ENGINES`."""
+    """Return the database engine of a test. Tests with the mark `BOTH_ENGINES` run on SQLite and on PostgreSQL."""
     return "sqlite"
 
 
 @pytest.fixture
 def database_url(engine: str, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A database of PostgreSQL with the newest schema; empty with SQLite, where whoever asks has a file of its own."""
+    """Return the URL of a PostgreSQL database with the newest schema, or an empty string for SQLite.
+
+    A test on SQLite creates its own file.
+    """
     if engine == "sqlite":
         yield ""
         return
@@ -96,7 +102,7 @@ def database_url(engine: str, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def empty_database_url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database without tables."""
+    """Return the URL of a database without tables."""
     if engine == "sqlite":
         yield f"sqlite:///{tmp_path / 'empty.db'}"
         return
@@ -106,8 +112,9 @@ def empty_database_url(engine: str, request: pytest.FixtureRequest, tmp_path: Pa
 
 @pytest.fixture(scope="session", autouse=True)
 def recorded_calls() -> Iterator[list[str]]:
-    """Hold every call of AWS that this process makes against what AWS documents, stubbed calls too; botocore itself
-    checks types only.
+    """Check every AWS call of this process, stubbed calls included, against the AWS documentation.
+
+    botocore itself checks only types.
     """
     from botocore.client import BaseClient
 
@@ -128,8 +135,9 @@ def recorded_calls() -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def undocumented_calls(recorded_calls: list[str]) -> Iterator[list[str]]:
-    """Fail a test during which the process asked AWS for what AWS does not document; a test that means to do so clears
-    the list.
+    """Fail a test whose process sent AWS a request outside the AWS documentation.
+
+    A test that sends such a request on purpose clears the list.
     """
     recorded_calls.clear()
     yield recorded_calls

@@ -1,4 +1,4 @@
-"""The instance's own metadata, served as AWS documents it by a small server on loopback."""
+"""A server on loopback that answers like the EC2 instance metadata service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SPOT = '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
 
 
 class Service(HTTPServer):
-    """IMDSv2: a token first, then paths; 404 for what is not announced."""
+    """IMDSv2: clients first request a token, then read paths. Undefined paths return 404."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def served() -> Iterator[Service]:
-    """A server, ended with the block."""
+    """Run a metadata server for the duration of the block."""
     service = Service()
     thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

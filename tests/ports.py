@@ -1,4 +1,4 @@
-"""Ports for libraries that must be told one before they listen themselves."""
+"""Reserved TCP ports for libraries that need a port number before they listen."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import socket
 
 
 class ReservedPort:
-    """A TCP port that the kernel gives nobody else while this is open, and that who is told of it can listen on, on any
-    address.
+    """A TCP port that the kernel assigns to no other process while this object is open.
 
-    Linux lets a second socket bind the port when both have SO_REUSEADDR and none listens yet (torch's store has it); a
-    port that it chooses itself, to bind or to connect, is never one that is bound already. A port that was merely free
-    a moment ago may be somebody's by the time it is used.
+    The process that receives the number can still listen on the port, at any address.
+
+    Linux lets a second socket bind the port if both sockets have SO_REUSEADDR and neither listens yet; torch's store
+    sets this option. When the kernel chooses a port itself, it skips bound ports. A port that was only free a moment
+    ago could be taken before its use.
     """
 
     def __init__(self, number: int = 0) -> None:
-        """Take the port of that number, or one that the kernel chooses."""
+        """Reserve the given port, or a port that the kernel chooses."""
         self._holder = socket.socket()
         self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._holder.bind(("", number))
         self.number: int = self._holder.getsockname()[1]
 
     def close(self) -> None:
-        """Let go of it; who listens on it goes on."""
+        """Release the reservation. A process that already listens on the port continues."""
         self._holder.close()

@@ -1,10 +1,11 @@
-"""A PostgreSQL of the tests' own, from the programs that the machine has; with `engine` of `tests/conftest.py` a test
-runs on it as on SQLite.
+"""A private PostgreSQL server for tests, started from the programs installed on the machine.
 
-    tests ──stdin──▶ sh ──▶ initdb, postgres -k DIRECTORY    a unix socket that only its user may open, no TCP port
-                     └ when that ends, however the tests do: stops postgres, waits for it, removes the directory
+The fixture `engine` of `tests/conftest.py` selects SQLite or PostgreSQL for a test.
 
-PostgreSQL refuses to run as root, so that root's tests run it as `postgres`, or `nobody`.
+    tests ──stdin──▶ sh ──▶ initdb, postgres -k DIRECTORY    a unix socket for its user only, no TCP port
+                     └ at the end of stdin: stops postgres, waits for its exit, removes the directory
+
+PostgreSQL refuses to run as root. Tests that run as root start the server as `postgres` or `nobody`.
 """
 
 from __future__ import annotations
@@ -47,9 +48,7 @@ cd / && rm -rf "$directory"
 
 
 def programs() -> Path:
-    """Return the folder of PostgreSQL's programs, which Debian keeps off the path; the newest, where there are
-    several.
-    """
+    """Return the folder of the newest installed PostgreSQL programs, which Debian keeps off the PATH."""
     on_path = shutil.which("initdb")
     found = [Path(on_path).resolve().parent] if on_path is not None else []
     found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -int(path.parts[4]))
@@ -60,7 +59,7 @@ def programs() -> Path:
 
 
 class PostgreSql:
-    """A server, up when this is made."""
+    """A running server. The constructor returns when the server accepts connections."""
 
     def __init__(self) -> None:
         folder = programs()
@@ -92,8 +91,9 @@ class PostgreSql:
 
     @contextmanager
     def database(self, *, is_migrated: bool = True) -> Iterator[str]:
-        """The URL of a database of its own, with the newest schema or without tables; dropped at the end with whoever
-        is still connected to it.
+        """Create a database, with the newest schema or without tables, and yield its URL.
+
+        At the end of the block the database is dropped, even with open connections.
         """
         url = self._new_database(self._migrated() if is_migrated else "template1")
         try:
@@ -102,9 +102,9 @@ class PostgreSql:
             self._admin.execute(f"DROP DATABASE {make_url(url).database} WITH (FORCE)")
 
     def cut(self, url: str) -> int:
-        """End every connection to a database, as a fail-over does; say how many there were.
+        """Close every connection to a database, as a fail-over does, and return their number.
 
-        They are gone when this returns.
+        All these connections are closed when the function returns.
         """
         ended = self._admin.execute(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s",
@@ -113,7 +113,7 @@ class PostgreSql:
         return len(ended.fetchall())
 
     def close(self) -> None:
-        """End it and remove what it had. Idempotent."""
+        """Stop the server and remove its directory. Idempotent."""
         if self._admin is not None:
             self._admin.close()
         for stream in (self._keeper.stdin, self._keeper.stdout):
@@ -122,8 +122,9 @@ class PostgreSql:
         self._keeper.wait(30)
 
     def _migrated(self) -> str:
-        """Return the name of a database with the newest schema that others are copied from: migrating takes longer than
-        most tests.
+        """Return the name of a template database with the newest schema.
+
+        Other databases are copied from the template, because a migration takes longer than most tests.
         """
         if not self._template:
             database = Database(self._new_database("template1"))
@@ -139,7 +140,7 @@ class PostgreSql:
 
 
 def _account() -> pwd.struct_passwd | None:
-    """Return who runs it: whoever runs the tests, which is None, unless that is root."""
+    """Return the account that runs the server: None for the user of the tests, unless that user is root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

@@ -1,5 +1,6 @@
-"""SQLite files with the newest schema: migrated once in a process and then copied, since migrating takes longer than
-most tests.
+"""SQLite files with the newest schema.
+
+Each process migrates one file and copies it, because a migration takes longer than most tests.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from control_plane.db.session import Database
 
 
 def make_migrated(path: Path) -> None:
-    """Make a database without rows at a path where there is none yet."""
+    """Create an empty database with the newest schema at a path without a file."""
     assert not path.exists()
     shutil.copyfile(_template(), path)
 

@@ -1,18 +1,17 @@
-"""A process that has imported torch and DeepSpeed once and forks ranks on request: importing takes longer than most
-tests.
+"""A process that imports torch and DeepSpeed once and forks ranks on request.
 
-One JSON line in, one out:
+The imports take longer than most tests. Requests and answers are JSON, one line each:
 
     {"function": "module:name", "arguments": […], "world": 3, "directory": …, "environment": {…}}  →  {"pids": […]}
     {"wait": [pid, …], "until_one_fails": …}                                                      →  {"codes": […]}
 
-Both carry a number: a test that was cut off leaves its answer behind, which is not the next one's.
+Requests and answers carry a number, so that the answer to an interrupted test is not read by the next test.
 
-Each rank calls the function; its exit code is what that returns, 0 for None. The process ends, and its ranks with it,
-when its standard input does.
+Each rank calls the function. The function's return value is the rank's exit code; None means 0. When the standard input
+of the process closes, the process ends together with its ranks.
 
-A rank leads a process group, which is ended when it is waited for: the workers of a DataLoader wait for ever for a lock
-that a killed rank held.
+Each rank leads a process group. The group is killed once the rank has been waited for, because a DataLoader worker can
+wait forever for a lock that a killed rank held.
 """
 
 from __future__ import annotations
@@ -57,55 +56,62 @@ class Launch:
     directory: Path
     pids: list[int]
     port: ReservedPort
-    """Where they meet."""
+    """Port of the rendezvous of these ranks."""
     result: str
-    """Where each rank leaves its result below the directory, as JSON; `{rank}` stands for its number."""
+    """Path of each rank's JSON result below the directory; `{rank}` is replaced by the rank."""
 
     def kill(self) -> None:
-        """Kill all at once: stopped first, none of them sees that another has gone."""
+        """Kill all ranks together.
+
+        Each rank is stopped first, so that no rank observes the death of another.
+        """
         for strike in (signal.SIGSTOP, signal.SIGKILL):
             for pid in self.pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, strike)
 
     def wait(self, *, until_one_fails: bool = True) -> list[int]:
-        """Return the exit codes once all have ended; minus the signal's number for a killed one.
+        """Wait until all ranks have ended and return their exit codes.
+
+        The code of a killed rank is the negative signal number.
 
         Args:
-            until_one_fails: once one has failed, the others are killed: they may wait for it for ever. Where each is to
-                fail, they are not.
+            until_one_fails: True kills the other ranks after the first failure, because they could wait for the failed
+                rank
+                forever. Use False where every rank is expected to fail.
         """
         try:
             codes = self.parent.ask({"wait": self.pids, "until_one_fails": until_one_fails})["codes"]
         finally:
-            self.port.close()  # a test that is cut off here would leave the socket to the next one's garbage collection
+            # Without this, an interrupted test leaves its socket to the garbage collection of a later test.
+            self.port.close()
         self.pids = []
         return list(codes)
 
     def results(self) -> list[dict[str, Any]]:
-        """Wait for a good end and return what each rank left."""
+        """Wait until all ranks have ended successfully and return the result of each rank."""
         count = len(self.pids)
         codes = self.wait()
         assert codes == [0] * count, f"{codes}\n{self.logs()}"
         return [json.loads((self.directory / self.result.format(rank=rank)).read_text()) for rank in range(count)]
 
     def log(self, rank: int) -> str:
-        """What one rank has printed."""
+        """Return the printed output of one rank."""
         return (self.directory / f"rank{rank}.log").read_text()
 
     def logs(self) -> str:
-        """The end of what each rank has printed."""
+        """Return the end of each rank's printed output."""
         return "\n".join(
             f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.directory.glob("rank*.log"))
         )
 
 
 class WarmParent:
-    """The process, seen from the tests. Started at once, ready some seconds later."""
+    """The tests' handle to the process. The process starts immediately and is ready some seconds later."""
 
     def __init__(self) -> None:
-        # The environment's bin on PATH: DeepSpeed calls ninja by name.
-        # Workers of DataLoaders that are ended leave sockets behind.
+        # DeepSpeed calls ninja by name, so PATH contains the environment's bin. Killed DataLoader workers leave sockets
+        # open.
         self._temporary = tempfile.TemporaryDirectory(prefix="everstep-")
         environment = {
             **os.environ,
@@ -133,7 +139,7 @@ class WarmParent:
         environment: Mapping[str, str],
         result: str,
     ) -> Launch:
-        """Start `world` ranks of a function; what they print is in `rank<r>.log` in the directory."""
+        """Start `world` ranks of a function. Rank r prints to `rank<r>.log` in the directory."""
         port = ReservedPort()
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.number), **environment}
         request = {
@@ -162,7 +168,7 @@ class WarmParent:
                     return answer
 
     def close(self) -> None:
-        """End the process and every rank of it."""
+        """End the process and all its ranks."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -173,9 +179,9 @@ class WarmParent:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # libraries also print to this stream
 
-    remove_stale(os.environ, None)  # of a run that was killed: this one would wait for ever
+    remove_stale(os.environ, None)  # a lock of a killed run would block this run forever
     for module in IMPORTS:
         importlib.import_module(module)
     importlib.import_module("deepspeed.comm.torch").build_shm_op()
@@ -196,15 +202,15 @@ def main() -> None:
 
 
 def _codes(pids: list[int], ended: dict[int, int], *, until_one_fails: bool) -> list[int]:
-    """Wait for all.
+    """Wait until all ranks of a launch have ended.
 
     Args:
-        pids: of one launch.
-        ended: exit codes of ranks that ended before anybody asked; other launches' are left there.
-        until_one_fails: kill the others then.
+        pids: the ranks of one launch.
+        ended: exit codes of ranks that ended before this call; codes of other launches stay in the mapping.
+        until_one_fails: True kills the other ranks after the first failure.
 
     Returns:
-        The exit codes.
+        The exit codes, in the order of `pids`.
     """
     while missing := set(pids) - ended.keys():
         if until_one_fails and any(ended.get(pid, 0) > 0 for pid in pids):
@@ -212,7 +218,7 @@ def _codes(pids: list[int], ended: dict[int, int], *, until_one_fails: bool) -> 
                 os.kill(pid, signal.SIGKILL)
         one = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert one is not None
-        _end_group(one.si_pid)  # while nobody else can have its number
+        _end_group(one.si_pid)  # until then, no other process can get this pid
         _, status = os.waitpid(one.si_pid, 0)
         ended[one.si_pid] = os.waitstatus_to_exitcode(status)
     return [ended.pop(pid) for pid in pids]
@@ -235,7 +241,7 @@ def _fork(request: dict[str, Any], rank: int) -> int:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1: where does it hang?
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 prints the stacks of a hanging process
         world = str(request["world"])
         os.environ.update(
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, GLOO_SOCKET_IFNAME="lo", **request["environment"]

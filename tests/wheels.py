@@ -1,4 +1,4 @@
-"""Wheels made by hand: what a requirements.txt of a test asks for, without a network and without a build."""
+"""Wheels that tests write by hand for a requirements.txt, without a network and without a build."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 def make_wheel(
     folder: Path, name: str, version: str, module: str | None = None, code: str = "", requires: str = ""
 ) -> Path:
-    """Write a wheel of one module.
+    """Write a wheel with one module and return the path of the wheel.
 
     Args:
-        folder: made if need be.
-        name: of the distribution.
-        version: likewise.
-        module: its name; None: the distribution's.
-        code: of the module; its VERSION is the wheel's.
-        requires: a requirement of the distribution; empty: none.
+        folder: where the wheel is written; created if it does not exist.
+        name: name of the distribution.
+        version: version of the distribution.
+        module: name of the module; None uses the name of the distribution.
+        code: source of the module, in addition to VERSION, which equals the wheel's version.
+        requires: one requirement of the distribution; an empty string means none.
 
     Returns:
-        The file.
+        The path of the wheel.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"

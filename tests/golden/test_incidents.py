@@ -1,8 +1,8 @@
-"""Scripts that read like incident reports: what was done to a job, and everything that followed.
+"""Golden scripts that read like incident reports: events of a job and the reactions of the control plane.
 
-A script is a drawing (`#`), commands, `----`, and what the control plane said, sent and stored. The world is that of
-`tests/unit/control_plane/loop/world.py`: the real loops and decisions, virtual time. After a change that is meant,
-write them anew with EVERSTEP_UPDATE_GOLDEN=1 and read the difference.
+A script contains a drawing (`#`), commands, `----`, and the messages and records that the control plane produced. The
+scripts run in the world of `tests/unit/control_plane/loop/world.py`: real loops and decisions, virtual time. After an
+intended change, rewrite the scripts with EVERSTEP_UPDATE_GOLDEN=1 and review the difference.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def test_incident(script: Path, tmp_path: Path) -> None:
 
 
 class Teller:
-    """Obeys the commands of a script and tells what follows from them."""
+    """Executes the commands of a script and returns the resulting records and messages."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -136,14 +136,14 @@ class Teller:
                 for place in places:
                     self.silenced[place].is_deaf = False
                     world.cut.discard(self.silenced[place].node_id)
-            case ["deafen", *places]:  # the control link alone
+            case ["deafen", *places]:  # cuts only the control link
                 for place in places:
                     agent = self.silenced[place] = world.team()[int(place)]
                     agent.is_deaf = True
                     agent.disconnect()
             case ["impair", place, *checks]:
                 world.operator.failed_checks[world.team()[int(place)].node_id] = tuple(checks)
-            case ["unplug", *places]:  # the data plane alone
+            case ["unplug", *places]:  # cuts only the data plane
                 for place in places:
                     agent = self.silenced[place] = world.team()[int(place)]
                     world.cut.add(agent.node_id)
@@ -171,7 +171,7 @@ class Teller:
             case ["train", "for", seconds]:
                 for _ in range(int(float(seconds) * 2)):
                     await world.train(1)
-            case ["repeat", place]:  # its last word comes again, and again
+            case ["repeat", place]:  # the agent's last report arrives repeatedly
                 agent = world.team()[int(place)]
                 for _ in range(3):
                     agent.sequence -= 1
@@ -217,7 +217,7 @@ class Teller:
         await self.tell()
 
     async def tell(self) -> None:
-        """Tell what was stored and sent since the last time."""
+        """Return the records and messages since the last call."""
         world = self.world
         with world.database.read() as session:
             found = events.page(session, events.EventFilter(after_id=self.told_events), limit=1000)
@@ -230,9 +230,9 @@ class Teller:
         grouped: dict[str, list[str]] = {}
         for node_id, message in world.said[self.told_messages :]:
             if isinstance(message, StopTraining) and message in self.stops:
-                continue  # repeated until its effect is seen
+                continue  # the control plane repeats the command until its effect is visible
             if isinstance(message, KeepSources):
-                continue  # to nodes that wait for work, and no part of an incident
+                continue  # sent to spares; not part of an incident
             if isinstance(message, StopTraining):
                 self.stops.append(message)
             grouped.setdefault(_told(message), []).append(_short(node_id))

@@ -1,6 +1,4 @@
-"""How a model is searched: every interleaving breadth first, long random walks, and a fair schedule that must reach its
-end.
-"""
+"""Searches of a model: all interleavings breadth first, long random walks, and fair schedules to the end."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ Event = tuple[object, ...]
 
 
 class Searchable(Protocol[W]):
-    """What the searches need of a model."""
+    """The interface of a model that the searches use."""
 
     def first(self) -> W: ...
     def moves(self, world: W) -> Iterator[tuple[Event, W]]: ...
@@ -23,7 +21,7 @@ class Searchable(Protocol[W]):
 
 
 class Found(AssertionError):
-    """A violation, with the events that lead to it."""
+    """A violation, with the events that lead to the violation."""
 
     def __init__(self, what: str, story: Iterable[Event], world: object) -> None:
         lines = "\n  ".join(" ".join(map(str, event)) for event in story)
@@ -32,7 +30,7 @@ class Found(AssertionError):
 
 
 class Explored(Counter[str]):
-    """How often each kind of event was followed, and how many states there were."""
+    """Number of visited states, and how often each kind of event occurred."""
 
     states = 0
 
@@ -41,15 +39,15 @@ def every_interleaving(model: Searchable[W], *, limit: int = 2_000_000, must_end
     """Visit every reachable state.
 
     Args:
-        model: whose states.
-        limit: of states; more is an exploration that was meant to be smaller.
-        must_end: from every state the end can be reached, too: nobody can come to wait for ever.
+        model: the model to explore.
+        limit: most states to visit; a larger exploration fails as unintended.
+        must_end: True also requires that the end can be reached from every state, so that no process waits forever.
 
     Returns:
-        What was seen.
+        The counts of states and events.
 
     Raises:
-        Found: a state or a move violates an invariant, or nothing can happen before the end.
+        Found: a state or a move violates an invariant, or no event is possible before the end.
     """
     first = model.first()
     before: defaultdict[W, list[W]] = defaultdict(list)
@@ -109,18 +107,18 @@ def walk(
 ) -> tuple[W, Explored]:
     """Follow one random path of at most `length` events.
 
-    The kind of event is drawn first, by its weight (1 unless given), then the event.
+    The walk first draws the kind of the next event by weight, then an event of this kind.
 
     Args:
-        model: whose moves.
-        rng: seeded by the caller, who prints the seed.
-        length: events at most.
-        weights: by kind; a kind of weight 0 is not followed.
-        until: ends the walk.
-        is_checked: the model's invariant is checked in every state.
+        model: the model to explore.
+        rng: seeded by the caller, which prints the seed.
+        length: most events of the walk.
+        weights: weight of each kind of event, 1 by default; kinds with weight 0 never occur.
+        until: predicate that ends the walk.
+        is_checked: True checks the model's invariant in every state.
 
     Raises:
-        Found: on the way.
+        Found: an event or a state violates an invariant.
     """
     world, story, seen = model.first(), [], Explored()
     for _ in range(length):
@@ -147,17 +145,18 @@ def walk(
 
 
 class Driver(Generic[W]):
-    """Leads a model along a story: what the story names happens when it says so, everything else in a fair random order
-    in between.
+    """Drives a model along a scenario.
+
+    The scenario triggers its own events explicitly. All other events occur in a fair random order between them.
     """
 
     def __init__(self, model: Searchable[W], *, seed: int = 0, weights: Mapping[str, float]) -> None:
-        """Begin at the model's first world.
+        """Start at the model's first world.
 
         Args:
-            model: whose moves; its budget of faults bounds the story's.
-            seed: of the order in between.
-            weights: by kind of event; the story's own kinds have weight 0.
+            model: the model to drive; its budget of faults also limits the scenario.
+            seed: seed of the random order between the scenario's events.
+            weights: weight of each kind of event; kinds that the scenario triggers have weight 0.
         """
         self.model = model
         self.world = model.first()
@@ -173,15 +172,15 @@ class Driver(Generic[W]):
         without: Callable[[Event], bool] = lambda event: False,
         limit: int = 20_000,
     ) -> None:
-        """Let things happen until `reached`.
+        """Run random events until `reached` returns True.
 
         Args:
-            reached: ends it.
-            without: events that do not happen in the meantime.
-            limit: of events; more is a story that does not end.
+            reached: predicate that ends the run.
+            without: events that must not occur during the run.
+            limit: most events; a longer run fails.
 
         Raises:
-            Found: an invariant does not hold, or the end is not reached.
+            Found: an invariant is violated, or `reached` stays False within the limit.
         """
         for _ in range(limit):
             if reached(self.world):
@@ -195,10 +194,9 @@ class Driver(Generic[W]):
         raise Found("the end is not reached", self._story, self.world)
 
     def do(self, *event: object) -> None:
-        """Let the first event happen that begins like this.
+        """Execute the first possible event whose name starts with the given prefix.
 
-        Raises:
-            Found: it cannot happen now, or what comes of it violates an invariant.
+        Raises Found if no such event is possible, or if its result violates an invariant.
         """
         for move, after in self._moves():
             if move[: len(event)] == event:
@@ -207,7 +205,7 @@ class Driver(Generic[W]):
         raise Found(f"{event} cannot happen", self._story, self.world)
 
     def can(self, *event: object) -> bool:
-        """Say whether such an event can happen now."""
+        """Return whether an event with this prefix is possible now."""
         return any(move[: len(event)] == event for move, _ in self._moves())
 
     def _moves(self) -> list[tuple[Event, W]]:

@@ -1,10 +1,9 @@
-"""The models of the rounds with reports and announcements that travel over a tree of agents, through nodes that
-remember what they passed on.
+"""Models of the rounds whose reports and announcements travel over a tree of agents.
 
-Everything but the rounds' messages is `tests.model.step_protocol` or `tests.model.stop_agreement`. A report of a rank
-goes from relay to relay, an announcement too; a node may have a line to any node above it, to several one after the
-other, and what a relay says may be older than what another one has said since. Relays keep what they know in the real
-`worker.core.tree.Reports`; an agent that restarts forgets it.
+All parts except the messages of the rounds are `tests.model.step_protocol` or `tests.model.stop_agreement`. Reports and
+announcements travel from relay to relay, and each relay remembers what it forwarded. A node may connect to any node
+above it, and to several of them in turn. A relay may therefore deliver an older message than another relay did. Relays
+store their state in the real `worker.core.tree.Reports`; a restarted agent loses this state.
 
     python -m tests.model.over_a_tree NODES COPIES STEPS FAULTS [--stop] [--walks N] [--seed S] [--arity K] [--bug NAME]
 """
@@ -28,26 +27,26 @@ from tests.model.world import Shape, World, put
 from worker.core.tree import NO_TERM, Reports, RoundTree
 
 Word = tuple[Any, ...]
-"""What the coordinator announces."""
+"""The content of the coordinator's announcement."""
 
 
 class Rounds(Searchable[W], Protocol[W]):
-    """A model without messages of the rounds: those are the tree's."""
+    """A model without messages of the rounds; the tree transports these messages."""
 
     @property
     def seats(self) -> range: ...
     def acts(self, world: W, seat: int, /) -> bool: ...
     def round(self, world: W, seat: int, /) -> RankRound: ...
-    def word(self, world: W) -> Word | None: ...  # None while the coordinator is recovering
+    def word(self, world: W) -> Word | None: ...  # None while the coordinator recovers
     def heard(self, world: W, seat: int) -> Word: ...
     def taken(self, world: W, rounds: Sequence[RankRound]) -> W: ...
     def told(self, world: W, seat: int, word: Word) -> W: ...
-    def restarted(self, event: Event) -> int | None: ...  # the seat whose agent has restarted
-    def is_start(self, event: Event) -> bool: ...  # of a new generation
+    def restarted(self, event: Event) -> int | None: ...  # the seat of the restarted agent
+    def is_start(self, event: Event) -> bool: ...  # True at the start of a new generation
 
 
 class StepRounds(step_protocol.Model):
-    """The step protocol's."""
+    """The rounds of the step protocol."""
 
     def word(self, world: World) -> Word | None:
         core = world.coordinator
@@ -76,11 +75,11 @@ class StepRounds(step_protocol.Model):
 
 
 class StopRounds(stop_agreement.Model):
-    """The agreed stop's, in its fine form. Only the coordinator's agent restarts.
+    """The rounds of the agreed stop, in the model's fine form. Only the coordinator's agent restarts.
 
-    A relay passes on only what its own rank's agent has heard. So whatever stop may still come out of the tree after a
-    restart has been heard by some agent, which will tell of it: what `_restarted` calls void, as nobody has heard of
-    it, is void here, too.
+    A relay forwards an announcement only after its own rank's agent has received it. So each stop that the tree can
+    still deliver after a restart is also known to an agent, which reports it. A stop that `_restarted` discards because
+    no agent received it is therefore absent from the tree.
     """
 
     @property
@@ -113,7 +112,7 @@ class StopRounds(stop_agreement.Model):
 
 
 class Announced(NamedTuple):
-    """What a node announces: an `Announcement` as far as this model needs it."""
+    """A node's announcement: the fields of `Announcement` that this model uses."""
 
     term: int = NO_TERM
     sequence: int = 0
@@ -121,27 +120,27 @@ class Announced(NamedTuple):
 
 
 class Relay(NamedTuple):
-    """A node's place in the tree: what it knows of the nodes below and of the coordinator."""
+    """A node in the tree, with its knowledge of the nodes below and of the coordinator."""
 
     known: Reports = Reports()
     announced: Announced = Announced()
     sequence: int = 0
     is_restarted: bool = False
-    """It hears the coordinator itself first."""
+    """True until the restarted node has received a message of the coordinator itself."""
 
 
 class TreeWorld(NamedTuple, Generic[W]):
-    """A world and its relays, one per seat; the coordinator's own is what `RoundServer` has taken."""
+    """A world with one relay per seat. The coordinator's relay holds the reports that `RoundServer` received."""
 
     world: W
     relays: tuple[Relay, ...]
     term: int
     sequence: int = 0
-    """Of the coordinator's announcements in this term."""
+    """Number of the coordinator's newest announcement in this term."""
 
 
 class AnyTerm(Reports):
-    """Planted: what was reported to the coordinator's earlier life counts as if it had been said to this one."""
+    """A planted bug: reports to an earlier term of the coordinator count in the current term."""
 
     def begin_term(self, term: int) -> Reports:
         kept = {
@@ -151,7 +150,7 @@ class AnyTerm(Reports):
         return AnyTerm(term, MappingProxyType(kept)) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> Reports:
-        """Stay planted."""
+        """Take a report and keep the planted bug in the result."""
         known = super().take(*reports)
         return AnyTerm(known.term, known.newest)
 
@@ -163,7 +162,7 @@ OF_THE_TREE = {
     "restart": 0.4,
     "drop": 0.1,
 }
-"""How likely the kinds of events are: restarts and abandoned steps are what a tree may get wrong."""
+"""Weights of the kinds of events. Restarts and abandoned steps are frequent, because they stress the tree."""
 BUGS = ("any-term", "hears-all")
 
 
@@ -175,31 +174,31 @@ class TreeModel(Generic[W]):
     tree: RoundTree
     reports: type[Reports] = Reports
     hears_all: bool = False
-    """Planted: what was overtaken is heard, too."""
+    """A planted bug: True makes nodes accept outdated announcements."""
 
     @classmethod
     def of(cls, model: Rounds[W], *, arity: int = 1, bug: str | None = None) -> TreeModel[W]:
-        """Return the model over a tree of which seat 0 is the root; arity 1 is a chain, the deepest there is.
+        """Return the model over a tree with seat 0 as the root.
 
-        `bug` is one of `BUGS`, planted.
+        Arity 1 gives a chain, the deepest tree. `bug` names a planted bug of `BUGS`.
         """
         tree = RoundTree.of(NodeId("0"), {NodeId(f"{seat}"): [Rank(seat)] for seat in model.seats}, arity=arity)
         return cls(model, tree, AnyTerm if bug == "any-term" else Reports, bug == "hears-all")
 
     def first(self) -> TreeWorld[W]:
-        """Return the first world of the model; over the tree nothing is known yet."""
+        """Return the first world of the model, with relays that have received nothing."""
         return self._anew(self.model.first(), term=1)
 
     def check(self, world: TreeWorld[W]) -> None:
-        """Check what the model checks."""
+        """Check the invariants of the underlying model."""
         self.model.check(world.world)
 
     def is_done(self, world: TreeWorld[W]) -> bool:
-        """Say whether the model is done."""
+        """Return whether the underlying model is done."""
         return self.model.is_done(world.world)
 
     def moves(self, world: TreeWorld[W]) -> Iterator[tuple[Event, TreeWorld[W]]]:
-        """Yield the model's moves and those of the tree."""
+        """Yield the moves of the underlying model and of the tree."""
         for event, after in self.model.moves(world.world):
             seat = self.model.restarted(event)
             if seat is not None:
@@ -225,7 +224,7 @@ class TreeModel(Generic[W]):
         )
 
     def _anew(self, world: W, *, term: int) -> TreeWorld[W]:
-        """A new generation: nobody knows anything."""
+        """Return the relays of a new generation, which have received nothing."""
         return self._at_root(TreeWorld(world, (Relay(self.reports()),) * len(self.model.seats), term))
 
     def _at_root(self, world: TreeWorld[W]) -> TreeWorld[W]:
@@ -240,7 +239,7 @@ class TreeModel(Generic[W]):
         return forgotten if seat else self._at_root(forgotten._replace(term=world.term + 1, sequence=0))
 
     def _newest(self, world: TreeWorld[W], seat: int) -> Relay:
-        """Return a relay with its own rank's state as it is now (`RoundMember._newest`)."""
+        """Return a relay with the current state of its own rank, as `RoundMember._newest` does."""
         relay, node = world.relays[seat], NodeId(f"{seat}")
         ranks, own = (self.model.round(world.world, seat),), relay.known.newest.get(node)
         if relay.known.term == NO_TERM or (own is not None and own.ranks == ranks):
@@ -258,7 +257,7 @@ class TreeModel(Generic[W]):
     # -- moves
 
     def _at_the_root(self, world: TreeWorld[W]) -> Iterator[tuple[Event, TreeWorld[W]]]:
-        """The coordinator's own rank reports and hears."""
+        """Return the moves in which the coordinator's own rank reports and receives announcements."""
         relay = self._newest(world, 0)
         if relay != world.relays[0]:
             yield ("report", 0), self._taken(world, 0, tuple(relay.known.newest.values()), relay.sequence)
@@ -297,7 +296,7 @@ class TreeModel(Generic[W]):
         return self._with(after, self.model.taken(world.world, rounds)) if rounds else after
 
     def _told(self, world: TreeWorld[W], seat: int, announced: Announced) -> TreeWorld[W]:
-        """A node hears an announcement (`RoundMember._listened`)."""
+        """Return the world after a node received an announcement, as in `RoundMember._listened`."""
         relay = world.relays[seat]
         relay = relay._replace(known=relay.known.begin_term(announced.term), announced=announced, is_restarted=False)
         after = world._replace(relays=put(world.relays, seat, relay))
@@ -312,17 +311,17 @@ def follow(shape: Shape, seeds: range, *, arity: int = 1, length: int = 400, bug
     """Walk at random from the middle of a training.
 
     Args:
-        shape: steps count from there.
-        seeds: one walk each.
-        arity: of the tree.
-        length: events of a walk.
-        bug: planted, or none.
+        shape: sizes of the world; steps count from the start of the walk.
+        seeds: seeds, one walk for each.
+        arity: children per node of the tree.
+        length: events per walk.
+        bug: planted bug of `BUGS`, or an empty value for none.
 
     Returns:
-        What was seen.
+        The counts of states and events.
 
     Raises:
-        Found: something that must never be.
+        Found: an invariant is violated.
     """
     seen = Explored()
     for seed in seeds:
@@ -336,20 +335,20 @@ def follow(shape: Shape, seeds: range, *, arity: int = 1, length: int = 400, bug
 def follow_stop(
     options: Options, seeds: range, *, arity: int = 1, length: int = 4000, bug: str | None = None
 ) -> Explored:
-    """Walk at random from the start of a job until everybody has left.
+    """Walk at random from the start of a job until every rank has closed.
 
     Args:
-        options: of the job; its moves are fine.
-        seeds: one walk each.
-        arity: of the tree.
-        length: events of a walk, at most.
-        bug: of `BUGS`, planted, or none.
+        options: options of the stop model, which runs in its fine form.
+        seeds: seeds, one walk for each.
+        arity: children per node of the tree.
+        length: most events per walk.
+        bug: planted bug of `BUGS`, or an empty value for none.
 
     Returns:
-        What was seen.
+        The counts of states and events.
 
     Raises:
-        Found: something that must never be, or the walk does not end.
+        Found: an invariant is violated, or the walk does not end.
     """
     seen = Explored()
     for seed in seeds:
@@ -362,7 +361,7 @@ def follow_stop(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Walk as the command line says; print what was seen or the story of a violation."""
+    """Run the walks of the command line and print the counts, or the events of a violation."""
     parser = argparse.ArgumentParser(prog="python -m tests.model.over_a_tree")
     for name in ("nodes", "copies", "steps", "faults"):
         parser.add_argument(name, type=int)

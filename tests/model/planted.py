@@ -1,4 +1,7 @@
-"""Bugs planted into the step protocol, one rule each. A model that does not find every one of them proves nothing."""
+"""Bugs planted into the step protocol, each in one rule.
+
+A model that misses one of these bugs proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from worker.core.slots import Content, SlotView, kept, writable
 
 
 class OwnerAcks(Shard):
-    """The owner acknowledges as soon as its own slot is sealed."""
+    """The owner acknowledges a step as soon as its own slot is sealed."""
 
     __slots__ = ()
 
@@ -25,7 +28,7 @@ class OwnerAcks(Shard):
 
 
 class CountsCaptures(Shard):
-    """What is being captured counts as if it were sealed."""
+    """A step under capture counts as sealed."""
 
     __slots__ = ()
 
@@ -34,7 +37,7 @@ class CountsCaptures(Shard):
 
 
 class OwnersOnly(Shard):
-    """A new generation begins with only the owner in view."""
+    """A new generation starts with only the owner in view."""
 
     __slots__ = ()
 
@@ -44,7 +47,7 @@ class OwnersOnly(Shard):
 
 
 class ReturnsUnconfirmed(Shard):
-    """A dropped holder counts again with whatever it acknowledges first."""
+    """A dropped holder returns to the view with its first acknowledgement of any step."""
 
     __slots__ = ()
 
@@ -53,7 +56,7 @@ class ReturnsUnconfirmed(Shard):
 
 
 class NeverRevokes(Shard):
-    """What a holder has once acknowledged counts for ever."""
+    """An acknowledgement of a holder counts forever."""
 
     __slots__ = ()
 
@@ -62,7 +65,7 @@ class NeverRevokes(Shard):
 
 
 class ForgetsPage(Shard):
-    """A restarted agent does not read what its page says."""
+    """A restarted agent ignores the content of its page."""
 
     __slots__ = ()
 
@@ -72,7 +75,7 @@ class ForgetsPage(Shard):
 
 
 class CommitsMajority(Coordinator):
-    """All but one acknowledgement are enough."""
+    """A commit needs all acknowledgements except one."""
 
     __slots__ = ()
 
@@ -84,7 +87,7 @@ class CommitsMajority(Coordinator):
 
 
 class Forgets(Coordinator):
-    """A restarted coordinator takes the newest C that some agent has heard, and reuses step numbers."""
+    """A restarted coordinator takes the newest C of any agent and reuses step numbers."""
 
     __slots__ = ()
 
@@ -96,7 +99,7 @@ class Forgets(Coordinator):
 
 
 class RecoversEarly(Coordinator):
-    """A restarted coordinator goes on as soon as the first agent has reported."""
+    """A restarted coordinator continues as soon as the first agent has reported."""
 
     __slots__ = ()
 
@@ -106,29 +109,29 @@ class RecoversEarly(Coordinator):
 
 
 def recycle_oldest(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Overwrite the oldest step, whatever is committed."""
+    """Overwrite the slot with the oldest step, even if that step is committed."""
     free = [index for index, slot in enumerate(slots) if not slot.is_busy]
     return min(free, key=lambda index: slots[index].content.step if slots[index].content else -1, default=None)  # type: ignore[union-attr]
 
 
 def overwrite_pinned(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Overwrite what is being uploaded as soon as it is not kept."""
+    """Overwrite a slot during its upload as soon as its content is not kept."""
     return writable([replace(slot, is_pinned=False) for slot in slots], keep)
 
 
 def keep_base_only(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
-    """Forget the plan's keep list."""
+    """Ignore the plan's keep list."""
     return kept(committed, frozenset(), base)
 
 
 def choose_newest_per_rank(survey: recovery.Survey) -> recovery.Restore:
-    """Look at slots by step alone, whichever generation captured them."""
+    """Choose slots by step alone and ignore the generation that captured them."""
     everything = {record.origin_generation: Step(2**62) for listed in survey.inventories.values() for record in listed}
     return recovery.choose(replace(survey, path=everything))
 
 
 def believe_the_record(path: recovery.Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
-    """Plan with the control plane's own record of C, however old it is."""
+    """Plan with the control plane's own record of C, however old the record is."""
     return recorded
 
 

@@ -1,23 +1,23 @@
-"""Explicit-state model of the step protocol (docs/design.md#rounds) whose deciders are the real cores.
+"""Explicit-state model of the step protocol (docs/design.md#rounds), with the real decision code.
 
     worker.core.rounds.Shard, Coordinator       rounds, votes, views
     worker.core.slots.writable, kept            which slot may be written
-    everstep.training.step_rules.decide         what a rank does at a boundary
+    everstep.training.step_rules.decide         a rank's action at a boundary
     control_plane.core.recovery.choose          the base of a new generation, its sources and keep lists
 
-Around them everything may happen at any later moment: a report or an announcement is heard, a copier ends, a stream
-moves, an agent or the coordinator restarts, a holder is dropped, nodes die, promise, load; the next failure comes in
-the middle of all that.
+All other events may occur at any later moment: a report or an announcement is received, a copier finishes, a stream
+progresses, an agent or the coordinator restarts, a holder is dropped, nodes die, promise or load. The next failure may
+occur in the middle of each of these.
 
-A node may own several ranks: their shards have the same holders, and its agent reports and hears for all of them at
-once. With `every_steps`, owners upload committed steps. An upload pins the owner's slot, may fail, and ends with its
-node or generation. Ranks at the last step close, and the coordinator commits that step in a final round.
+A node may own several ranks. Their shards have the same holders, and their agent reports and receives for all ranks
+together. With `every_steps`, owners upload committed steps. An upload pins the owner's slot, may fail, and ends with
+its node or generation. Ranks at the last step close, and the coordinator commits that step in a final round.
 
     python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady]
     [--ranks-per-node R] [--every K]
 
-explores every interleaving (breadth first), or N random walks with finer steps. FAULTS bounds everything that goes
-wrong, together.
+The command explores every interleaving breadth first, or N random walks with finer steps. FAULTS limits the total
+number of faults.
 """
 
 from __future__ import annotations
@@ -76,21 +76,21 @@ WEIGHTS = {
     "uploaded": 0.2,
     "upload fails": 0.1,
 }
-"""How likely the kinds of events are in a random walk; all others 1.
+"""Weights of the kinds of events in a random walk; 1 for all others.
 
-Training is slow and faults are rare, or else nothing is ever committed.
+Training is slow and faults are rare, because otherwise no step is ever committed.
 """
 SLOWLY = {**dict.fromkeys(WEIGHTS, 0.0), "boundary": 0.05}
-"""Nothing goes wrong of itself, and saving keeps up with training."""
+"""Weights for walks without spontaneous faults, in which snapshots keep up with training."""
 
 
 class Violation(Exception):
-    """Something that must never be."""
+    """An invariant does not hold."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Every decision that the model asks for; a planted bug replaces one or two of them."""
+    """All decisions that the model calls. A planted bug replaces one or two of them."""
 
     shard: type[Shard] = Shard
     coordinator: type[Coordinator] = Coordinator
@@ -98,19 +98,17 @@ class Rules:
     kept: Callable[..., frozenset[Content]] = slots.kept
     choose: Callable[[recovery.Survey], recovery.Restore] = recovery.choose
     has_promises: bool = True
-    """A node that has promised does nothing more for the old generation."""
+    """True if a node stops its work for the old generation after its promise."""
     starts_committed: bool = False
-    """A new generation treats its base as committed."""
+    """True if a new generation treats its base as committed."""
     tells_committed: bool = True
     """The first message of a stream says what is committed; else a holder goes by what its own coordinator line has
     brought.
     """
     ends_sealed: bool = True
-    """A shard is said to be complete when its owner has sealed it; else when its rank has written it."""
+    """True if the owner announces a shard as complete after sealing, False if after the rank's last write."""
     committed: Callable[[recovery.Path, Step, Iterable[tuple[Generation, Step]]], Step] = recovery.newest_committed
-    """Which C the control plane plans with: from its own record, which lags, and from the pages of the nodes that
-    promised.
-    """
+    """Chooses the C of a plan from the control plane's own record, which lags, and the pages of the promised nodes."""
 
 
 class Model:
@@ -119,13 +117,15 @@ class Model:
     def __init__(
         self, shape: Shape, rules: Rules | None = None, *, is_fine: bool = False, start: World | None = None
     ) -> None:
-        """Begin.
+        """Create the model.
 
         Args:
             shape: sizes and the budget of faults.
-            rules: who decides; the real cores by default.
-            is_fine: every small step is a move of its own; else what only one node sees happens at once.
-            start: the world to explore from; a job's first generation by default.
+            rules: the decisions; the real ones by default.
+            is_fine: True makes every small action a move of its own. Otherwise actions that only one node observes
+                happen
+                immediately.
+            start: first world of the exploration; a job's first generation by default.
         """
         self._start = start
         self.shape = shape
@@ -140,7 +140,7 @@ class Model:
     # -- the beginning
 
     def first(self) -> World:
-        """Return the first generation's start: nothing is captured yet, step 0 is what the script builds."""
+        """Return the start of the first generation: no snapshot exists, and the script builds step 0."""
         if self._start is not None:
             shards = tuple(_as(self.rules.shard, shard) for shard in self._start.shards)
             coordinator = replace(
@@ -179,7 +179,7 @@ class Model:
         return self._started(world, Plan(0, 0, world.keep), 1)
 
     def _started(self, world: World, plan: Plan, generation: int) -> World:
-        """Every node has loaded: ranks and rounds begin."""
+        """Return the world after every node has loaded: ranks and rounds start."""
         world_size, base = self.shape.world_size, Step(plan.base)
         coordinator = self.rules.coordinator.begin(world_size=world_size, base=base, every_steps=self.shape.every_steps)
         shards = tuple(self.rules.shard.begin(base, self._peers(rank)) for rank in self.ranks)
@@ -213,15 +213,15 @@ class Model:
     # -- reading the world
 
     def content(self, world: World, step: int) -> Content:
-        """Name the state of `step` in the running generation."""
+        """Return the name of the content of `step` in the running generation."""
         return Content(Generation(world.origin if step == world.base and step else world.generation), Step(step))
 
     def has(self, world: World, rank: int, holder: int, content: Content) -> bool:
-        """Say whether a holder's slots have `content`, sealed."""
+        """Return whether a holder has a sealed slot with `content`."""
         return slots.find_sealed(world.slots[rank][holder], content) is not None
 
     def acts(self, world: World, seat: int) -> bool:
-        """Say whether the node in `seat` still acts for the running generation."""
+        """Return whether the node in `seat` still works for the running generation."""
         if world.restore is None:
             return True
         if seat in world.restore.dead or world.restore.plan is not None:
@@ -229,7 +229,7 @@ class Model:
         return seat not in world.restore.quiet or not self.rules.has_promises
 
     def keeps(self, world: World, rank: int, seat: int, told: int = NONE) -> frozenset[Content]:
-        """Return what `seat` may not overwrite of a shard, as its member knows it."""
+        """Return the contents of a shard that `seat` may not overwrite, by the knowledge of its agent."""
         committed = max(told, *(world.shards[mine].committed for mine in self.ranks_of(seat)))
         base = Content(Generation(world.origin), Step(world.base)) if world.base else None
         return self.rules.kept(
@@ -264,7 +264,7 @@ class Model:
 
     @staticmethod
     def pinned(world: World, rank: int) -> Step:
-        """Return the step that an owner is uploading, or -1."""
+        """Return the step that an owner uploads, or -1."""
         return next(
             (view.content.step for view in world.slots[rank][0] if view.is_pinned and view.content is not None),
             Step(NONE),
@@ -273,7 +273,7 @@ class Model:
     # -- what can happen
 
     def moves(self, world: World) -> Iterator[tuple[Event, World]]:
-        """Yield everything that can happen next."""
+        """Yield all possible next worlds."""
         for seat in self.seats:
             if self.acts(world, seat):
                 yield from self._line(world, seat)
@@ -310,8 +310,9 @@ class Model:
                     yield ("hear", seat, coordinator.committed, coordinator.proposed), heard
 
     def _released(self, world: World, rank: int) -> World:
-        """A rank that closes looks at its page before the agent's next report is answered: a step proposed once more is
-        a new proposal.
+        """A closing rank reads its page before the agent's next report is answered.
+
+        A step that is proposed again is a new proposal.
         """
         process = world.processes[rank]
         outcome = process.outcome
@@ -325,7 +326,7 @@ class Model:
         return self._process(world, rank, process._replace(outcome=None))
 
     def _marked(self, world: World, seat: int) -> World:
-        """Pin what is to be uploaded before anything else that an announcement says, as `Member._hear` does it."""
+        """Pin the step to upload before any other part of the announcement takes effect, as `Member._hear` does."""
         coordinator = world.coordinator
         if not self.shape.every_steps:
             return world
@@ -345,8 +346,9 @@ class Model:
         return pinned._replace(begun=put(world.begun, rank, step))
 
     def _upload_moves(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        """An upload ends, fails, or is cancelled for the final step; a failed one is not tried again for the same
-        step.
+        """Yield the ends of uploads: success, failure, or cancellation for the final step.
+
+        A failed upload is not retried for the same step.
         """
         step = self.pinned(world, rank)
         if step == NONE:
@@ -367,15 +369,14 @@ class Model:
             yield ("upload fails", rank, step), unpinned._replace(faults=world.faults + 1)
 
     def _apply(self, world: World, rank: int, shard: Shard) -> World:
-        """Take a shard's new state, as `OwnedShard.apply` does, and note what the checker wants to know."""
+        """Store a shard's new state, as `OwnedShard.apply` does, and record facts for the checker."""
         before = world.shards[rank]
         if shard == before:
             return world
         if shard.committed < before.committed:
             raise Violation(f"rank {rank} goes back from C={before.committed} to {shard.committed}")
         gone = {int(peer) for peer in before.view - shard.view}
-        # A holder that was restarted and has lost its slots says so when it connects: until then its owner may take it
-        # for confirmed.
+        # A restarted holder reports lost slots when it connects. Until then, its owner may treat it as confirmed.
         back = {
             seat for seat in map(int, shard.view - before.view) if self._has_at(world, rank, seat, shard.foundation)
         }
@@ -394,7 +395,7 @@ class Model:
         return world.restore.dead if world.restore is not None else frozenset()
 
     def _coordinated(self, world: World, coordinator: Coordinator) -> World:
-        """Take the coordinator's new state; check what it did."""
+        """Store the coordinator's new state and check its actions."""
         before = world.coordinator
         world = world._replace(coordinator=coordinator)
         if coordinator.is_recovering:
@@ -402,7 +403,7 @@ class Model:
         if not before.is_recovering and coordinator.committed < before.committed:
             raise Violation(f"C falls from {before.committed} to {coordinator.committed}")
         if coordinator.proposed not in (NONE, before.proposed):
-            again = before.is_recovering and coordinator.proposed == world.base  # the base's own round goes on
+            again = before.is_recovering and coordinator.proposed == world.base  # the round of the base continues
             is_forgotten = all(shard.proposed != coordinator.proposed for shard in world.shards)
             again |= coordinator.proposed == coordinator.final and is_forgotten
             if coordinator.proposed in world.heard and not again:
@@ -433,8 +434,9 @@ class Model:
         return world._replace(best=step if all(counted) else world.best, owed=counted)
 
     def _spoilt_at(self, world: World, rank: int, step: int) -> set[int]:
-        """Return the seats that have lost a step behind their true word for it: memory that fails is a loss like any
-        other.
+        """Return the seats that lost a step after they acknowledged it truthfully.
+
+        A memory fault counts as a loss.
         """
         content = self.content(world, step)
         return {
@@ -477,9 +479,7 @@ class Model:
         )
 
     def _regain(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        """An owner that was restarted and no longer has the base fetches it from a holder, as `Member._regain_base`
-        does.
-        """
+        """A restarted owner without the base fetches it from a holder, as `Member._regain_base` does."""
         shard, base = world.shards[rank], Content(Generation(world.origin), Step(world.base))
         if not self._lacks_base(world, rank):
             return
@@ -495,8 +495,9 @@ class Model:
 
     @staticmethod
     def _lacks_base(world: World, rank: int) -> bool:
-        """Say whether an owner has to fetch the base again: until then it has no lines to its holders
-        (`Member._supply_regained`).
+        """Return whether an owner must fetch the base again.
+
+        Until then, the owner has no connections to its holders (`Member._supply_regained`).
         """
         shard = world.shards[rank]
         return bool(world.base) and shard.committed == NONE and world.base not in shard.sealed
@@ -548,7 +549,7 @@ class Model:
             yield ("hello", rank), self._hello(world, rank)
 
     def _capture_moves(self, world: World, rank: int, step: int, slot: int) -> Iterator[tuple[Event, World]]:
-        """The agent hears how far a copier has come; the guard finds that the state changed under it."""
+        """Yield progress reports of a copier to the agent, and guards that detect a change during the copy."""
         capturing = world.shards[rank].capture(Step(step))
         if (
             world.processes[rank].is_connected
@@ -561,12 +562,12 @@ class Model:
             yield ("spoilt", rank, step), self._process(world._replace(faults=world.faults + 1), rank, spoilt)
 
     def _is_its_slot(self, world: World, rank: int, step: int, slot: int) -> bool:
-        """Say whether the agent takes what its rank says of this slot, as `RankLines` does."""
+        """Return whether the agent accepts its rank's message about this slot, as `RankLines` does."""
         is_granted = (step, slot) == (world.shards[rank].proposed, world.granted[rank])
         return is_granted or slot == slots.being_written(world.slots[rank][0], self.content(world, step))
 
     def _is_followed(self, world: World, rank: int, step: int) -> bool:
-        """Say whether an owner's agent still expects that a step is captured."""
+        """Return whether an owner's agent still expects the capture of a step."""
         process = world.processes[rank]
         is_written = any(
             view.state is SlotState.WRITING and view.content == self.content(world, step)
@@ -581,7 +582,7 @@ class Model:
         return is_written and (is_coming or (process.copying is not None and process.copying[0] == step))
 
     def _boundary(self, world: World, rank: int, obstacle: str) -> World:
-        """Pass the next boundary and do what the rank's own rules say there."""
+        """Pass the next boundary and apply the rank's rules."""
         process = world.processes[rank]
         process = process._replace(boundary=process.boundary + 1)
         return (
@@ -589,7 +590,7 @@ class Model:
         )
 
     def _look(self, world: World, rank: int, process: Process, obstacle: str) -> World:
-        """Do what the rank's own rules say about its page, where the rank stands."""
+        """Apply the rank's rules to its page at the current boundary."""
         view = step_rules.RankView(process.boundary, world.base, process.settled, has_slots=True, obstacle=obstacle)
         decision = step_rules.decide(view, self.half(world, rank))
         if decision.capture_slot is not None:
@@ -602,7 +603,7 @@ class Model:
         return self._process(world, rank, process)
 
     def _heard(self, world: World, rank: int) -> World:
-        """The agent takes in what its rank said, as `RankLines.message` does; digesting and sealing are part of it."""
+        """The agent receives its rank's message, digests and seals, as `RankLines.message` does."""
         process = world.processes[rank]
         outcome = process.outcome
         if outcome is None or not process.is_connected:
@@ -627,7 +628,7 @@ class Model:
         return world._replace(slots=put(world.slots, rank, put(world.slots[rank], 0, pair)))
 
     def _hello(self, world: World, rank: int) -> World:
-        """The rank finds the agent that was restarted, as `RankLines.hello` and the rank's link do it."""
+        """The rank reconnects to the restarted agent, as `RankLines.hello` and the rank's link do."""
         process = world.processes[rank]._replace(is_connected=True)
         world = self._process(world, rank, process)
         shard = world.shards[rank]
@@ -681,7 +682,7 @@ class Model:
                 yield ("acknowledge", rank, seat, stream.step), self._acknowledged(world, rank, holder)
 
     def _is_waiting(self, world: World, rank: int, step: int) -> bool:
-        """Say whether a stream has to wait for its owner to seal what is being captured."""
+        """Return whether a stream waits until its owner seals the captured step."""
         is_sealed = self.has(world, rank, 0, self.content(world, step))
         return self.rules.ends_sealed and not is_sealed and self._is_followed(world, rank, step)
 
@@ -690,7 +691,7 @@ class Model:
         return world._replace(streams=put(world.streams, rank, put(world.streams[rank], holder, stream)))
 
     def _connected(self, world: World, rank: int, holder: int) -> World:
-        """The holder says what it has; only what the owner has too counts (`OwnedShard.inventory`)."""
+        """The holder sends its inventory. Only steps that the owner has too count (`OwnedShard.inventory`)."""
         listed = {
             view.content
             for view in world.slots[rank][holder]
@@ -706,7 +707,7 @@ class Model:
         return self._apply(world, rank, world.shards[rank].answer(peer).inventory(peer, steps))
 
     def _taken(self, world: World, rank: int, holder: int) -> World:
-        """The holder grants a slot; the same world when it has none."""
+        """The holder grants a slot. Without a free slot, the world is unchanged."""
         stream, seat = world.streams[rank][holder], self.holders[rank][holder]
         index = self.rules.writable(world.slots[rank][holder], self.keeps(world, rank, seat, stream.told))
         if index is None:
@@ -715,8 +716,9 @@ class Model:
         return self._stream(world, rank, holder, stream._replace(phase=Phase.TAKEN, slot=index))
 
     def _sent(self, world: World, rank: int, holder: int) -> World:
-        """All has left; or the owner's slot was granted anew in the meantime, or its capture was given up, and the
-        shard is cancelled.
+        """The owner has sent the shard.
+
+        If the owner's slot was granted again or its capture was abandoned meanwhile, the transfer is cancelled.
         """
         stream = world.streams[rank][holder]
         is_whole = self.has(world, rank, 0, self.content(world, stream.step))
@@ -743,9 +745,9 @@ class Model:
         return self._apply(world, rank, world.shards[rank].acknowledge(NodeId(f"{seat}"), Step(stream.step)))
 
     def _cut(self, world: World, rank: int, holder: int, *, is_drained: bool) -> World:
-        """The line breaks.
+        """The connection breaks.
 
-        What has not wholly arrived is void; what the holder already has in its socket it may still seal (drained).
+        Incomplete transfers are discarded. The holder may still seal data that is already in its socket.
         """
         stream = world.streams[rank][holder]
         if is_drained and stream.phase is Phase.SENT:
@@ -774,7 +776,10 @@ class Model:
         yield from self._losses(faulty, "lose")
 
     def _losses(self, world: World, name: str) -> Iterator[tuple[Event, World]]:
-        """Any nodes go, as long as every shard keeps one that owes it; none at all: only ranks have crashed."""
+        """Yield the loss of any set of nodes that leaves a live node with the committed step of every shard.
+
+        The empty set means that only ranks crashed.
+        """
         for size in range(self.shape.nodes):
             for lost in combinations(self.seats, size):
                 if all(world.owed[rank] - set(lost) for rank in self.ranks):
@@ -783,8 +788,9 @@ class Model:
                         yield ("part", *lost), self._lost(world, frozenset(lost), is_unreachable=True)
 
     def _spoiled(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
-        """A restarted agent finds a slot whose header does not hold, as long as the shard keeps another node that owes
-        it.
+        """A restarted agent finds a slot with an invalid header.
+
+        Another node still has the committed step of the shard.
         """
         for rank, row in enumerate(self.holders):
             if seat in row and world.owed[rank] - {seat}:
@@ -794,7 +800,7 @@ class Model:
                         continue
                     is_voted = self._is_voted(world, rank, view.content)
                     if is_voted and world.stood[rank] - self._spoilt_at(world, rank, view.content.step) == {seat}:
-                        # who loses what a vote stands on alone has lost all, as with the last node that owes a commit
+                        # losing the only copy behind a vote equals losing the last node that must have the commit
                         continue
                     spoiled = self._slot(world, rank, holder, index, EMPTY)
                     if holder or is_voted:
@@ -804,13 +810,14 @@ class Model:
                     yield ("spoil", rank, seat, index), self._restarted(spoiled, seat)
 
     def _is_voted(self, world: World, rank: int, content: Content) -> bool:
-        """Say whether a rank has voted on this very content: its word cannot be taken back any more."""
+        """Return whether a rank has voted for this content; a vote cannot be withdrawn."""
         shard = world.shards[rank]
         return shard.vote is Vote.ACKED and content == self.content(world, shard.proposed)
 
     def _restarted(self, world: World, seat: int) -> World:
-        """The agent of a node starts anew: page and slots are what it finds, every line is gone, and the coordinator
-        asks everybody.
+        """Restart the agent of a node.
+
+        It finds its page and slots, all connections are closed, and the coordinator asks every agent again.
         """
         for rank in self.ranks:
             owner = self.seat_of(rank)
@@ -862,9 +869,7 @@ class Model:
         return world
 
     def _lost(self, world: World, lost: frozenset[int], *, is_unreachable: bool = False) -> World:
-        """Nodes are gone (or only out of reach, with all that they hold); everybody else will be asked for a
-        promise.
-        """
+        """Nodes are lost, or unreachable with all their slots. The control plane asks all others for a promise."""
         for rank in self.ranks:
             for holder, seat in enumerate(self.holders[rank]):
                 if holder and {self.seat_of(rank), seat} & lost:
@@ -920,7 +925,7 @@ class Model:
                         yield ("mismatch", seat), self._mismatched(faulty, restore, restore.plan, seat)
 
     def _promised(self, world: World, restore: Restore, seat: int) -> World:
-        """The promise: ranks gone, streams closed, and only then the inventory."""
+        """A node promises: it ends its ranks, closes its streams, and then reports its inventory."""
         if self.rules.has_promises:
             for rank in self.ranks:
                 for holder, at in enumerate(self.holders[rank]):
@@ -943,7 +948,10 @@ class Model:
         )
 
     def _planned(self, world: World, restore: Restore, returning: tuple[int, ...]) -> World:
-        """The control plane chooses the base. Dead seats get newcomers, or the node that was only out of reach."""
+        """The control plane chooses the base.
+
+        Lost seats get a new node, or the old node if it was only unreachable.
+        """
         inventories = {
             f"{seat}": inventory for seat, inventory in enumerate(restore.inventories) if inventory is not None
         }
@@ -999,15 +1007,17 @@ class Model:
         )
 
     def _page_commit(self, world: World, seat: int) -> tuple[int, int]:
-        """Return the generation and C that a node reports from its pages; C is -1 on pages that Load has cleared, or a
-        newcomer has made.
+        """Return the generation and C that a node reports from its pages.
+
+        C is -1 on pages that a load cleared or that a new node created.
         """
         committed = max(world.shards[rank].committed for rank in self.ranks_of(seat))
         return world.generation, NONE if seat in world.cleared else committed
 
     def _origin(self, world: World, chosen: recovery.Restore) -> int:
-        """Return the generation that captured the base: one and the same for all ranks, and on the path of what was
-        started last.
+        """Return the generation that captured the base.
+
+        It is the same for all ranks and lies on the path of the newest started generation.
         """
         origins = {source.origin_generation for sources in chosen.sources for source in sources}
         if (
@@ -1018,7 +1028,7 @@ class Model:
         return max(origins, default=0)
 
     def _loaded(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """Void what is not kept, then fetch the base if the own slots lack it."""
+        """Discard contents that are not kept, then fetch the base if the node's own slots lack it."""
         base = Content(Generation(plan.origin), Step(plan.base)) if plan.base else None
         for rank, row in enumerate(self.holders):
             if seat in row:
@@ -1045,8 +1055,9 @@ class Model:
         )
 
     def _mismatched(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """What the plan names does not verify: memory has failed, so nothing is owed any more; a new generation goes on
-        from an older base.
+        """A source in the plan does not verify: its memory failed, so no commit is guaranteed any more.
+
+        A new generation continues from an older base.
         """
         refused = world.refused | {(self.ranks_of(seat)[0], plan.origin, plan.base)}
         owed = tuple(frozenset(row) for row in self.holders)
@@ -1055,11 +1066,13 @@ class Model:
     # -- what must hold
 
     def check(self, world: World) -> None:
-        """Whatever nodes are lost next, if every shard keeps one that owes it, the others hold a common step at least
-        as new as any commit.
+        """Check that a later loss of nodes cannot lose a commit.
+
+        As long as each shard keeps a node that must have the commit, the remaining nodes hold a common step at least as
+        new.
 
         Raises:
-            Violation: not so.
+            Violation: the remaining nodes hold no such step.
         """
         if not world.best:
             return
@@ -1095,9 +1108,7 @@ class Model:
         return [lost for size in range(self.shape.nodes) for lost in combinations(self.seats, size)]
 
     def is_done(self, world: World) -> bool:
-        """Say whether nothing needs to happen any more: every rank is at the last step, and the final round is over
-        where ranks close.
-        """
+        """Return whether every rank is at the last step and, where ranks close, the final round is over."""
         if self.shape.every_steps and not (
             world.coordinator.is_finished and all(process.is_closing for process in world.processes)
         ):
@@ -1132,7 +1143,7 @@ def _record(rank: int, content: Content) -> SlotRecord:
 
 
 def _promised(pair: Pair) -> Pair:
-    """What a shard's slots are once their rank is gone: nothing is half written."""
+    """Return a shard's slots after its rank has ended: no slot is half written."""
     return tuple(view if view.state is SlotState.SEALED else EMPTY for view in _unpinned(pair))
 
 
@@ -1145,7 +1156,7 @@ def _subsets(seats: list[int]) -> list[tuple[int, ...]]:
 
 
 def steady(nodes: int, copies: int, *, committed: int = 2, seed: int = 1, ranks_per_node: int = 1) -> World:
-    """Return a world in mid-training: something is committed and every agent has heard of it."""
+    """Return a world in the middle of training, with a commit that every agent has received."""
     model = Model(Shape(nodes, copies, 99, 0, ranks_per_node))
     driver = Driver(model, seed=seed, weights=SLOWLY)
     driver.until(lambda world: world.best >= committed and all(shard.committed == world.best for shard in world.shards))
@@ -1153,7 +1164,7 @@ def steady(nodes: int, copies: int, *, committed: int = 2, seed: int = 1, ranks_
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Explore as the command line says; print what was seen or the story of a violation."""
+    """Explore as the command line says and print the counts, or the events of a violation."""
     from tests.model.planted import BUGS
 
     parser = argparse.ArgumentParser(prog="python -m tests.model.step_protocol")

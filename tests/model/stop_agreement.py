@@ -1,17 +1,16 @@
-"""Explicit-state model of the agreed stop and the end of training, decided by the real `Coordinator`, `Shard` and rank
-rules.
+"""Explicit-state model of the agreed stop and the end of training.
 
-The rules: docs/design.md#agreed-stop.
+The real `Coordinator`, `Shard` and rank rules make the decisions; docs/design.md#agreed-stop contains the rules.
 
-Training is synchronous: a rank passes boundary k+1 only when all others have left boundary k. One rank per agent, no
-replicas. The newest report and announcement are heard at any later moment; in the fine form both travel, and may be
-stale when they arrive. The control plane asks for a stop at any moment and repeats itself; the coordinator's agent
-restarts; uploads pin slots; the final round may be given up.
+Training is synchronous: a rank passes boundary k+1 only after all other ranks have passed boundary k. Each agent has
+one rank and no replicas. The newest report and announcement arrive at any later moment. In the fine form, messages are
+in transit for a while and may be stale on arrival. The control plane requests a stop at any moment and repeats its
+request. The coordinator's agent restarts, uploads pin slots, and the final round may be abandoned.
 
     python -m tests.model.stop_agreement RANKS STEPS RESTARTS [--bug NAME] [--every K] [--slots 2|3] [--no-stop]
     [--hurry] [--fine]
 
-Every reachable state must be able to reach the end: nobody waits for ever.
+The end must be reachable from every reachable state, so that no process waits forever.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from worker.core.slots import EMPTY, Content, SlotView, being_written, find_seal
 
 GENERATION = Generation(1)
 RARELY = {"ask": 0.1, "restart": 0.03, "halt": 0.02, "give up": 0.01, "end final round": 0.01, "uploaded": 0.3}
-"""How likely the kinds of events are in a random walk; all others 1."""
+"""Weights of the kinds of events in a random walk; 1 for all others."""
 
 
 class Violation(Exception):
-    """Something that must never be."""
+    """An invariant does not hold."""
 
 
 class Mode(IntEnum):
-    """Of a rank.
+    """Situation of a rank.
 
-    AT a boundary; BETWEEN two; WAITING at an announced stop; STOPPED at a confirmed one; CLOSING inside `close()`;
-    CLOSED.
+    AT a boundary; BETWEEN two boundaries; WAITING at an announced stop; STOPPED at a confirmed stop; CLOSING inside
+    `close()`; CLOSED.
     """
 
     AT = 0
@@ -68,7 +67,7 @@ class Process(NamedTuple):
     settled: int = NONE
     echo: tuple[int, int] = (NONE, 0)
     outcome: tuple[int, bool] | None = None
-    """(step, captured) on its way to the agent."""
+    """The message (step, captured) in transit to the agent."""
     is_late: bool = False
 
     @property
@@ -77,7 +76,7 @@ class Process(NamedTuple):
 
 
 class Word(NamedTuple):
-    """What the coordinator announces."""
+    """The content of the coordinator's announcement."""
 
     committed: int
     proposed: int
@@ -91,7 +90,7 @@ NOTHING = Word(NONE, NONE, NONE, NONE, StopState.NONE, False)
 
 
 class Agent(NamedTuple):
-    """A member, its page and its slots."""
+    """An agent with its page and slots."""
 
     shard: Shard
     word: Word = NOTHING
@@ -99,35 +98,35 @@ class Agent(NamedTuple):
     slots: tuple[SlotView, ...] = (EMPTY, EMPTY)
     pinned: int = NONE
     begun: int = NONE
-    """The newest step whose upload was begun."""
+    """The newest step whose upload has started."""
     uploaded: int = NONE
-    """The newest step that is in S3."""
+    """The newest step in S3."""
     cancelled: int = NONE
     """The newest step whose upload was cancelled for the final step."""
     down: Word | None = None
-    """An announcement on its way."""
+    """An announcement in transit."""
     up: RankRound | None = None
-    """A report on its way."""
+    """A report in transit."""
 
 
 class World(NamedTuple):
-    """One state."""
+    """One state of the model."""
 
     coordinator: Coordinator
     agents: tuple[Agent, ...]
     processes: tuple[Process, ...]
     is_asked: bool = False
-    """The control plane wants a stop."""
+    """True once the control plane has requested a stop."""
     restarts: int = 0
     is_hurried: bool = False
-    """A final round was given up, or a rank left on its own."""
+    """True once a final round was abandoned or a rank ended by itself."""
     confirmed: int = NONE
-    """A stop that was ever confirmed."""
+    """Step of the stop that the coordinator has ever confirmed."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Sizes and what may happen."""
+    """Sizes of the model and the events that may occur."""
 
     ranks: int
     steps: int
@@ -136,20 +135,20 @@ class Options:
     slot_count: int = 2
     may_stop: bool = True
     may_hurry: bool = False
-    """Final rounds are given up, ranks leave on their own."""
+    """True if final rounds can be abandoned and ranks can end by themselves."""
     may_hang: bool = False
-    """The control plane gives up waiting for the stop that it has asked for, and has the ranks killed."""
+    """True if the control plane can time out on its requested stop and have the ranks killed."""
     has_slow_uploads: bool = False
-    """Uploads take longer than the final round: none ends by itself before all ranks have left."""
+    """True if every upload outlasts the final round, so that none ends before all ranks have closed."""
     has_uploads: bool = False
-    """What is marked is uploaded. Always, where there are checkpoints at an interval."""
+    """True if marked steps are uploaded, always so with periodic checkpoints."""
     is_fine: bool = False
-    """Messages are on their way for a while; ranks' messages to their agent, too."""
+    """True if all messages, also from ranks to their agents, are in transit for a while."""
     coordinator: type[Coordinator] = Coordinator
     echo_of: Callable[[RankHalf, Step, StopState], tuple[Step, int]] = echo_of
     decide: Callable[[step_rules.RankView, AgentHalf], step_rules.Decision] = step_rules.decide
     begins_again: bool = True
-    """When an upload has ended, what was marked in the meantime is begun."""
+    """True if the end of an upload starts the upload of the step marked meanwhile."""
 
     @property
     def uploads(self) -> bool:
@@ -173,7 +172,7 @@ class Model:
         return World(begun, (agent,) * options.ranks, (Process(),) * options.ranks)
 
     def moves(self, world: World) -> Iterator[tuple[Event, World]]:
-        """Yield everything that can happen next."""
+        """Yield all possible next worlds."""
         for event, after in self._all_moves(world):
             yield event, after if self.options.is_fine else self._at_once(after)
 
@@ -187,8 +186,9 @@ class Model:
         yield from self._around(world)
 
     def _at_once(self, world: World) -> World:
-        """What concerns one node alone happens at once, unless the model is fine: grants, and what a rank that stands
-        sees on its page.
+        """Apply events of a single node immediately, unless the model is fine.
+
+        Such events are grants, and a waiting rank's reads of its page.
         """
         while True:
             stepped = world
@@ -262,14 +262,14 @@ class Model:
         return world._replace(coordinator=coordinator, confirmed=max(world.confirmed, confirmed))
 
     def _heard(self, world: World, rank: int, word: Word) -> World:
-        """As `Member._hear` and `RankLines.hear` do it: pin what is to be uploaded, then the shard, then the page."""
+        """Pin the step to upload, then update the shard, then the page, as `Member._hear` and `RankLines.hear` do."""
         agent = self._upload_if_due(world.agents[rank]._replace(word=word))
         shard = agent.shard.hear(Step(word.committed), Step(word.proposed))
         granted = NONE if shard.proposed != agent.shard.proposed else agent.granted
         return self._with(world, rank, agent._replace(shard=shard, granted=granted))
 
     def _upload_if_due(self, agent: Agent) -> Agent:
-        """As `Member._upload_if_due` does it."""
+        """Start a due upload, as `Member._upload_if_due` does."""
         step = agent.word.persist
         index = find_sealed(agent.slots, self._content(step))
         if (
@@ -390,7 +390,7 @@ class Model:
         )
 
     def _look(self, agent: Agent, process: Process) -> Process:
-        """Look at the page and act on it, as the session does at a boundary and while it stands."""
+        """Read the page and act, as the session does at a boundary and while the rank waits."""
         half = self._half(agent)
         if half.proposed != process.settled:
             process = process._replace(settled=NONE)
@@ -431,28 +431,33 @@ class Model:
             yield ("halt",), self._coordinated(world._replace(processes=killed, is_hurried=True), core.halt())
 
     def _restarted(self, world: World) -> World:
-        """The coordinator's agent starts anew; every line breaks, its own uploads are lost, and it asks everybody."""
+        """Restart the coordinator's agent.
+
+        All connections break, its own uploads are lost, and the coordinator asks every agent again.
+        """
         options = self.options
         core = options.coordinator.recover(
             world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count
         )
         agents = tuple(agent._replace(up=None, down=None) for agent in world.agents)
-        word = agents[0].word._replace(persist=NONE)  # all else is on the page
+        word = agents[0].word._replace(persist=NONE)  # the page contains all other state
         own = agents[0]._replace(
             pinned=NONE, begun=NONE, word=word, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots)
         )
-        # What nobody heard is void.
+        # A stop that no agent received is discarded.
         heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)
         return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
 
     # -- what must hold
 
     def check(self, world: World) -> None:
-        """All who stop stop at one step, which nobody has passed; who has left undisturbed has left with everything
+        """Check the agreed stop and the end.
+
+        All stopping ranks stop at one step that no rank has passed. A rank that closed undisturbed has every step
         committed.
 
         Raises:
-            Violation: not so.
+            Violation: one of the two conditions does not hold.
         """
         stopped = {process.boundary for process in world.processes if process.mode is Mode.STOPPED}
         if len(stopped) > 1:
@@ -475,7 +480,7 @@ class Model:
                 raise Violation(f"all left at {boundary}, and C is {world.coordinator.committed}")
 
     def is_done(self, world: World) -> bool:
-        """Say whether every rank has left."""
+        """Return whether every rank has closed."""
         return all(process.mode is Mode.CLOSED for process in world.processes)
 
 
@@ -484,14 +489,14 @@ def word_of(core: Coordinator) -> Word:
 
 
 def _last(moves: Iterator[tuple[Event, World]], world: World) -> World:
-    """Return the world after the last of these moves, or the same if there is none."""
+    """Return the world after the last of these moves, or the given world without moves."""
     for _, after in moves:
         world = after
     return world
 
 
 class OnePhase(Coordinator):
-    """Confirms a stop as soon as it is announced: whoever has passed it is left alone."""
+    """Confirms a stop on its announcement and ignores ranks that have already passed it."""
 
     __slots__ = ()
 
@@ -505,7 +510,7 @@ class OnePhase(Coordinator):
 
 
 class NeverWithdraws(Coordinator):
-    """Waits on for a rank that has passed the announced stop."""
+    """Keeps waiting for a rank that has passed the announced stop."""
 
     __slots__ = ()
 
@@ -518,7 +523,7 @@ class NeverWithdraws(Coordinator):
 
 
 class ForgetsConfirmed(Coordinator):
-    """A restarted coordinator does not ask who has heard of a confirmed stop."""
+    """A restarted coordinator does not ask which agents received a confirmed stop."""
 
     __slots__ = ()
 
@@ -528,7 +533,7 @@ class ForgetsConfirmed(Coordinator):
 
 
 class ReusesNumber(Coordinator):
-    """A restarted coordinator does not ask which stops were announced before; ranks have answered to them."""
+    """A restarted coordinator does not ask for earlier announced stops, to which ranks have already answered."""
 
     __slots__ = ()
 
@@ -542,7 +547,7 @@ class ReusesNumber(Coordinator):
 
 
 class LeavesNothing(Coordinator):
-    """What is committed when ranks are halted, or have waited long enough, stays in memory."""
+    """The committed step stays in memory only when ranks are halted or their wait times out."""
 
     __slots__ = ()
 
@@ -551,7 +556,7 @@ class LeavesNothing(Coordinator):
 
 
 class UploadsFirst(Coordinator):
-    """Proposes no final step while an upload holds the slot beside C."""
+    """Proposes no final step while an upload uses the slot beside C."""
 
     __slots__ = ()
 
@@ -561,7 +566,7 @@ class UploadsFirst(Coordinator):
 
 
 class ForgetsCancelled(Coordinator):
-    """A final step that replaced an upload is uploaded only where it falls on the interval."""
+    """Uploads a final step that replaced a cancelled upload only if the step is a multiple of the interval."""
 
     __slots__ = ()
 
@@ -570,7 +575,7 @@ class ForgetsCancelled(Coordinator):
 
 
 class MostEchoes(Coordinator):
-    """Confirms without the last answer."""
+    """Confirms a stop without the last answer."""
 
     __slots__ = ()
 
@@ -586,7 +591,7 @@ class MostEchoes(Coordinator):
 
 
 def _walks_on(view: step_rules.RankView, half: AgentHalf) -> step_rules.Decision:
-    """A rank that does not wait at an announced stop."""
+    """Return the rule of a rank that does not wait at an announced stop."""
     return replace(step_rules.decide(view, half), must_wait=False)
 
 
@@ -612,10 +617,9 @@ BUGS: dict[str, dict[str, object]] = {
 
 
 def explore(options: Options) -> Explored:
-    """Visit every state; every one must be able to reach the end.
+    """Visit every state and check that the end is reachable from each.
 
-    Raises:
-        Found: a violation, or somebody waits for ever.
+    Raises Found for a violation, or for a state in which a process waits forever.
     """
     return every_interleaving(Model(options), must_end=True)
 

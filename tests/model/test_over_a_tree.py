@@ -1,5 +1,6 @@
-"""The step protocol and the agreed stop hold over a tree of agents that remember, restart and are passed over; bugs
-that a tree invites are found.
+"""The step protocol and the agreed stop hold over a tree of agents that remember, restart and are bypassed.
+
+The model also finds bugs that are typical of trees.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def test_many_random_walks(nodes: int, copies: int, arity: int) -> None:
 
 
 def ahead_of_its_parent(bug: str | None) -> tuple[Driver[TreeWorld[World]], int]:
-    """Lead node 2 of a chain past its parent: it alone has heard of a new step, from the coordinator itself.
+    """Let node 2 of a chain receive a new step directly from the coordinator, before its parent.
 
     Return the driver and that step.
     """
@@ -72,7 +73,7 @@ def ahead_of_its_parent(bug: str | None) -> tuple[Driver[TreeWorld[World]], int]
 
 
 def until_proposed_again(driver: Driver[TreeWorld[World]], *, without_seat: int | None) -> None:
-    """Restart the coordinator; all but one node answer it, and it goes on."""
+    """Restart the coordinator, let all nodes except one answer, and run until the coordinator continues."""
     driver.do("restart", 0)
     driver.until(
         lambda world: not world.world.coordinator.is_recovering,
@@ -128,11 +129,9 @@ def test_random_walks_to_the_stop_find_planted(bug: str) -> None:
 
 
 def only_the_last_has_heard(bug: str | None) -> tuple[Driver[TreeWorld[stop_agreement.World]], int]:
-    """Have node 2 of a chain hear of a confirmed stop from the coordinator itself, which restarts then.
+    """Let node 2 of a chain receive a confirmed stop directly from the coordinator, which then restarts.
 
-    Return the driver and that stop.
-
-    Its parent remembers what it said before: that it will stop there if all do.
+    Return the driver and that stop. The parent of node 2 still remembers its earlier agreement to the stop.
     """
     weights = {"boundary": 0.05, **dict.fromkeys(("ask", "restart", "close"), 0.0)}
     driver = Driver(TreeModel.of(StopRounds(Options(3, 9, restarts=1, is_fine=True)), bug=bug), weights=weights)
@@ -149,7 +148,7 @@ def only_the_last_has_heard(bug: str | None) -> tuple[Driver[TreeWorld[stop_agre
 
 
 def until_answered(driver: Driver[TreeWorld[stop_agreement.World]], *, without_seat: int | None) -> None:
-    """All but one node answer the restarted coordinator, and it goes on."""
+    """Let all nodes except one answer the restarted coordinator, and run until the coordinator continues."""
     driver.until(
         lambda world: not world.world.coordinator.is_recovering,
         without=lambda event: event[0] == "boundary" or (event[0] in ("up", "down") and without_seat in event),

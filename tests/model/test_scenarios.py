@@ -1,5 +1,6 @@
-"""Stories that the step protocol must survive, told event by event; what they do not name happens in a fair random
-order in between.
+"""Scenarios that the step protocol must survive.
+
+Events outside a scenario occur in a fair random order between its events.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Drive = Callable[..., Driver[World]]
 def drive(
     nodes: int, copies: int, *, seed: int = 0, faults: int = 9, rules: Rules | None = None, start: World | None = None
 ) -> Driver[World]:
-    """Begin a story in mid-training."""
+    """Start a scenario in the middle of training."""
     start = start or steady(nodes, copies, seed=seed)
     return Driver(
         Model(Shape(nodes, copies, 10_000, faults), rules, is_fine=True, start=start), seed=seed, weights=SLOWLY
@@ -36,7 +37,7 @@ def drive(
 def commits(
     driver: Driver[World], count: int, *, without: Callable[[Event], bool] = lambda event: False, limit: int = 40_000
 ) -> None:
-    """Let training go on until C has moved `count` times more; every agent has heard of the last."""
+    """Train until C has advanced `count` more times and every agent has received the last C."""
     for _ in range(count):
         goal = driver.world.best + 1
         driver.until(
@@ -50,7 +51,7 @@ def commits(
 
 
 def touches(holder: int) -> Callable[[Event], bool]:
-    """Streams to and from this seat's slots: what a holder that never answers does not take part in."""
+    """Return whether an event is a stream to or from the slots of this seat, whose holder never answers."""
     return lambda event: event[0] in ("connect", "begin", "take", "sent", "store", "acknowledge") and event[2] == holder
 
 
@@ -65,7 +66,8 @@ def test_a_holder_that_never_answers_for_100_steps_holds_nobody_up(seed: int) ->
     story.until(lambda world: world.processes[rank].boundary >= begun + 100, without=touches(silent), limit=60_000)
     assert story.world.shards[rank].committed >= begun + 90
     assert story.world.shards[rank].view == frozenset()
-    story.until(lambda world: world.shards[rank].view == {NodeId(f"{silent}")})  # and it returns when it answers again
+    # the holder returns when it answers again
+    story.until(lambda world: world.shards[rank].view == {NodeId(f"{silent}")})
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -87,8 +89,9 @@ def test_a_holder_returns_however_many_steps_are_made_while_it_is_sent_one(seed:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stale_stream_arrives_late(seed: int) -> None:
-    """All bytes of a replica are in the holder's socket when its owner dies: it may still be sealed, and must not do
-    harm.
+    """A replica lies complete in the holder's socket when its owner dies.
+
+    The holder may still seal the replica, and this does no harm.
     """
     story = drive(2, 2, seed=seed)
     story.until(lambda world: world.streams[0][1].phase is Phase.SENT)
@@ -104,7 +107,7 @@ def test_a_stale_stream_arrives_late(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stale_stream_meets_a_promise(seed: int) -> None:
-    """The holder has promised: what its socket still has of the old generation is thrown away."""
+    """The holder has promised. It discards the old generation's data in its socket."""
     story = drive(2, 2, seed=seed)
     story.until(lambda world: world.streams[0][1].phase is Phase.SENT)
     story.do("lose", 0)
@@ -131,7 +134,7 @@ def test_a_second_failure_between_prepare_and_start(moment: str, second: tuple[i
     best = story.world.best
     story.until(reached[moment], without=lambda event: event[0] == "start")
     if second == (1,) and moment == "promised":
-        second = ()  # it is gone already
+        second = ()  # the node is already lost
     story.do("lose again", *second)
     story.until(lambda world: world.restore is None)
     assert story.world.base >= best
@@ -141,8 +144,9 @@ def test_a_second_failure_between_prepare_and_start(moment: str, second: tuple[i
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_mismatch_walks_back(seed: int) -> None:
-    """The base does not verify on one node: a new generation goes on from the step before, which the keep lists have
-    saved.
+    """The base does not verify on one node.
+
+    A new generation continues from the previous step, which the keep lists have preserved.
     """
     story = drive(2, 2, seed=seed)
     commits(story, 2)
@@ -160,7 +164,7 @@ def test_a_mismatch_walks_back(seed: int) -> None:
 
 
 def steps_at_owner(world: World, rank: int) -> set[int]:
-    """Return what the owner's own slots have sealed."""
+    """Return the sealed steps in the owner's own slots."""
     return {
         view.content.step
         for view in world.slots[rank][0]
@@ -169,7 +173,7 @@ def steps_at_owner(world: World, rank: int) -> set[int]:
 
 
 def states(nodes: int, copies: int) -> list[World]:
-    """Return worlds in which agents and the coordinator are in as many different states as come up in a few rounds."""
+    """Return worlds with as many different states of agents and coordinator as a few rounds produce."""
     story = drive(nodes, copies)
     found: dict[object, World] = {}
     for _ in range(250):
@@ -220,8 +224,9 @@ def test_a_node_is_lost_in_every_state(seat: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_inventories_of_a_node_that_was_only_unreachable(seed: int) -> None:
-    """It comes back with slots of a history that has been given up: they are listed, and none of them is taken for the
-    present.
+    """The node returns with slots of an abandoned history.
+
+    Its inventory lists these slots, and the plan uses none of them.
     """
     story = drive(2, 2, seed=seed)
     story.until(lambda world: len(steps_at_owner(world, 1)) == 2)
@@ -262,10 +267,10 @@ def test_a_late_announcement_makes_a_rank_abandon(seed: int) -> None:
 
 
 def test_a_plan_that_does_not_know_the_highest_c_loses_it() -> None:
-    """Why the control plane must hear the highest C with the promises: its own last figure may be a second old.
+    """The control plane needs the highest C of the promises, because its own record can be a second old.
 
-    Node 1 holds {8, 9} of rank 0's shard, C is 9 and rank 0 has 10. Told of 8 only, a plan for base 10 keeps 8 there
-    and voids 9; should node 0 be lost before 10 is committed again, 9 is gone for good.
+    Node 1 holds steps 8 and 9 of rank 0's shard, C is 9, and rank 0 has step 10. With C=8, a plan for base 10 keeps
+    step 8 on node 1 and discards step 9. If node 0 is lost before step 10 is committed again, step 9 is lost for good.
     """
     told = _second_loss(Rules())
     told.until(lambda world: world.restore is None)
@@ -274,7 +279,7 @@ def test_a_plan_that_does_not_know_the_highest_c_loses_it() -> None:
 
 
 def _second_loss(rules: Rules) -> Driver[World]:
-    """Lose the owner of the newest step while its base is being loaded."""
+    """Lose the owner of the newest step while its base is loaded."""
     begun = drive(2, 2)
     begun.do("lose")
     begun.until(lambda world: world.restore is None)
@@ -288,7 +293,7 @@ def _second_loss(rules: Rules) -> Driver[World]:
     def pair(*contents: Content) -> tuple[SlotView, ...]:
         return tuple(SlotView(SlotState.SEALED, content) for content in contents)
 
-    # Rank 0 has dropped node 1 and sealed the next step alone; rank 1's is with both.
+    # Rank 0 has dropped node 1 and sealed the next step alone. Both nodes hold the next step of rank 1.
     laid = world._replace(
         slots=((pair(mine, newer), pair(other, mine)), (pair(mine, newer), pair(mine, newer))),
         dropped=world.dropped | {(0, 1)},
@@ -305,8 +310,9 @@ def _second_loss(rules: Rules) -> Driver[World]:
 
 
 def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
-    """Why the first message of a stream says C: the holder's own line to the coordinator may be slower than the
-    stream.
+    """The first message of a stream must contain C.
+
+    The holder's own connection to the coordinator can be slower than the stream.
     """
 
     def tell(rules: Rules) -> None:
@@ -326,7 +332,7 @@ def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
 
 
 def _lay(world: World, rows: tuple[tuple[tuple[int, ...], ...], ...]) -> World:
-    """Put exactly these steps of the running generation, sealed, into the slots; no line stands."""
+    """Put exactly these steps of the running generation, sealed, into the slots, without connections."""
 
     def pair(steps: tuple[int, ...]) -> tuple[SlotView, ...]:
         full = [SlotView(SlotState.SEALED, Content(Generation(world.generation), Step(step))) for step in steps]
@@ -339,9 +345,9 @@ def _lay(world: World, rows: tuple[tuple[tuple[int, ...], ...], ...]) -> World:
 
 
 def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
-    """All ranks crash when step n is sealed by both owners and only one of the two holders; C is c.
+    """Return a world in which all ranks crashed while both owners and one of two holders had sealed step n.
 
-    The base is n, and committed nowhere.
+    C is c. The base is n and is committed nowhere.
     """
     world = steady(2, 2)
     c = world.best
@@ -356,7 +362,7 @@ def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
 def test_a_base_that_counts_as_committed_from_the_start_loses_the_step_before() -> None:
     unfilled: Callable[[Event], bool] = lambda event: event[0] == "connect" and event[1] == 1  # noqa: E731
     good = _crashed_with_an_uncommitted_step(Rules())
-    # Nothing newer is captured before the base is with all holders.
+    # No newer step is captured before all holders have the base.
     with pytest.raises(Found, match="the end is not reached"):
         good.until(lambda world: world.best > 0 and world.granted[0] >= 0, without=unfilled, limit=3000)
     bad = _crashed_with_an_uncommitted_step(BUGS["base-committed"])
@@ -376,7 +382,7 @@ def test_a_new_generation_begins_with_every_planned_holder_in_view() -> None:
         story.do("lose")
         story.until(lambda world: world.restore is None)
         begun = story.world.best
-        with pytest.raises(Found, match=what):  # without replicas nothing may be committed
+        with pytest.raises(Found, match=what):  # without replicas, no step may be committed
             story.until(
                 lambda world: world.best > begun + 1,  # noqa: B023
                 without=lambda event: event[0] in ("connect", "begin"),
@@ -410,8 +416,9 @@ def test_a_holder_that_lost_a_slot_revokes_its_acknowledgement(bug: str | None) 
 
 
 def _returns_with_a_history_given_up(seed: int, rules: Rules) -> None:
-    """Node 1 alone has step w; it is out of reach, training goes back to before w, makes it again, and node 1 returns
-    with the old one.
+    """Return a world in which node 1 comes back with an abandoned step w.
+
+    Node 1 alone had w and became unreachable. Training went back before w, made w again, and node 1 returned.
     """
     story = drive(2, 2, seed=seed, rules=rules)
     story.until(lambda world: world.streams[1][1].phase is Phase.BEGUN and world.streams[1][1].step > world.best)

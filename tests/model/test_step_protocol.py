@@ -1,5 +1,6 @@
-"""The step protocol holds under every interleaving that fits, and under long random ones; every planted bug is
-found.
+"""The step protocol holds under all interleavings of small worlds and under long random walks.
+
+The model finds every planted bug.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def later(world: World, steps: int) -> int:
-    """Return the boundary `steps` after the furthest rank's."""
+    """Return the boundary `steps` after the furthest rank's boundary."""
     return max(process.boundary for process in world.processes) + steps
 
 
@@ -53,8 +54,9 @@ def test_every_interleaving_of_more_in_mid_training(nodes: int, copies: int, ste
 
 
 def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) -> Explored:
-    """Walk at random, then let everything settle: what was dropped must return, and C must pass where training
-    stood.
+    """Walk at random, then let the world settle.
+
+    Dropped holders must return, and C must pass the step that training had reached.
     """
     seen = Explored()
     for seed in seeds:
@@ -72,8 +74,9 @@ def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) ->
 
 
 def has_lost_its_base(shape: Shape, world: World) -> bool:
-    """Say whether all of a shard's holders have lost the base before it was committed: nothing is kept then until the
-    next generation.
+    """Return whether all holders of a shard lost the base before its commit.
+
+    Then no step is kept until the next generation.
     """
     model, base = Model(shape), Step(world.base)
     is_at_stake = world.restore is None and world.base and world.coordinator.committed == NONE
@@ -110,8 +113,9 @@ def test_random_walks_of_nodes_with_two_ranks(nodes: int) -> None:
 
 
 def test_every_interleaving_of_nodes_with_two_ranks() -> None:
-    """Without replicas: the other interleavings of two ranks per node are too many, and random walks take their
-    place.
+    """Explores two ranks per node without replicas.
+
+    With replicas there are too many interleavings, so random walks cover them.
     """
     start = steady(2, 1, ranks_per_node=2)
     seen = every_interleaving(Model(Shape(2, 1, later(start, 0), 1, ranks_per_node=2), start=start))
@@ -138,7 +142,7 @@ def test_every_interleaving_of_a_fault_during_uploads() -> None:
 def walk_with_uploads(shape: Shape, seeds: range, rules: Rules | None = None) -> Explored:
     """Walk until the final round is over and no upload runs.
 
-    Uploads pin slots and fail; nodes are lost while they run.
+    Uploads pin slots and fail, and nodes are lost during uploads.
     """
     seen = Explored()
     for seed in seeds:
@@ -162,8 +166,9 @@ def test_random_walks_with_uploads(shape: Shape, count: int) -> None:
 
 
 def test_an_upload_fails_or_ends_with_its_node() -> None:
-    """The final step is committed after both: a failed upload, and a node that dies while it uploads, free their
-    slots.
+    """The final step is committed after a failed upload and after the loss of an uploading node.
+
+    Both free their slots.
     """
     for fault in ("upload fails", "lose"):
         driver = Driver(Model(Shape(2, 2, 6, 1, every_steps=1), is_fine=True), weights={**SLOWLY, "uploaded": 0.0})
@@ -195,7 +200,7 @@ def test_many_random_walks(nodes: int, copies: int, is_steady: bool) -> None:
 
 
 class UntilStarted(Model):
-    """Explores a restore alone: the story ends with the start of the next generation."""
+    """Explores only a restore. The exploration ends when the next generation starts."""
 
     def moves(self, world: World) -> Iterator[tuple[Event, World]]:
         return super().moves(world) if world.restore is not None else iter(())
@@ -205,8 +210,9 @@ class UntilStarted(Model):
 
 
 def partly_sealed(nodes: int) -> World:
-    """Return a world whose ranks have just crashed: every owner holds the proposed step, and a holder still has C and
-    the step before C.
+    """Return a world whose ranks have just crashed.
+
+    Every owner holds the proposed step. One holder still has C and the step before C.
     """
 
     def is_partly_sealed(world: World) -> bool:
@@ -229,8 +235,9 @@ def partly_sealed(nodes: int) -> World:
 
 
 def test_a_loss_during_a_restore_with_a_control_plane_that_lags() -> None:
-    """The control plane's record of C lags by every possible number of commits, and the next loss comes at every moment
-    of the restore.
+    """The control plane's record of C lags by every possible number of commits.
+
+    The next loss occurs at every moment of the restore.
     """
     start = partly_sealed(2)
     shape = Shape(2, 2, later(start, 0), start.faults + 1)
@@ -244,7 +251,7 @@ BREADTH_FIRST = {"early-recycle", "coordinator-forgets"}
 RESTORING = {"stale-floor"}
 OF_UPLOADS = {"uploads-first", "overwrites-pinned"}
 BY_STORY = {"owners-only", "base-committed", "keep-base-only", "never-revokes", "no-lineage", "untold"}
-"""Found by `test_scenarios`: they need several things to go wrong in a row."""
+"""Bugs that only `test_scenarios` finds, because they need several faults in sequence."""
 
 
 @pytest.mark.parametrize("bug", sorted(BREADTH_FIRST))

@@ -1,5 +1,6 @@
-"""Every rank stops after the same step, everybody leaves, and nobody waits for ever: under every interleaving that
-fits, and long random ones.
+"""Every rank stops after the same step, every rank closes, and no process waits forever.
+
+The tests explore all interleavings of small worlds and long random walks.
 """
 
 from __future__ import annotations
@@ -98,9 +99,9 @@ def test_random_walks_find_planted(bug: str) -> None:
 
 
 def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_number() -> None:
-    """The coordinator's agent restarts while a stop at 1 is announced.
+    """The coordinator's agent restarts while a stop at step 1 is announced.
 
-    Both say yes, hear that there is none, and go on; then it is asked again.
+    Both ranks accept, learn that no stop exists, and continue. Then the control plane requests a stop again.
     """
 
     def tell(bug: dict[str, object]) -> Coordinator:
@@ -127,8 +128,9 @@ def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_
 
 
 def test_the_last_step_is_committed_although_it_was_captured_for_its_first_proposal() -> None:
-    """The coordinator's agent restarts when one rank has captured the last step and its agent has not heard it yet: it
-    is proposed once more.
+    """The coordinator's agent restarts after one rank captured the last step, before its agent received the capture.
+
+    The coordinator proposes the step again.
     """
     story = Driver(Model(Options(2, 1, restarts=1, may_stop=False, is_fine=True)), weights={})
     both = ["send report", "report", "announce", "hear"]
