@@ -2,16 +2,18 @@
 
     request       node             result
     DrainNode     assigned         its job gives it up at an agreed stop (`core.moves`) ──▶ spare ──▶ held, for a person
-    RebootNode    assigned         likewise ──▶ spare ──▶ rebooted ──▶ spare
-    ReplaceNode   assigned         likewise ──▶ spare ──▶ terminated, and another instance is launched
+    RebootNode    assigned         given up in the same way ──▶ spare ──▶ rebooted ──▶ spare
+    ReplaceNode   assigned         given up in the same way ──▶ spare ──▶ terminated, and another instance is launched
     ReplaceNode   not joined yet   terminated, and another instance is launched
     HoldNode      without a job    held, for a person
 
 The node's row stores the request until it is fulfilled. The fleet loop fulfils the request once no job uses the node.
-Until then, it assigns the node to no other job.
+Until then, the fleet loop assigns the node to no other job.
 
-Invariant: pure. The API refuses a request that would harm a job or is impossible. If a stored request becomes
-impossible, it stays pending until it is possible again.
+The API refuses a request that would harm a job or is impossible. If a stored request becomes impossible, it stays
+pending until the fleet can fulfil it again.
+
+Invariant: pure.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Standing:
     max_node_count: int
     job_name: str = ""
     taken_over_by: str = ""
-    """The person who has taken over the node's job. Empty if Everstep manages the job."""
+    """The person who has taken over the job that uses the node. Empty if nobody has."""
 
 
 def refusal(asked: NodeRequest, standing: Standing) -> str:

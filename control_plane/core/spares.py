@@ -1,18 +1,23 @@
 """The number of spares of a fleet: a fixed count, or the smallest count for a wanted probability.
 
 The wanted probability is that a failure finds a free spare. A spare that replaces a lost node is missing until another
-instance has joined. Failures form a Poisson process of rate λ·n, where n is the number of working nodes. A replacement
-takes R seconds on average, with any distribution. By Palm's theorem, the number of replacements under way is Poisson
-with mean ρ = λ·n·R. The number at the time of a failure has the same distribution, so a failure finds one of s spares
-free with probability
+instance has joined.
 
-    P(s) = P(Poisson(ρ) ≤ s − 1)            the fleet keeps the smallest s with P(s) ≥ Probability
+    λ      failures per second of one working node
+    n      number of working nodes
+    R      mean seconds from the loss of a node until another instance has joined
+    ρ      λ·n·R, the mean number of replacements under way
+    P(s)   probability that a failure finds one of s spares free: P(Poisson(ρ) ≤ s − 1)
 
-λ is estimated. A prior of one failure in 154 node-days (RSC-1) is added to the observations. λ is the exact upper bound
-at 95 % confidence: the rate at which at most this many failures would occur with a probability of 5 %. R is the mean of
-the measured times and of three prior times of 7 minutes, the longest in GEMINI. From five failures on, λ is the higher
-of this bound and the bound on the observations alone. Otherwise the prior's node-days would hide that a fleet fails ten
-times a day.
+The fleet keeps the smallest s with P(s) ≥ Probability. The formula assumes that failures form a Poisson process of rate
+λ·n. By Palm's theorem, the number of replacements under way is then Poisson with mean ρ, whatever the distribution of
+replacement times. A failure sees the same distribution.
+
+λ is the upper 95 % confidence bound on the failure rate: at this rate, the observed number of failures or fewer would
+occur with a probability of 5 %. One failure in 154 node-days (the rate of RSC-1) is added to the observations as a
+prior. From five failures on, the bound on the observations without the prior counts if it is higher. Otherwise the
+prior's node-days would hide that a fleet fails ten times a day. R is the mean of the measured times and of three prior
+times of 7 minutes, the longest in GEMINI.
 
 Invariant: pure. More failures, longer replacements, more nodes or a higher probability never give fewer spares. Source:
 Palm 1938; Feeney and Sherbrooke 1966 ((s − 1, s) policy); Garwood 1936 (the interval); Kokolis et al., HPCA'25 (6.5
@@ -91,7 +96,7 @@ def replacement_seconds(history: FleetHistory) -> float:
 
 
 def most_expected(seen: int) -> float:
-    """Return the Poisson mean at which at most `seen` events occur with probability `DOUBT`."""
+    """Return the Poisson mean at which `seen` or fewer events occur with probability `DOUBT`."""
     low, high = float(seen), 2.0 * seen + 20.0
     for _ in range(60):
         middle = (low + high) / 2

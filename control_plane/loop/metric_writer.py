@@ -1,7 +1,8 @@
 """Stores the metrics that agents report in the database.
 
-    report ──▶ MetricInbox.take         one batch per node, in memory, without waiting
-    once a second ──▶ store, one short transaction per batch ──▶ MetricsStored ──▶ the agent sends its next batch
+    agent's report ──▶ MetricInbox.take keeps one batch per node in memory, and returns immediately
+    once a second  ──▶ MetricWriter.flush stores each batch in a short transaction of its own
+                   ──▶ MetricsStored goes to the agent, which then sends its next batch
 
 Rank 0's batch also contains the values that Everstep measures. For the newest point of a batch, the writer also stores
 the latest measurements of all nodes of the job.

@@ -3,9 +3,14 @@
     <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.jsonl                a chunk, stored by the node itself
     <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.<holder>.jsonl       a tail, stored by another node
 
-    {"first":120,"positions":{"0.stdout":9118,…}}             head: number of the first line, bytes before it per stream
-    {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   line: Unix ms, rank, stream, text, end offset in stream
-    {"t":1763672590001,"r":-1,"s":"end","m":"","b":0}         last line of a node that has uploaded everything
+    {"first":120,"positions":{"0.stdout":9118,…}}             head
+    {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   line
+    {"t":1763672590001,"r":-1,"s":"end","m":"","b":0}         end record: the node has uploaded all its lines
+
+    first       number of the chunk's first line
+    positions   per stream: offset in bytes at which the chunk begins
+    t, r, s     Unix milliseconds, rank, stream
+    m, b        text, offset of the byte after the line in its stream
 
 A node numbers its lines of a generation 0, 1, 2 …, across all of its ranks. One number therefore describes a reader's
 position in a node's output. The node stores a growing chunk repeatedly, until the chunk reaches its size or age limit.

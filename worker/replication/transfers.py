@@ -4,16 +4,16 @@ The sender announces the shard and its chunk digests. The receiver requests the 
 
     sender                                   receiver
     BeginShard                         ───▶  grants a slot, or continues the slot of an interrupted transfer
-    ShardDigests(the final chunks)     ───▶  checks which chunks it already has: from an interrupted transfer, or
-                                             unchanged in another slot
-                                       ◀───  ShardWanted(the other chunks)
+    ShardDigests(the final chunks)     ───▶  keeps the matching chunks of an interrupted transfer, copies unchanged
+                                             chunks from its other slots
+                                       ◀───  ShardWanted(the missing chunks)
     chunks, over all streams           ───▶  verifies each on arrival, requests damaged chunks again
     … until the sender's slot is sealed …
     EndShard(digest of the payload)    ───▶
                                        ◀───  ShardSealed | ShardRefused
 
-For a sealed slot, the sender immediately announces all digests and the end. For a slot that a rank is still writing,
-the sender announces chunks as they become final.
+A chunk is final when the rank no longer writes it. For a sealed slot, the sender immediately announces all digests and
+the end of the shard. For a slot that a rank is still writing, the sender announces chunks as they become final.
 
 Invariant: a slot is sealed only after the owner's slot is sealed, and only if every chunk matched the digest that the
 owner announced.
@@ -61,7 +61,7 @@ CLOSE_SECONDS = 1.0
 
 
 Arrived = Callable[[SlotFile, SlotHeader, int], None]
-"""Callback with the progress of a received shard.
+"""Callback that reports how much of a received shard is verified.
 
 Its arguments are the slot's file, the header with which it will be sealed, and the length of the verified prefix of the
 payload in bytes. The index and the digests are verified before the first call.
@@ -69,7 +69,7 @@ payload in bytes. The index and the digests are verified before the first call.
 
 
 class ShardRejected(PeerError):
-    """Raised if the shard was not sealed on this node.
+    """Raised if a shard cannot be sealed on this node.
 
     The transfer was cancelled, or the data does not match its digest.
     """

@@ -35,7 +35,7 @@ class NodeOperation(Request):
     """Base of the operations that a person requests for a node."""
 
     reason: ShortText = ""
-    """The person's reason. It is shown with the node, in the incident of its job, and in the node's history."""
+    """Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history."""
 
 
 class DrainNodeRequest(NodeOperation):
@@ -84,7 +84,7 @@ class Node(Shape):
     request: NodeRequest | None
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     request_reason: str | None
-    """The person who made the request, and the person's reason."""
+    """The person who made the request, and the reason that the person entered."""
     connected: bool
     warm: bool
     """Whether ranks can start on this node without importing their libraries first.
@@ -117,10 +117,10 @@ class Node(Shape):
     grows further, read the agent's log.
     """
     exposure: str | None
-    """What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata.
+    """Warning about data of other jobs or of the node that a job's code can read on this node.
 
-    Absent until the agent has reported. Also absent if the job's code can access neither, because ranks run as a
-    separate user.
+    The sentence names the agent's files, the instance's metadata, or both. Absent if a job's code can read neither, and
+    until the agent has reported.
     """
     reason: str
     conditions: list[Condition]
