@@ -561,7 +561,7 @@ class Node(TypedDict):
     Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     RequestReason: NotRequired[str]
-    """The person who made the request, and the person's reason."""
+    """The person who made the request, and the reason that the person entered."""
     Connected: bool
     Warm: bool
     """Whether ranks can start on this node without importing their libraries first. A job gets a spare that is not warm only if no warm spare is left."""
@@ -581,7 +581,7 @@ class Node(TypedDict):
     RefusedSessionCount: int
     """Number of sessions that the agent rejected or closed since its start, because of an invalid message. The peers of these sessions are ranks and other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log."""
     Exposure: NotRequired[str]
-    """What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata. Absent until the agent has reported. Also absent if the job's code can access neither, because ranks run as a separate user."""
+    """Warning about data of other jobs or of the node that a job's code can read on this node. The sentence names the agent's files, the instance's metadata, or both. Absent if a job's code can read neither, and until the agent has reported."""
     Reason: str
     Conditions: list[Condition]
     """Current problems that the agent reports about the node and about its job's work on the node. Empty while the agent is not connected."""

@@ -27,7 +27,7 @@ BANNED = re.compile(
     r"is known to|takes? in)\b",
     re.IGNORECASE,
 )
-"""Everyday verbs for which the code base uses plain verbs of the field, in docstrings of public classes and functions."""
+"""Everyday verbs that docstrings of public classes and functions replace by verbs of the field."""
 WORDS_OF_AN_ENTRY = 5
 """Fewest words of an entry that has neither a unit nor a value."""
 INFORMATIVE = re.compile(r"[`\d/]|second|byte|None|empty|path|step|rank|node|UTC|ms\b", re.IGNORECASE)

@@ -351,7 +351,7 @@ export interface DomainOdds {
 /** Moves a node's job to another node, and keeps the drained node out of use. */
 export interface DrainNodeRequest {
   NodeId: string
-  /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -616,7 +616,7 @@ export interface HealthResponse {
 /** Request to keep an idle node out of use. */
 export interface HoldNodeRequest {
   NodeId: string
-  /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -975,7 +975,7 @@ export interface Node {
   Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
   /** A user's request that is not completed yet. ReleaseNode cancels it. */
   Request?: 'drain' | 'replace' | 'reboot' | 'hold'
-  /** The person who made the request, and the person's reason. */
+  /** The person who made the request, and the reason that the person entered. */
   RequestReason?: string
   Connected: boolean
   /** Whether ranks can start on this node without importing their libraries first. A job gets a spare that is not warm only if no warm spare is left. */
@@ -995,7 +995,7 @@ export interface Node {
   RefusedMessageCount: number
   /** Number of sessions that the agent rejected or closed since its start, because of an invalid message. The peers of these sessions are ranks and other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log. */
   RefusedSessionCount: number
-  /** What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata. Absent until the agent has reported. Also absent if the job's code can access neither, because ranks run as a separate user. */
+  /** Warning about data of other jobs or of the node that a job's code can read on this node. The sentence names the agent's files, the instance's metadata, or both. Absent if a job's code can read neither, and until the agent has reported. */
   Exposure?: string
   Reason: string
   /** Current problems that the agent reports about the node and about its job's work on the node. Empty while the agent is not connected. */
@@ -1126,7 +1126,7 @@ export interface RankSource {
 /** Reboots a node. */
 export interface RebootNodeRequest {
   NodeId: string
-  /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -1163,14 +1163,14 @@ export interface Reliability {
 /** Terminates a node's instance, so that another instance replaces it. */
 export interface ReplaceNodeRequest {
   NodeId: string
-  /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
 /** Permits a node to join again after its agent lost its session. */
 export interface ResetNodeSessionRequest {
   NodeId: string
-  /** The person's reason. It is shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 

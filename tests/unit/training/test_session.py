@@ -165,3 +165,4 @@ def test_the_page_keeps_the_moment_of_the_first_step_that_a_launch_made() -> Non
     for boundary in (1, 2):
         session.boundary()
         assert (link.published[-1].boundary, link.published[-1].first_passed) == (boundary, 7_500_000)
+    session.close()
