@@ -36,6 +36,7 @@ check: setup  ## lint, types, contracts, and that what is made from the API is c
 	@test -x $(BIN)/pyright || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[check]'
 	@$(BIN)/pyright
 	@$(BIN)/pydoclint --quiet everstep control_plane worker infra
+	@$(BIN)/python -m pytest -q --no-header --no-summary tests/tidy/test_public_docstrings.py -k raises
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m control_plane.contract --check
 

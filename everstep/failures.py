@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, Wai
 from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
 
-from everstep.errors import EverstepError, FieldError, ServiceFailed, WaitFailed, WaitTimedOut
+from everstep.errors import FieldError, ServiceFailed, WaitFailed, WaitTimedOut
 from everstep.validation import ValidationError
 
 UNAVAILABLE = "ServiceUnavailableException"
@@ -51,7 +51,7 @@ def translated() -> Iterator[None]:
         raise ServiceFailed(f"The request failed: {error}", hint=WRONG_ADDRESS) from error
 
 
-def _from_waiter(error: WaiterError) -> EverstepError:
+def _from_waiter(error: WaiterError) -> ServiceFailed | WaitFailed | WaitTimedOut:
     last = error.last_response or {}
     if "Error" in last:
         return _from_answer(ClientError(last, error.kwargs["name"]))

@@ -1125,17 +1125,17 @@ class EverstepClient(Protocol):
     def acknowledge_incident(self, *, IncidentId: str, Note: str = ...) -> Incident:
         """Confirm that a person has seen an incident, with a note. It does not change the recovery. Only the first acknowledgement is kept."""
     def complete_source(self, *, SourceId: str) -> PutSourceResponse:
-        """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source. Repeated calls change nothing."""
+        """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source. Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if the archive is too large or invalid, and then deletes the upload."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
-        """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one. While a requested checkpoint is not complete, repeated calls change nothing."""
+        """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one: it is not running or has not committed a step."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ..., ExpectedChanges: Sequence[GroupChange] = ...) -> CreateFleetResponse:
         """Register an Auto Scaling group as a fleet. From then on, only Everstep may resize the group and terminate its instances. The response lists the changes made to the group. With DryRun, the call changes and creates nothing and returns the planned changes. Pass these as ExpectedChanges to make the call fail if it would change anything else."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Create a join token for a fleet's launch template. Each instance of the fleet's group can use the token once. Other instances cannot use it."""
     def create_source(self, *, SourceId: str, Bytes: int) -> CreateSourceResponse:
-        """Request a presigned S3 URL for the upload of a source archive. The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A repeated call returns another URL."""
+        """Request a presigned S3 URL for the upload of a source archive. The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A repeated call returns another URL. Raises ValidationException if the archive is larger than the service allows."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
-        """Create a token. Only this response contains the secret. A repeated call creates another token."""
+        """Create a token. Only this response contains the secret. A repeated call creates another token. Raises ValidationException if an administrator's token names a project."""
     def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Create a training job, which starts once enough nodes are free. The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
@@ -1145,7 +1145,7 @@ class EverstepClient(Protocol):
     def delete_project_quota(self, *, Project: str) -> ProjectQuota:
         """Delete a project's quota."""
     def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
-        """Delete the records of a training job that has ended. Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it would delete."""
+        """Delete the records of a training job that has ended. Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it would delete. Raises ConflictException if the job has not ended, if a node still works for it, or if DeleteObjects is set and a checkpoint is pinned."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
         """Describe one fleet."""
     def describe_incident(self, *, IncidentId: str) -> Incident:
@@ -1161,9 +1161,9 @@ class EverstepClient(Protocol):
     def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move a node's job to another node, then hold the drained node. The job moves at an agreed stop, once the other node is ready. It loses no step. Repeated calls change nothing."""
     def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., Stdin: str = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
-        """Run a program beside a rank and return its output, for example `py-spy dump --pid {pid}`. Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the command."""
+        """Run a program beside a rank and return its output, for example `py-spy dump --pid {pid}`. Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the command. Raises ConflictException if the ClientRequestToken belongs to another command or the agent did not run the program. Raises ThrottlingException if too many commands run. Raises ServiceUnavailableException if the agent is not connected or does not answer in time; in the second case, the program may have run."""
     def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
-        """Follow the lines that a job's ranks print. The stream starts after NextToken, or at the beginning with StartFromHead or StartTime, else with the next new line. Each event has lines and a token from which a new call continues, for example after a disconnect. Agents send lines as they are printed; if an agent is unreachable, the lines come from the object store. Every line appears once. The stream ends after the last line of an ended job."""
+        """Follow the lines that a job's ranks print. The stream starts after NextToken, or at the beginning with StartFromHead or StartTime, else with the next new line. Each event has lines and a token from which a new call continues, for example after a disconnect. Agents send lines as they are printed; if an agent is unreachable, the lines come from the object store. Every line appears once. The stream ends after the last line of an ended job. Raises ThrottlingException if too many streams are open."""
     def get_caller_identity(self) -> GetCallerIdentityResponse:
         """Return the caller's token: its role, project and expiry."""
     def get_health(self) -> HealthResponse:
@@ -1173,7 +1173,7 @@ class EverstepClient(Protocol):
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
         """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ...) -> GetMetricDataResponse:
-        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points, neighbouring points are merged. If a resolution would give more than MaxPoints points, the number of steps per point is doubled until they fit."""
+        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points, neighbouring points are merged. If a resolution would give more than MaxPoints points, the number of steps per point is doubled until they fit. Raises ValidationException if both resolutions are set."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Download one output file, by a key from ListOutputs."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
@@ -1207,7 +1207,7 @@ class EverstepClient(Protocol):
     def list_training_job_revisions(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobRevisionsResponse:
         """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListTrainingJobsResponse:
-        """List training jobs, newest first unless SortBy or SortOrder is set. A job must match all filters. TagValue requires TagKey."""
+        """List training jobs, newest first unless SortBy or SortOrder is set. A job must match all filters. Raises ValidationException if TagValue is set without TagKey."""
     def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Pause a training job: all ranks stop at one agreed step, which is stored in S3. The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains. Repeated calls change nothing."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
@@ -1215,7 +1215,7 @@ class EverstepClient(Protocol):
     def put_project_quota(self, *, Project: str, MaxNodeCount: int = ..., MaxJobCount: int = ..., MaxSourceBytes: int = ..., MaxPriority: int = ..., AllowedRoleArns: Sequence[str] = ..., AllowedSecrets: Sequence[str] = ..., AllowedData: Sequence[str] = ...) -> ProjectQuota:
         """Create or replace the quota of a project. Running jobs continue."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
-        """Upload a gzipped tar of a user's code. `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing."""
+        """Upload a gzipped tar of a user's code. `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing. Raises ValidationException if the archive is too large or invalid."""
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
@@ -1229,11 +1229,11 @@ class EverstepClient(Protocol):
     def revoke_token(self, *, TokenId: str) -> Token:
         """Revoke a token. New requests and browser sessions of the token fail immediately. Its open streams end within a second. If the token is a join token, agents that have joined with it stay connected."""
     def start_drill(self, *, TrainingJobName: str, DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"], NodeId: str = ..., Rank: int = ...) -> Drill:
-        """Inject one fault into a training job. The job's fleet must set AllowDrills, and the job must be training."""
+        """Inject one fault into a training job. Raises AccessDeniedException if the job's fleet does not set AllowDrills. Raises ConflictException if the job is not training or is taken over."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Stop a training job: all ranks stop at one agreed step, which is stored. Repeated calls change nothing."""
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
-        """Take control of a job: until HandBackTrainingJob, Everstep observes it but makes no decision. Everstep continues to halt ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. If the job is already taken over, the call changes nothing."""
+        """Take control of a job: until HandBackTrainingJob, Everstep observes it but makes no decision. Everstep continues to halt ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. If the job is already taken over, the call changes nothing. Raises ConflictException if the job has not started or has ended."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
         """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation expires once most of the fleet is connected again. It does not lift a freeze because of drift."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
@@ -1241,7 +1241,7 @@ class EverstepClient(Protocol):
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ...) -> Fleet:
         """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
-        """Change a training job that has not ended. Omitted fields keep their value, and an update without a change creates no revision. Protection and CheckpointConfig are part of a generation's plan, so changes to them apply from the next generation on. The response says when each change applies."""
+        """Change a training job that has not ended. Omitted fields keep their value, and an update without a change creates no revision. Protection and CheckpointConfig are part of a generation's plan, so changes to them apply from the next generation on. The response says when each change applies. Raises ConflictException if the job has ended."""
     def verify_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Read a checkpoint's objects back and compare their hashes with the manifest. The verification runs in the background; the checkpoint keeps its result and time."""
     def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:

@@ -59,7 +59,11 @@ def remove_cgroups(instance_id: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the instance until SIGTERM. `arguments` are the arguments of the command line."""
+    """Run the instance until SIGTERM.
+
+    `arguments` are the arguments of the command line. Raises OSError if the kernel refuses to set how this process
+    treats orphans and the end of its parent.
+    """
     parent_pid, instance_id, script = int(arguments[0]), arguments[1], arguments[2]
     for namespace in arguments[3:]:
         enter(Path(namespace))

@@ -89,7 +89,10 @@ def remove(name: str) -> int:
 
 
 def enter(namespace: Path) -> None:
-    """Move the calling thread into a namespace for the rest of its life."""
+    """Move the calling thread into a namespace for the rest of its life.
+
+    Raises OSError if the namespace does not exist or the caller may not enter it.
+    """
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         libc = ctypes.CDLL(None, use_errno=True)

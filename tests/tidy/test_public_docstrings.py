@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -10,14 +11,25 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.api import errors
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("everstep", "control_plane", "worker", "infra")
 CODE = (*PACKAGES, "alembic", "tests", "examples", "benchmarks", "docs")
-Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = ast.ClassDef | Function
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "To be (described|written)")))
 """Spelled so that this file does not find itself."""
 FEWEST_WORDS = 6
 """A module's docstring with fewer words is a label, not a description."""
+UNDOCUMENTED = {"AssertionError", "NotImplementedError", "SystemExit"}
+"""Exceptions that no caller handles: mistakes in the code itself, and the end of the process."""
+ON_THE_WIRE = {
+    **{error.__name__: error.code for error in errors.MODELED},
+    "AlreadyExists": errors.InUse.code,
+    "Conflict": errors.InUse.code,
+}
+"""Codes of the API's errors, by the class that a route raises. The handlers of `control_plane.api.errors` convert."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -138,3 +150,96 @@ def interfaces(folder: Path) -> dict[ast.ClassDef, frozenset[str]]:
 
 def is_protocol(owner: ast.ClassDef) -> bool:
     return any(ast.unparse(base).partition("[")[0].endswith("Protocol") for base in owner.bases)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_function_documents_the_exceptions_that_it_raises(package: str) -> None:
+    """pydoclint's own rule also rejects what a callee raises, and it skips docstrings of one line."""
+    missing = [
+        f"{path.relative_to(ROOT)}:{found.lineno} {found.name}: {name}"
+        for path in files(package)
+        for scope, found in public(tree_of(path))
+        if not isinstance(found, ast.ClassDef) and not is_described_elsewhere(path, scope, found)
+        for name in sorted(raised(path, found))
+        if not kinds_of(name) & documented(found)
+    ]
+    assert missing == []
+
+
+def is_described_elsewhere(path: Path, scope: ast.ClassDef | None, found: Function) -> bool:
+    """Return whether an interface describes the method, or the docstring is the help of a command."""
+    if any(ast.unparse(node).startswith(("command(", "app.command(")) for node in found.decorator_list):
+        return True
+    return scope is not None and found.name in promised(path.parent, scope)
+
+
+def raised(path: Path, function: Function) -> set[str]:
+    """Return the classes of the exceptions that a function raises itself.
+
+    Exceptions that it raises again are a callee's. A call of a function of the same module stands for its return type.
+    """
+    names = set()
+    for node in own_nodes(function):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            kind = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            named = [last_name(part) for part in ([kind.body, kind.orelse] if isinstance(kind, ast.IfExp) else [kind])]
+            names |= {returned_by(path).get(name, name) for name in named}
+    parts = {part for name in names for part in name.split(" | ")}
+    return {name for name in parts if name[:1].isupper() and name not in UNDOCUMENTED}
+
+
+def own_nodes(function: Function) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without those of functions inside it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, Function | ast.Lambda):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def last_name(node: ast.expr) -> str:
+    return ast.unparse(node).rpartition(".")[2]
+
+
+@cache
+def returned_by(path: Path) -> dict[str, str]:
+    """Return the annotated return type of every function and method of a module."""
+    return {
+        node.name: last_name(node.returns)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None
+    }
+
+
+def documented(function: Function) -> set[str]:
+    """Return the names under `Raises:` in a docstring and those in its sentences about what the function raises."""
+    text = ast.get_docstring(function) or ""
+    section = re.search(r"^Raises:\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+    entries = re.findall(r"^    [\w.]+(?=:)", section[1], re.MULTILINE) if section else []
+    sentences = re.findall(r"\b[Rr]aises?\s+([^.]*)", text)
+    return {entry.strip().rpartition(".")[2] for entry in entries} | set(re.findall(r"\w+", " ".join(sentences)))
+
+
+def kinds_of(name: str) -> set[str]:
+    """Return the names under which an exception may be documented: its class, a base class, or its code on the wire."""
+    kinds = {name}
+    while more := {base for kind in kinds for base in bases().get(kind, ())} - kinds:
+        kinds |= more
+    return (kinds | {ON_THE_WIRE[kind] for kind in kinds & ON_THE_WIRE.keys()}) - {"Exception", "BaseException"}
+
+
+@cache
+def bases() -> dict[str, frozenset[str]]:
+    """Return the names of the base classes of every exception of Python and of every class of the packages."""
+    found = {
+        name: frozenset(base.__name__ for base in kind.__mro__[1:])
+        for name, kind in vars(builtins).items()
+        if isinstance(kind, type) and issubclass(kind, BaseException)
+    }
+    for package in PACKAGES:
+        for path in files(package):
+            for node in ast.walk(tree_of(path)):
+                if isinstance(node, ast.ClassDef):
+                    found[node.name] = found.get(node.name, frozenset()) | {last_name(base) for base in node.bases}
+    return found

@@ -45,7 +45,8 @@ def create_checkpoint(
 ) -> checkpoints_schemas.CreateCheckpointResponse:
     """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one.
 
-    While a requested checkpoint is not complete, repeated calls change nothing.
+    While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has
+    no checkpoint of its newest step and cannot make one: it is not running or has not committed a step.
     """
     now = services.now()
     with services.database.write() as session:

@@ -48,6 +48,10 @@ async def execute_command(
     Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and
     EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the
     command.
+
+    Raises ConflictException if the ClientRequestToken belongs to another command or the agent did not run the program.
+    Raises ThrottlingException if too many commands run. Raises ServiceUnavailableException if the agent is not
+    connected or does not answer in time; in the second case, the program may have run.
     """
     desk = services.registry.commands
     node_id, command = await asyncio.to_thread(_ask, services, training_job_name, rank, request, caller)

@@ -59,7 +59,8 @@ def delete_training_job(
     """Delete the records of a training job that has ended.
 
     Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it
-    would delete.
+    would delete. Raises ConflictException if the job has not ended, if a node still works for it, or if DeleteObjects
+    is set and a checkpoint is pinned.
     """
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)

@@ -29,7 +29,8 @@ def start_drill(
 ) -> drills_schemas.Drill:
     """Inject one fault into a training job.
 
-    The job's fleet must set AllowDrills, and the job must be training.
+    Raises AccessDeniedException if the job's fleet does not set AllowDrills. Raises ConflictException if the job is not
+    training or is taken over.
     """
     now = services.now()
     with services.database.write() as session:

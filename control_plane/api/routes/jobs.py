@@ -150,7 +150,7 @@ def list_training_jobs(
 ) -> jobs_schemas.ListTrainingJobsResponse:
     """List training jobs, newest first unless SortBy or SortOrder is set.
 
-    A job must match all filters. TagValue requires TagKey.
+    A job must match all filters. Raises ValidationException if TagValue is set without TagKey.
     """
     if tag_value is not None and tag_key is None:
         raise _wrong("TagValue", "needs a TagKey")

@@ -134,7 +134,7 @@ async def follow_logs(
     The stream starts after NextToken, or at the beginning with StartFromHead or StartTime, else with the next new line.
     Each event has lines and a token from which a new call continues, for example after a disconnect. Agents send lines
     as they are printed; if an agent is unreachable, the lines come from the object store. Every line appears once. The
-    stream ends after the last line of an ended job.
+    stream ends after the last line of an ended job. Raises ThrottlingException if too many streams are open.
     """
     wanted = _filter(rank, generation, start_time, None, filter_pattern)
     facts = await services.caller_threads.run(_facts, services, training_job_name, caller)

@@ -32,7 +32,7 @@ def update_training_job(
 
     Omitted fields keep their value, and an update without a change creates no revision. Protection and CheckpointConfig
     are part of a generation's plan, so changes to them apply from the next generation on. The response says when each
-    change applies.
+    change applies. Raises ConflictException if the job has ended.
     """
     now = services.now()
     with services.database.write() as session:

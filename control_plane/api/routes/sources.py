@@ -56,7 +56,7 @@ def create_source(
     """Request a presigned S3 URL for the upload of a source archive.
 
     The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A
-    repeated call returns another URL.
+    repeated call returns another URL. Raises ValidationException if the archive is larger than the service allows.
     """
     if request.bytes > services.source_limits.archive_bytes:
         raise _too_long(services)
@@ -82,7 +82,8 @@ def create_source(
 def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep) -> sources_schemas.PutSourceResponse:
     """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source.
 
-    Repeated calls change nothing.
+    Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if
+    the archive is too large or invalid, and then deletes the upload.
     """
     known = _known(services, source_id, caller)
     if known is not None:
@@ -125,6 +126,7 @@ async def put_source(
     """Upload a gzipped tar of a user's code.
 
     `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing.
+    Raises ValidationException if the archive is too large or invalid.
     """
     limit = services.source_limits.archive_bytes
     with _spool(services) as spool:

@@ -25,7 +25,8 @@ def take_over_training_job(
     """Take control of a job: until HandBackTrainingJob, Everstep observes it but makes no decision.
 
     Everstep continues to halt ranks of ended generations. Requests for the job, including a stop, wait until the
-    hand-back. If the job is already taken over, the call changes nothing.
+    hand-back. If the job is already taken over, the call changes nothing. Raises ConflictException if the job has not
+    started or has ended.
     """
     now = services.now()
     with services.database.write() as session:

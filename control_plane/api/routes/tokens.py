@@ -28,7 +28,10 @@ router = Router(prefix="/v1", tags=["Tokens"])
 def create_token(
     request: tokens_schemas.CreateTokenRequest, caller: Admin, services: ServicesDep
 ) -> tokens_schemas.CreateTokenResponse:
-    """Create a token. Only this response contains the secret. A repeated call creates another token."""
+    """Create a token. Only this response contains the secret.
+
+    A repeated call creates another token. Raises ValidationException if an administrator's token names a project.
+    """
     if Role(request.role) is Role.ADMIN and request.project is not None:
         message = "an admin has every project"
         raise InvalidRequest(f"Project: {message}.", fields=[FieldError(field="Project", message=message)])
