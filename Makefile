@@ -8,9 +8,10 @@ STAMP := .venv/.set-up
 HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 # In the order of the folders: unit tests, whose files are short, come last and end together. By its own, files of few and long tests would.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+FAST_FOLDERS := tests/contract tests/golden tests/properties tests/unit
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-full test-security bad-day bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard
+.PHONY: help setup demo check fix web pictures test test-fast test-durations test-full test-security bad-day bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,8 +57,16 @@ pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures
 
 test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: two at a time, and what needs the whole machine one by one
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) -m 'not full and not e2e'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m 'e2e and not full' tests/e2e tests/bad_day
+	@rm -rf build/durations
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/parallel.xml -m 'not full and not e2e'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) --junitxml=build/durations/e2e.xml -m 'e2e and not full' tests/e2e tests/bad_day
+
+test-fast: setup  ## what needs neither Chromium, PostgreSQL nor a compiler: unit, property, golden and contract tests
+	@rm -rf build/durations
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/fast.xml -q -m 'fast and not full' $(FAST_FOLDERS)
+
+test-durations: setup  ## the 50 slowest tests of the newest run of make test or make test-fast
+	@$(BIN)/python -m tests.durations
 
 test-full: setup web  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest

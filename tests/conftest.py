@@ -14,6 +14,7 @@ import pytest
 import pytest_randomly
 from hypothesis import HealthCheck, settings
 
+from tests import fast
 from tests.postgresql import PostgreSql
 from tests.warm_parent import WarmParent
 
@@ -34,6 +35,25 @@ def pytest_configure(config: pytest.Config) -> None:
     DeepSpeed registers a seeder with the plugin, and its import would add seconds to every start, even without torch.
     """
     pytest_randomly.entrypoint_reseeds = [_seed_torch]
+
+
+@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
+def pytest_mark_fast_tests(items: list[pytest.Item]) -> None:
+    """Mark the fast tests before pytest evaluates the option -m."""
+    fast.mark_fast_tests(items)
+
+
+RUNNING = pytest.StashKey[pytest.Item]()
+"""The test that this process runs."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash[RUNNING] = item
+
+
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    fast.refuse_heavy_fixture(fixturedef.argname, request.config.stash.get(RUNNING, None))
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,0 +1,50 @@
+"""Prints the slowest tests of the newest `make test` or `make test-fast`: `make test-durations`.
+
+    make test ──▶ build/durations/*.xml, one report of pytest per run ──▶ python -m tests.durations [COUNT]
+
+A time is the sum of a test's setup, call and teardown. The first test that requests a shared fixture pays for its
+setup, and the order of the tests is random. A test that is slow in one run only is therefore no finding.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from xml.etree import ElementTree
+
+REPORTS = Path(__file__).parents[1] / "build/durations"
+COUNT = 50
+
+
+def durations(reports: Iterable[Path]) -> dict[str, float]:
+    """Return the seconds of each test in pytest's reports.
+
+    A failed teardown gives a test a second entry with the same name. The entries are added.
+    """
+    seconds: dict[str, float] = {}
+    for report in reports:
+        for case in ElementTree.parse(report).iter("testcase"):
+            name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
+            seconds[name] = seconds.get(name, 0.0) + float(case.attrib["time"])
+    return seconds
+
+
+def table(seconds: dict[str, float], count: int = COUNT) -> list[str]:
+    """Return a line for each of the `count` slowest tests, and a last line with the sums."""
+    slowest = sorted(seconds.items(), key=lambda test: (-test[1], test[0]))[:count]
+    total = sum(seconds.values())
+    share = sum(time for _, time in slowest) / total if total else 0.0
+    lines = [f"{time:8.2f} s  {name}" for name, time in slowest]
+    return [*lines, f"{total:8.2f} s  in {len(seconds)} tests, {share:.0%} of it in the {len(slowest)} slowest"]
+
+
+def main() -> None:
+    reports = sorted(REPORTS.glob("*.xml"))
+    if not reports:
+        sys.exit(f"There is no report in {REPORTS}. Run make test or make test-fast first.")
+    print("\n".join(table(durations(reports), int(sys.argv[1]) if len(sys.argv) > 1 else COUNT)))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

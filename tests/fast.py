@@ -1,0 +1,54 @@
+"""Decides which tests carry the mark `fast`, which `make test-fast` runs.
+
+A fast test needs neither Chromium, PostgreSQL nor a compiler, and starts no cluster. Nobody writes the mark by hand:
+`tests/conftest.py` sets it at collection, from the folder of the test, its other marks and its fixtures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+FOLDERS = ("contract", "golden", "properties", "unit")
+OTHER_MARKS = ("e2e", "full", "integration")
+HEAVY_FIXTURES = {
+    "browser": "Chromium",
+    "postgresql": "PostgreSQL",
+    "warm_parent": "a C++ compiler, which builds an operator of DeepSpeed",
+}
+"""Each fixture that starts a heavy program, with the program. No other fixture or fast test starts one of them."""
+
+
+def mark_fast_tests(items: Iterable[pytest.Item]) -> None:
+    """Add the mark `fast` to each test that qualifies."""
+    for item in items:
+        if is_fast(item):
+            item.add_marker(pytest.mark.fast)
+
+
+def is_fast(item: pytest.Item) -> bool:
+    """Return True for a test that `make test-fast` runs.
+
+    A test with the parameter "postgresql" requests its database only while it runs, so its list of fixtures does not
+    contain `postgresql`.
+    """
+    folder = item.path.relative_to(ROOT).parts[0] if item.path.is_relative_to(ROOT) else ""
+    parameters = getattr(item, "callspec", None)
+    return (
+        folder in FOLDERS
+        and not any(item.get_closest_marker(name) for name in OTHER_MARKS)
+        and HEAVY_FIXTURES.keys().isdisjoint(getattr(item, "fixturenames", ()))
+        and not (parameters is not None and "postgresql" in parameters.params.values())
+    )
+
+
+def refuse_heavy_fixture(name: str, test: pytest.Item | None) -> None:
+    """Fail a fast test that requests a heavy fixture while it runs. Called before each fixture is set up."""
+    if name in HEAVY_FIXTURES and test is not None and test.get_closest_marker("fast") is not None:
+        pytest.fail(
+            f"{test.nodeid} has the mark `fast` and requests the fixture {name!r}, which needs {HEAVY_FIXTURES[name]}. "
+            f"Name the fixture in the test's signature, or parametrize `engine`."
+        )

@@ -1,0 +1,123 @@
+"""No test with the mark `fast` starts Chromium, PostgreSQL or a compiler."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import fast
+
+STARTERS = {
+    "PostgreSql": "postgresql",
+    "WarmParent": "warm_parent",
+    "chromium": "browser",
+    "sync_playwright": "browser",
+    "load_inline": "",
+}
+"""Each call that starts a heavy program or a compiler, with the one fixture that may contain the call."""
+
+
+def starts(path: Path) -> list[tuple[str, str]]:
+    """Return each starting call of a file with the function around it."""
+    found = []
+    tree = ast.parse(path.read_text())
+    around = {
+        child: function.name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name in STARTERS:
+                found.append((name, around.get(node, "")))
+    return found
+
+
+def fast_sources() -> list[Path]:
+    folders = [path for folder in fast.FOLDERS for path in (fast.ROOT / folder).rglob("*.py")]
+    return [*folders, fast.ROOT / "conftest.py", fast.ROOT / "dashboard/conftest.py"]
+
+
+def test_only_heavy_fixtures_start_heavy_programs():
+    calls = {(path, *call) for path in fast_sources() for call in starts(path)}
+    assert {function for _, _, function in calls} == set(fast.HEAVY_FIXTURES)
+    assert not {(path, name) for path, name, function in calls if STARTERS[name] != function}
+
+
+def test_no_test_has_the_mark_by_hand():
+    mark = "mark." + "fast"
+    assert [path for path in fast.ROOT.rglob("*.py") if mark in path.read_text() and path.name != "fast.py"] == []
+
+
+def test_make_runs_what_has_the_mark():
+    makefile = (fast.ROOT.parent / "Makefile").read_text()
+    folders = re.search(r"^FAST_FOLDERS := (.*)$", makefile, re.MULTILINE)
+    assert folders is not None
+    assert folders[1].split() == [f"tests/{name}" for name in fast.FOLDERS]
+    assert re.search(
+        r"^test-fast:.*\n(\t@.*\n)*\t@.* -m 'fast and not full' \$\(FAST_FOLDERS\)$", makefile, re.MULTILINE
+    )
+
+
+def item(folder: str, fixtures: tuple[str, ...] = (), marks: tuple[str, ...] = (), **parameters: str) -> Any:
+    return SimpleNamespace(
+        path=fast.ROOT / folder / "test_it.py",
+        nodeid=f"tests/{folder}/test_it.py::test_it",
+        fixturenames=fixtures,
+        get_closest_marker=lambda name: name if name in marks else None,
+        callspec=SimpleNamespace(params=parameters),
+    )
+
+
+@pytest.mark.parametrize("folder", fast.FOLDERS)
+def test_a_test_of_a_fast_folder_is_fast(folder):
+    assert fast.is_fast(item(folder, ("tmp_path", "engine"), engine="sqlite"))
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        item("integration"),
+        item("e2e"),
+        item("unit", ("browser",)),
+        item("unit", ("tmp_path", "postgresql")),
+        item("contract", ("warm_parent",)),
+        item("unit", ("engine",), engine="postgresql"),
+        item("unit", marks=("integration",)),
+        item("properties", marks=("full",)),
+    ],
+)
+def test_a_test_that_needs_more_is_not_fast(test):
+    assert not fast.is_fast(test)
+
+
+@pytest.mark.parametrize("fixture", fast.HEAVY_FIXTURES)
+def test_a_fast_test_that_requests_a_heavy_fixture_while_it_runs_fails(fixture):
+    fast.refuse_heavy_fixture("tmp_path", item("unit", marks=("fast",)))
+    fast.refuse_heavy_fixture(fixture, item("unit"))
+    with pytest.raises(pytest.fail.Exception, match=f"requests the fixture '{fixture}'"):
+        fast.refuse_heavy_fixture(fixture, item("unit", marks=("fast",)))
+
+
+def test_every_fast_test_of_this_run_has_the_mark(request):
+    unmarked = [test for test in request.session.items if test.get_closest_marker("fast") is None]
+    assert [test.nodeid for test in unmarked if fast.is_fast(test)] == []
+
+
+def test_this_process_refuses_heavy_fixtures(request):
+    """The hook of `tests/conftest.py` calls the refusal: a fixture that this test requests late is refused."""
+    request.node.add_marker("fast")
+    with pytest.raises(pytest.fail.Exception, match="requests the fixture 'browser'"):
+        request.getfixturevalue("browser")
+
+
+@pytest.fixture
+def browser() -> None:
+    raise AssertionError("the hook runs before the fixture")
