@@ -48,11 +48,12 @@ from control_plane.db.session import Database
 from control_plane.db.versions import Versions
 from control_plane.gate import HEADER_SECONDS, Gate
 from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.context import LoopContext
 from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.exporter import EventExporter
 from control_plane.loop.log_exporter import LogExporter
 from control_plane.loop.metric_writer import MetricWriter
-from control_plane.loop.runner import LoopContext, Runner
+from control_plane.loop.runner import Runner
 from control_plane.replica import Replica
 from control_plane.secrets import ensure_admin, server_id, server_secret
 from control_plane.settings import Settings

@@ -10,6 +10,9 @@ The loops read the newest answer and never wait for AWS.
 Invariant: each answer carries the time of its question. An answer that is older than a change of the group is not used
 for decisions about the group. Notices from AWS are stored in the database, where the server that holds the job's lease
 reads them.
+
+The module has more than 500 lines. The questions to AWS and the reading of the answers share one cache per fleet, and a
+second module would need access to all of its fields.
 """
 
 from __future__ import annotations

@@ -8,13 +8,15 @@ It depends on the loops, lease kinds and recovery phases, not on jobs, fleets or
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, Literal
 
 from prometheus_client import Counter, Histogram, disable_created_metrics
 from prometheus_client.registry import Collector
 
 from control_plane.core.incidents import PHASES
+from control_plane.db.errors import StaleLease
 
 # Otherwise each series has an additional `_created` series with the start time of the process, which is already a
 # metric.
@@ -65,6 +67,18 @@ class LoopFigures:
     def collectors(self) -> tuple[Collector, ...]:
         """Collectors to register with a Prometheus registry."""
         return self._reconcile_seconds, self._stale_applies, self._leases_lost, self._phase_seconds
+
+    @contextmanager
+    def measured_pass(self, loop: Loop, monotonic: Callable[[], float]) -> Iterator[None]:
+        """Record the duration of the block as a pass, and whether the pass lost its lease."""
+        begun = monotonic()
+        try:
+            yield
+        except StaleLease:
+            self.was_stale(loop)
+            raise
+        finally:
+            self.reconciled(loop, monotonic() - begun)
 
     def reconciled(self, loop: Loop, seconds: float) -> None:
         """Record the duration of a pass, whether or not the pass succeeded."""

@@ -12,6 +12,9 @@ longer mark the end, the reader returns a gap: an event that says where the stor
 
 Invariant: continuing from a cursor in either direction returns each line once. Synchronous: only one thread at a time
 may use a reader.
+
+The module has more than 500 lines. Reading forward and backward share the cursor, the cache of chunks and the rule for
+gaps; a change to one direction nearly always changes the other.
 """
 
 from __future__ import annotations

@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from sqlalchemy.orm import Session
-
 from control_plane.core.actions import reboot_key
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
 from control_plane.core.fleets import NOT_JOINED, NOT_REPLACED, RATE_WINDOW_SECONDS
 from control_plane.core.moves import is_ready
 from control_plane.core.notices import merged
-from control_plane.core.observed.fleets import FleetHistory, FleetJob, FleetObserved, FleetSpec, NodeRecord
+from control_plane.core.observed.fleets import FleetHistory, FleetObserved, FleetSpec, NodeRecord
 from control_plane.core.observed.jobs import JobObserved, JobSpec
 from control_plane.core.observed.nodes import InstanceCondition, NodeObserved, Notice
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
-from control_plane.core.queue import Schedule, in_words, schedule
+from control_plane.core.queue import Schedule, in_words
 from control_plane.core.states import FleetStatus, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, intents, jobs, nodes, notices
@@ -33,26 +31,12 @@ from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry, AgentView
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
+from control_plane.loop.surroundings import Surroundings, read_surroundings, schedule_of
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 HISTORY_SECONDS = 60.0
 """Maximum age of a cached fleet history. The cache avoids frequent sums over all jobs of the fleet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """Rows of one fleet that the passes over its jobs share."""
-
-    name: FleetName
-    fleets: Mapping[FleetName, fleets.FleetRecord]
-    """All fleets, by name."""
-    jobs: tuple[jobs.JobRecord, ...]
-    """The fleet's unfinished jobs."""
-    nodes: Mapping[NodeId, nodes.NodeRecord]
-    """The fleet's nodes. Ended nodes are included, because their end is evidence."""
-    notices: Mapping[NodeId, tuple[Notice, ...]]
-    implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +218,7 @@ class Observer:
             if plan is None or plan.generation != job.generation:
                 plan = jobs.generation(session, run, job.generation).plan if job.generation else None
             name = FleetName(job.fleet_name)
-            around = known.get(name) or _surroundings(session, name)
+            around = known.get(name) or read_surroundings(session, name)
             kept = checkpoints.of_run(session, run)
             complete = [records.checkpoint_record(each) for each in kept]
             stored = StoredJob(
@@ -446,43 +430,6 @@ class Observer:
             domain=row.failure_domain if row is not None else None,
             notices=merged([*told.notices.get(node_id, ()), *records.own_notices(report)]),
         )
-
-
-def _surroundings(session: Session, name: FleetName) -> Surroundings:
-    return Surroundings(
-        name=name,
-        fleets={FleetName(fleet.name): fleet for fleet in fleets.every(session)},
-        jobs=jobs.unfinished(session, name),
-        nodes={NodeId(row.id): row for row in nodes.of_fleet(session, name, with_ended=True)},
-        notices=records.notices_of(notices.of_fleet(session, name)),
-        implications=implications.of_fleet(session, name),
-    )
-
-
-def schedule_of(
-    fleet: fleets.FleetRecord | None,
-    live: Iterable[jobs.JobRecord],
-    rows: Iterable[nodes.NodeRecord],
-    now: float,
-    *,
-    newcomer: FleetJob | None = None,
-) -> Schedule:
-    """Compute which jobs of a fleet may run now.
-
-    Args:
-        fleet: as stored. None: no capacity.
-        live: all unfinished jobs of the fleet.
-        rows: the fleet's nodes. Held nodes are not part of the capacity.
-        now: Unix seconds.
-        newcomer: a job that is not stored yet, to predict its place in the queue.
-
-    Returns:
-        The schedule that the core computes.
-    """
-    held = sum(row.state == NodeState.HELD for row in rows)
-    capacity = fleet.max_node_count - held if fleet is not None else 0
-    every = [records.fleet_job(job) for job in live]
-    return schedule([*every, newcomer] if newcomer is not None else every, capacity, now)
 
 
 def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:

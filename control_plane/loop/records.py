@@ -3,6 +3,9 @@
 Pure: no I/O and no decisions.
 
 Invariant: a core record that is stored and read back is equal to the original.
+
+The module has more than 500 lines because each kind of record has a function per direction. The functions are short and
+independent. Both directions of a kind stay side by side, so that a new field is added to both.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ from control_plane.db.job_lists import JobFilter, SortBy
 from control_plane.db.jobs import JobRecord, JobSpec, NewJob
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.tokens import Role
-from control_plane.loop.observer import schedule_of
+from control_plane.loop.surroundings import schedule_of
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 

@@ -927,12 +927,12 @@ async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world:
         world.now += timedelta(seconds=0.5)
         for runner in (serves, stands_by):
             await runner.cloud.poll()
-            await runner.sweep_fleets()
-            await runner.sweep_jobs()
+            await runner.fleet_loop.sweep()
+            await runner.job_loop.sweep()
     assert other.is_elsewhere(FLEET)
     assert not registry.is_elsewhere(FLEET)
     other.accept(hello_of(world.team()[0]), FLEET)
-    await stands_by.sweep_fleets()
+    await stands_by.fleet_loop.sweep()
     assert not other.connected()  # an agent that connects to the standby is disconnected
     world.runner, world.registry = serves, registry
 
@@ -989,7 +989,7 @@ async def test_a_replica_that_alone_cannot_reach_the_database_leaves_its_agents_
 
         async def try_alone() -> None:
             with pytest.raises(OperationalError):
-                await alone.sweep_fleets()
+                await alone.fleet_loop.sweep()
 
         listen(lost.engine, "begin", is_away)
         world.before_pass = try_alone
@@ -1015,11 +1015,11 @@ async def test_a_replica_that_loses_the_database_in_the_middle_of_a_long_sweep_d
         world.now += timedelta(seconds=5)
         raise OperationalError("BEGIN", {}, Exception("no route to the database"))
 
-    fleets_then = world.runner._fleet_names()
-    world.runner._fleet_names = lambda: fleets_then  # type: ignore[method-assign]
+    fleets_then = world.runner.fleet_loop._fleet_names()
+    world.runner.fleet_loop._fleet_names = lambda: fleets_then  # type: ignore[method-assign]
     world.now += timedelta(seconds=4)
     listen(world.database.engine, "begin", is_away)
-    await world.runner.sweep_fleets()
+    await world.runner.fleet_loop.sweep()
     remove(world.database.engine, "begin", is_away)
     assert fleets_then[-1] == FLEET
     assert left
@@ -1036,7 +1036,7 @@ async def test_a_replica_that_takes_over_counts_no_silence_from_before(world: Wo
         world.now += timedelta(seconds=0.5)
         for runner in (serves, world.runner):
             await runner.cloud.poll()
-            await runner.sweep_fleets()
+            await runner.fleet_loop.sweep()
     await world.until(lambda: len(world.registry.connected()) == 5)
     for _ in range(40):
         await world.train(1)

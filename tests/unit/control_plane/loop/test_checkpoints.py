@@ -147,7 +147,7 @@ async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
         if is_taken and number == 1:
             with world.database.write() as session:
                 assert Leaser("another", 1.0, world.monotonic).claim(session, "job", run, at_once=True)
-        assert world.runner._job_leases.hold(run, at_once=True)
+        assert world.runner.job_leases.hold(run, at_once=True)
 
     monkeypatch.setattr(world.objects, "put", slow)
     await world.upload(4)

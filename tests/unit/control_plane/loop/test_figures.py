@@ -86,8 +86,8 @@ async def test_passes_are_counted_with_the_time_they_took(world: World, monkeypa
         return read_job(of, *more)
 
     monkeypatch.setattr(world.runner.observer, "read_job", slow)
-    await world.runner.pass_over_job(run)
-    await world.runner.pass_over_fleet(FLEET)
+    await world.runner.job_loop.make_pass(run)
+    await world.runner.fleet_loop.make_pass(FLEET)
     assert figures("reconcile_seconds_count", loop="job") == jobs + 1
     assert figures("reconcile_seconds_sum", loop="job") == pytest.approx(took + 0.25)
     assert figures("reconcile_seconds_count", loop="fleet") == fleets + 1
@@ -109,7 +109,7 @@ async def test_a_pass_that_comes_too_late_is_counted_and_its_lease_once(
     monkeypatch.setattr(world.runner.observer, "read_job", overtaken)
     world.kill_rank(world.team()[0])
     generation = world.job().generation
-    await world.runner.sweep_jobs()
+    await world.runner.job_loop.sweep()
     assert (figures("reconcile_stale_applies_total", loop="job"), figures("lease_lost_total", kind="job")) == (1, 1)
     assert figures("reconcile_seconds_count", loop="job") == passes + 1, "it took its time, too"
     assert world.job().generation == generation, "nothing of it was stored"
@@ -125,7 +125,7 @@ async def test_a_lease_that_another_server_has_when_it_is_renewed_is_counted_onc
         world.now += timedelta(seconds=0.2)
         with world.database.write() as session:  # the other server renews its lease
             Leaser("another", 1.0, world.monotonic).claim(session, "fleet", FLEET)
-        await world.runner.sweep_fleets()
+        await world.runner.fleet_loop.sweep()
     assert (figures("lease_lost_total", kind="fleet"), figures("reconcile_stale_applies_total", loop="fleet")) == (1, 0)
 
 
@@ -135,6 +135,6 @@ async def test_a_lease_that_is_let_go_was_not_lost(world: World) -> None:
     world.finish()
     await world.until(lambda: world.job().state == JobState.COMPLETED)
     await world.tick()
-    world.runner._job_leases.release_all()
-    world.runner._fleet_leases.release_all()
+    world.runner.job_leases.release_all()
+    world.runner.fleet_leases.release_all()
     assert [scrape(world)("lease_lost_total", kind=kind) for kind in ("job", "fleet")] == [0, 0]

@@ -32,7 +32,7 @@ async def test_a_loop_that_cannot_write_reports_the_full_disk(world: World, word
     world.kill_rank(world.team()[0])
     world.now += timedelta(seconds=4)
     with suppress(OperationalError):  # the fleet's pass may end the sweep with this error
-        await world.runner.sweep_fleets()
+        await world.runner.fleet_loop.sweep()
     (disk,) = world.database.disk.full()
     assert str(world.database.url.database).startswith(disk.place)
     assert words in disk.words

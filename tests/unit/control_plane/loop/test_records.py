@@ -95,7 +95,7 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
             node_microseconds_before=1_000_000,
         ),
     )
-    lease = world.runner._job_leases.hold(run)
+    lease = world.runner.job_leases.hold(run)
     assert lease is not None
     with world.database.write() as session:
         jobs.change(session, lease, **records.job_update(full, 7.2))

@@ -53,7 +53,7 @@ async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(
             stop.set()
 
     monkeypatch.setattr(world.runner.hearing, "beat", beat)
-    monkeypatch.setattr(world.runner, "sweep_jobs", stop.wait)
+    monkeypatch.setattr(world.runner.job_loop, "sweep", stop.wait)
     await world.runner.run(stop)
     assert len(beats) >= 3
 

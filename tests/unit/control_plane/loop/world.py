@@ -27,7 +27,8 @@ from control_plane.core.timeouts import ladder
 from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentConnection, AgentRegistry
-from control_plane.loop.runner import LoopContext, Runner
+from control_plane.loop.context import LoopContext
+from control_plane.loop.runner import Runner
 from everstep.protocol.agent_messages import (
     AgentReport,
     ControlToAgent,
@@ -706,7 +707,7 @@ class World:
             await self.before_pass()
         await self.runner.cloud.poll()
         await self.runner.cloud.survey()
-        for sweep in (self.runner.sweep_fleets, self.runner.sweep_jobs):
+        for sweep in (self.runner.fleet_loop.sweep, self.runner.job_loop.sweep):
             await sweep()
             if not self.hangs:
                 # completes the sweep's calls, so that the order of events is deterministic

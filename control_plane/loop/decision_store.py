@@ -1,0 +1,224 @@
+"""Stores decisions: everything that a pass writes to the database.
+
+Invariant: one transaction under the pass's lease stores the whole decision, or nothing. Readers therefore never see
+half of a decision, and a decision of a server that lost its lease has no effect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from control_plane.core import drills
+from control_plane.core.actions import Decision, FleetDecision
+from control_plane.core.observed.drills import DrillObserved
+from control_plane.core.states import FleetStatus, JobState, NodeState
+from control_plane.db import drills as db_drills
+from control_plane.db import events, fleets, implications, incidents, jobs, nodes, notices, protection, tokens
+from control_plane.db.leases import Lease
+from control_plane.db.session import Database
+from control_plane.loop import records
+from control_plane.loop.cloud_watch import CloudView
+from control_plane.loop.observer import StoredFleet, StoredJob
+from everstep.protocol.ids import NodeId
+
+log = logging.getLogger(__name__)
+
+
+class DecisionStore:
+    """Writes the decisions of the job loop and the fleet loop.
+
+    All methods block: call them in a thread.
+
+    Args:
+        database: contains the jobs, fleets and nodes.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def apply_job(
+        self,
+        lease: Lease,
+        stored: StoredJob,
+        decision: Decision,
+        shards: tuple[protection.ShardRecord, ...],
+        now: float,
+    ) -> None:
+        """Store all results of a pass over a job in one transaction.
+
+        If the decision moves the job to a fleet that was deleted meanwhile, nothing is stored, and the next pass
+        decides again.
+
+        Args:
+            lease: the job's lease. The transaction fails if another server has taken it over.
+            stored: rows from which the decision follows.
+            decision: what the core decided from these rows.
+            shards: rows of shards to write; empty if nothing changed.
+            now: Unix seconds of the decision.
+
+        Raises:
+            StaleLease: another server holds the lease. Nothing was stored.
+        """
+        moment = records.at(now)
+        before, after = stored.job, decision.record
+        price = stored.fleet.price_usd_per_hour if stored.fleet is not None else None
+        changes = records.job_update(after, price)
+        if decision.fleet is not None:
+            changes["fleet_name"] = decision.fleet
+        with self._database.write() as session:
+            if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
+                return  # the fleet was deleted after the read; the next pass decides without it
+            if decision.plan is not None:
+                jobs.add_generation(session, lease, decision.plan, moment, revision=before.revision)
+            if before.state != after.state.value or decision.plan is not None:
+                jobs.transition(session, lease, before=before.state, after=after.state.value, now=moment, **changes)
+            elif after != records.job_record(before):
+                jobs.change(session, lease, **changes)
+            if after.stepped_at is not None and after.stepped_at != records.job_record(before).stepped_at:
+                jobs.note_first_step(session, lease, records.at(after.stepped_at))
+            if after.state is JobState.STARTING and before.state != JobState.STARTING:
+                jobs.mark_generation_started(session, lease, after.generation, moment)
+            for incident in decision.incidents:
+                incidents.open_incident(session, lease, incident.id, records.new_incident(incident, before, now))
+                incidents.change(session, lease, incident.id, **records.incident_update(incident, now, price))
+            if decision.implications:
+                lines = [records.new_implication(line, before.fleet_name) for line in decision.implications]
+                implications.record(session, lease, lines)
+            if shards:
+                protection.record(session, lease, shards, moment)
+            for draft in decision.events:
+                events.append(
+                    session,
+                    events.NewEvent(
+                        at=moment,
+                        type=draft.type,
+                        message=draft.message,
+                        project=before.project,
+                        fleet_name=before.fleet_name,
+                        job_name=before.name,
+                        node_id=draft.node_id,
+                        detail=draft.detail,
+                    ),
+                )
+        if before.state != after.state.value or before.reason != after.reason:
+            log.info("job %s: %s: %s", before.name, after.state.value, after.reason.partition("\n")[0])
+
+    def apply_drill(self, lease: Lease, stored: StoredJob, drill: DrillObserved, now: float) -> None:
+        """Store the new state of a job's drill, with its event. Raises StaleLease if the lease is lost."""
+        job = stored.job
+        with self._database.write() as session:
+            db_drills.change(session, lease, drill.id, **records.drill_update(drill))
+            message = f"{drills.in_words(drill)}: {drill.state}" + (f", {drill.outcome}" if drill.outcome else "")
+            event = events.NewEvent(
+                at=records.at(now),
+                type="DrillStateChanged",
+                message=message,
+                project=job.project,
+                fleet_name=job.fleet_name,
+                job_name=job.name,
+                node_id=drill.node_id,
+            )
+            events.append(session, event)
+
+    def apply_fleet(
+        self,
+        lease: Lease,
+        stored: StoredFleet,
+        decision: FleetDecision,
+        view: CloudView,
+        failure_domains: Mapping[NodeId, str],
+        now: float,
+    ) -> None:
+        """Store all results of a pass over a fleet in one transaction.
+
+        Args:
+            lease: the fleet's lease. The transaction fails if another server has taken it over.
+            stored: rows from which the decision follows.
+            decision: what the core decided from these rows.
+            view: AWS's answer from which the decision follows.
+            failure_domains: failure domain of each node for which AWS reports one.
+            now: Unix seconds of the decision.
+
+        Raises:
+            StaleLease: another server holds the lease. Nothing was stored.
+        """
+        moment, fleet = records.at(now), stored.fleet
+        state = FleetStatus.FROZEN if decision.is_frozen else FleetStatus.ACTIVE
+        if fleet.delete_requested_at is not None:
+            state = FleetStatus.DELETING
+        changes = fleets.FleetUpdate(
+            state=state.value,
+            max_node_count=view.group.max_size,
+            instance_type=view.instance_type,
+            availability_zone=view.availability_zone,
+            desired_node_count=decision.desired_count,
+            vacancies=decision.vacancies,
+            drift=view.group.drift,
+            reason=decision.reason,
+        )
+        if fleet.blindness_lifted_at is not None and not decision.is_blind:
+            # otherwise the column stays unchanged, because a user may have lifted the freeze after the read
+            changes["blindness_lifted_at"] = None
+        is_same = all(getattr(fleet, column) == value for column, value in changes.items())
+        domains = {
+            row.id: failure_domains[NodeId(row.id)]
+            for row in stored.nodes
+            if row.failure_domain is None and NodeId(row.id) in failure_domains
+        }
+        has_news = decision.records or decision.events or decision.implications or decision.is_empty or domains
+        if is_same and not has_news:
+            return
+        known = {NodeId(node.id): node for node in stored.nodes}
+        with self._database.write() as session:
+            if decision.is_empty:
+                fleets.remove(session, lease, moment)
+                return
+            if not is_same:
+                fleets.change(session, lease, **changes)
+            for row in decision.records:
+                before = known.get(row.node_id)
+                columns = records.node_update(
+                    row,
+                    before=None if before is None else before.state,
+                    had_request=before is not None and before.request != "",
+                )
+                columns["instance_type"], columns["availability_zone"] = view.instance_type, view.availability_zone
+                columns["ended_at"] = moment if row.state is NodeState.GONE else None
+                nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)
+                if row.state is NodeState.GONE:
+                    tokens.revoke_sessions(session, row.node_id, moment)
+            for node_id, domain in domains.items():
+                nodes.change(
+                    session, lease, node_id, initial_state=NodeState.JOINING, now=moment, failure_domain=domain
+                )
+            notices.forget(session, decision.forgotten)
+            if decision.implications:
+                implications.record(
+                    session, lease, [records.new_implication(line, fleet.name) for line in decision.implications]
+                )
+            owners = jobs.owners(session, {draft.run for draft in decision.events if draft.run is not None})
+            for draft in decision.events:
+                owner = None if draft.run is None else owners.get(draft.run)
+                project = "" if owner is None else owner.project
+                event = events.NewEvent(
+                    at=moment,
+                    type=draft.type,
+                    message=draft.message,
+                    project=project,
+                    fleet_name=fleet.name,
+                    node_id=draft.node_id,
+                )
+                events.append(session, event)
+            if fleet.state != state.value:
+                message = f"{fleet.state} → {state.value}: {decision.reason}"
+                events.append(
+                    session,
+                    events.NewEvent(
+                        at=moment,
+                        type="FleetStateChanged",
+                        message=message,
+                        project=fleet.project,
+                        fleet_name=fleet.name,
+                    ),
+                )

@@ -1,0 +1,159 @@
+"""Makes passes over the fleets: claim, observe, decide, apply and act.
+
+Invariant: a pass stores all its results under the fleet's lease in one transaction, or none. Its calls to AWS follow
+from the stored decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from functools import partial
+
+from control_plane.core.actions import FleetDecision, GroupAction, SendKeepEvidence
+from control_plane.core.fleets import decide
+from control_plane.core.observed.jobs import Policy
+from control_plane.db import fleets
+from control_plane.db.errors import NotFound, StaleLease
+from control_plane.db.leases import Lease
+from control_plane.loop import records
+from control_plane.loop.cloud_watch import CloudView, CloudWatch
+from control_plane.loop.context import LoopContext
+from control_plane.loop.decision_store import DecisionStore
+from control_plane.loop.executor import Executor
+from control_plane.loop.held_leases import HeldLeases
+from control_plane.loop.observer import Hearing, Observer
+from everstep.protocol.ids import FleetName
+
+log = logging.getLogger(__name__)
+
+
+class FleetLoop:
+    """Makes passes over all fleets, and disconnects agents of fleets that another server manages.
+
+    Args:
+        context: database, clocks and clients, from the composition root.
+        observer: builds the input of a pass.
+        executor: executes the actions of a decision.
+        store: writes each decision in one transaction.
+        cloud: contains the newest answers of AWS.
+        hearing: measures how long each agent has been silent.
+        leases: leases of the fleets that this server manages.
+        stored: function that the loop calls with a fleet's name after it has stored a decision.
+    """
+
+    def __init__(
+        self,
+        context: LoopContext,
+        observer: Observer,
+        executor: Executor,
+        store: DecisionStore,
+        cloud: CloudWatch,
+        hearing: Hearing,
+        *,
+        leases: HeldLeases,
+        stored: Callable[[FleetName], None],
+    ) -> None:
+        self._context = context
+        self._observer = observer
+        self._executor = executor
+        self._store = store
+        self._cloud = cloud
+        self._hearing = hearing
+        self._leases = leases
+        self._stored = stored
+        self._policy = Policy(timeouts=context.timeouts)
+        self._fleets: tuple[FleetName, ...] = ()
+        """Names of all fleets at the last successful read."""
+
+    async def sweep(self) -> None:
+        """Make a pass over each fleet. Disconnect the agents of fleets that another server manages.
+
+        An agent of such a fleet must not stay connected to this server, because the other server would consider the
+        agent silent. A disconnected agent connects to the next address. If only this server has lost the database, it
+        cannot see which server manages the fleet. After a failed pass, this server therefore also disconnects agents if
+        its lease of their fleet has expired.
+        """
+        failed = set(self._fleets)
+        try:
+            self._fleets = await asyncio.to_thread(self._fleet_names)
+            failed.clear()
+            for name in self._fleets:
+                try:
+                    await self.make_pass(name)
+                except StaleLease as stale:
+                    log.info("fleet %s: %s", name, stale)
+                    self._leases.lose(name)
+                except NotFound as gone:
+                    log.info("fleet %s: %s", name, gone)
+                    self._leases.drop(name)
+                except Exception:
+                    log.exception("fleet %s: the pass failed; it is made again", name)
+                    failed.add(name)
+                    if self._leases.has_lapsed(name):
+                        self._leave(self._fleets)
+        finally:
+            self._leave(failed)
+
+    async def make_pass(self, name: FleetName) -> FleetDecision | None:
+        """Make one pass over a fleet, and return its decision.
+
+        Return None while another server holds the fleet's lease, or before AWS has answered. Raises StaleLease if
+        another server took the fleet over during the pass; nothing was stored. Raises NotFound if the fleet was
+        removed.
+        """
+        served_before = self._leases.holds(name)
+        lease = await asyncio.to_thread(self._leases.hold, name)
+        if lease is None:
+            return None
+        if not served_before:
+            # wake the job loop, which makes passes over a job only while this server holds the lease of the job's fleet
+            self._context.registry.hint()
+        view = self._cloud.group(name)
+        if view is None:
+            return None
+        with self._context.figures.measured_pass("fleet", self._context.monotonic):
+            return await self._reconcile(lease, name, view)
+
+    def _leave(self, failed: Collection[FleetName]) -> None:
+        """Disconnect the agents of fleets that another control-plane server manages.
+
+        `failed` names the fleets whose last pass failed. For these, an expired lease suffices, because another server
+        may have taken the fleet over unnoticed.
+        """
+        leases = self._leases
+        elsewhere = frozenset(
+            name for name in self._fleets if leases.sees_another(name) or (name in failed and leases.has_lapsed(name))
+        )
+        self._context.registry.leave(elsewhere)
+        self._hearing.begin_anew(elsewhere)
+
+    async def _reconcile(self, lease: Lease, name: FleetName, view: CloudView) -> FleetDecision:
+        history = await asyncio.to_thread(self._observer.read_history, name)
+        now = self._context.now().timestamp()
+        stored = await asyncio.to_thread(self._observer.read_fleet, name, records.at(now))
+        spec, observed = self._observer.observe_fleet(stored, view, history)
+        decision = decide(now, spec, observed, self._policy)
+        domains = self._cloud.domains(name)
+        await asyncio.to_thread(self._store.apply_fleet, lease, stored, decision, view, domains, now)
+        self._stored(name)
+        for node_id in decision.forgotten:
+            self._context.registry.forget(node_id)
+        if decision.records:
+            self._context.registry.hint()
+        self._executor.change_group(
+            lease,
+            [action for action in decision.actions if isinstance(action, GroupAction)],
+            partial(self._cloud.changed, name),
+        )
+        for action in decision.actions:
+            if isinstance(action, SendKeepEvidence):
+                self._executor.keep_evidence(lease, action)
+            else:
+                self._executor.tell(action)
+        return decision
+
+    def _fleet_names(self) -> tuple[FleetName, ...]:
+        with self._context.database.read() as session:
+            return tuple(FleetName(fleet.name) for fleet in fleets.every(session))

@@ -1,0 +1,98 @@
+"""The leases that this control-plane server holds, with their renewals.
+
+Invariant: a lease that another server has taken over never becomes valid again. A write under it raises StaleLease.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from control_plane.core.timeouts import grace_seconds
+from control_plane.db.leases import Lease, Leaser
+from control_plane.loop.context import LoopContext
+from control_plane.loop.figures import Loop
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    lease: Lease
+    first_counter: int
+    """The lease's counter at the time when this server claimed the lease from another owner."""
+
+
+class HeldLeases:
+    """The leases of one kind (jobs or fleets) that this server holds.
+
+    A lease is renewed after a third of its duration, not in every pass. Each loop uses its own instance from one thread
+    at a time. Only `renewed` may be called from other threads.
+
+    Args:
+        context: database, clocks and clients, from the composition root.
+        kind: kind of the rows that the leases belong to.
+    """
+
+    def __init__(self, context: LoopContext, kind: Loop) -> None:
+        self._database = context.database
+        self._figures = context.figures
+        self._monotonic = context.monotonic
+        self._ttl_seconds = grace_seconds(context.timeouts)
+        self._leaser = Leaser(context.owner, self._ttl_seconds, context.monotonic)
+        self._kind: Loop = kind
+        self._held: dict[str, _Held] = {}
+
+    def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
+        """Return the lease, after claiming or renewing it if necessary.
+
+        Return None while another server holds the lease. See `Leaser.claim` for `at_once`.
+        """
+        held = self._held.get(key)
+        if held is not None and not self._leaser.is_due(held.lease):
+            return held.lease
+        with self._database.write() as session:
+            lease = self._leaser.claim(session, self._kind, key, at_once=at_once)
+        if lease is None:
+            self.lose(key)
+            return None
+        is_unbroken = held is not None and lease.counter == held.lease.counter + 1
+        self._held[key] = _Held(lease, held.first_counter if held is not None and is_unbroken else lease.counter)
+        return lease
+
+    def renewed(self, lease: Lease) -> Lease:
+        """Return the newest renewal of a lease.
+
+        If this server has lost the lease, return the argument itself, which `guard` then rejects.
+        """
+        held = self._held.get(lease.key)
+        return held.lease if held is not None and held.first_counter <= lease.counter else lease
+
+    def holds(self, key: str) -> bool:
+        """Return whether this server certainly still holds the lease."""
+        held = self._held.get(key)
+        return held is not None and self._monotonic() - held.lease.taken_at < self._ttl_seconds
+
+    def has_lapsed(self, key: str) -> bool:
+        """Return whether a lease of this server has expired.
+
+        Another server may have taken over an expired lease.
+        """
+        return key in self._held and not self.holds(key)
+
+    def sees_another(self, key: str) -> bool:
+        """Return whether another server is active under this lease."""
+        return key not in self._held and self._leaser.sees_another(self._kind, key)
+
+    def lose(self, key: str) -> None:
+        """Forget a lease that another server has taken over, and count the loss."""
+        if self._held.pop(key, None) is not None:
+            self._figures.lost_lease(self._kind)
+
+    def drop(self, key: str) -> None:
+        """Forget a lease that is no longer needed."""
+        self._held.pop(key, None)
+
+    def release_all(self) -> None:
+        """Release all leases, so that other servers can claim them immediately."""
+        with self._database.write() as session:
+            for held in self._held.values():
+                self._leaser.release(session, held.lease)
+        self._held.clear()

@@ -1,0 +1,193 @@
+"""Makes passes over the unfinished jobs: claim, observe, decide, act and apply.
+
+Invariant: a pass stores all its results under the job's lease in one transaction, or none. Its messages follow from
+state that was stored before. After a crash, the next pass therefore completes the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from control_plane.core import drills
+from control_plane.core import incidents as core_incidents
+from control_plane.core.actions import Decision, PutManifest
+from control_plane.core.job import decide
+from control_plane.core.observed.jobs import JobObserved, Policy
+from control_plane.core.states import ENDED_JOBS, IncidentState, JobState
+from control_plane.db import jobs
+from control_plane.db.errors import NotFound, StaleLease
+from control_plane.db.leases import Lease
+from control_plane.loop.cloud_watch import CloudWatch
+from control_plane.loop.context import LoopContext
+from control_plane.loop.decision_store import DecisionStore
+from control_plane.loop.executor import Executor
+from control_plane.loop.held_leases import HeldLeases
+from control_plane.loop.observer import Observer, StoredJob
+from control_plane.loop.protection_watch import ProtectionWatch
+from control_plane.loop.surroundings import Surroundings
+from everstep.protocol.ids import FleetName, RunId
+from everstep.protocol.log_records import about
+
+log = logging.getLogger(__name__)
+
+AGAIN_LIMIT = 8
+"""Limit of consecutive passes over one job, if each pass requests another one immediately."""
+
+
+class JobLoop:
+    """Makes passes over the jobs of the fleets that this server manages.
+
+    Args:
+        context: database, clocks and clients, from the composition root.
+        observer: builds the input of a pass.
+        executor: executes the actions of a decision.
+        store: writes each decision in one transaction.
+        cloud: polls AWS when an agent's connection breaks.
+        leases: leases of the jobs that this server manages.
+        fleet_leases: leases of the fleets. A fleet's lease entitles this server to the fleet's jobs.
+    """
+
+    def __init__(
+        self,
+        context: LoopContext,
+        observer: Observer,
+        executor: Executor,
+        store: DecisionStore,
+        cloud: CloudWatch,
+        *,
+        leases: HeldLeases,
+        fleet_leases: HeldLeases,
+    ) -> None:
+        self._context = context
+        self._observer = observer
+        self._executor = executor
+        self._store = store
+        self._cloud = cloud
+        self._leases = leases
+        self._fleet_leases = fleet_leases
+        self._policy = Policy(timeouts=context.timeouts)
+        self._protection = ProtectionWatch(context.registry, context.timeouts)
+        self._around: dict[FleetName, Surroundings] = {}
+        """Rows that the passes of one sweep over jobs share.
+
+        Without sharing, each pass would read all jobs and nodes of its fleet, and a sweep's cost would be quadratic.
+        """
+
+    def forget_rows(self, name: FleetName) -> None:
+        """Drop the shared rows of a fleet. The fleet loop calls this after it has stored a decision."""
+        self._around.pop(name, None)
+
+    async def sweep(self) -> None:
+        """Make a pass over each unfinished job whose fleet's lease this server holds."""
+        if any(True for _ in self._context.registry.take_lost()):
+            self._cloud.look_now()
+        self._around.clear()
+        live = [job for job in await asyncio.to_thread(self._live_jobs) if self._fleet_leases.holds(job.fleet_name)]
+        for job in live:
+            try:
+                with about(job=job.name, run=job.run_id, generation=job.generation or None):
+                    await self.make_pass(RunId(job.run_id), self._around)
+            except StaleLease as stale:
+                log.info("job %s: %s", job.name, stale)
+                self._leases.lose(job.run_id)
+            except NotFound as gone:
+                log.info("job %s: %s", job.name, gone)
+                self._leases.drop(job.run_id)
+            except Exception:
+                log.exception("job %s (run %s): the pass failed; it is made again", job.name, job.run_id)
+        closely = (
+            job
+            for job in live
+            if job.state not in (JobState.QUEUED, JobState.RUNNING) or job.memo.get("incident") is not None
+        )
+        self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
+
+    async def make_pass(self, run: RunId, around: dict[FleetName, Surroundings] | None = None) -> Decision | None:
+        """Claim, observe, decide, act and apply.
+
+        Repeat the pass while the decision requests another one immediately.
+
+        Args:
+            run: run id of the job.
+            around: rows that passes over other jobs of this sweep have read. This pass adds the rows that it reads, and
+                empties the mapping when it changes such rows. None: the pass shares no rows.
+
+        Returns:
+            The last decision, or None while another server holds the job's lease.
+
+        Raises:
+            StaleLease: another server took the job over during the pass. The last pass stored nothing.
+            NotFound: the job was removed.
+        """
+        decision, around = None, around if around is not None else {}
+        for _ in range(AGAIN_LIMIT):
+            # The fleet's lease entitles this server to the job.
+            lease = await asyncio.to_thread(partial(self._leases.hold, run, at_once=True))
+            if lease is None:
+                return None
+            with self._context.figures.measured_pass("job", self._context.monotonic):
+                stored = await asyncio.to_thread(self._observer.read_job, run, around)
+                around[stored.around.name] = stored.around
+                now = self._context.now().timestamp()
+                spec, observed = self._observer.observe_job(stored, now)
+                decision = decide(now, spec, observed, self._policy)
+                for action in decision.actions:
+                    if isinstance(action, PutManifest):
+                        self._executor.put_manifest(lease, action)
+                    else:
+                        self._executor.tell(action)
+                shards = self._protection.changed(stored, observed, now)
+                if (
+                    decision.record != observed.record
+                    or decision.events
+                    or decision.incidents
+                    or decision.implications
+                    or shards
+                ):
+                    await asyncio.to_thread(self._store.apply_job, lease, stored, decision, shards, now)
+                if (
+                    decision.record.state is not observed.record.state
+                    or decision.plan is not None
+                    or decision.fleet is not None
+                ):
+                    around.clear()
+                for incident in decision.incidents:
+                    if (
+                        incident.state is IncidentState.CLOSED
+                        and incident.cause.is_failure
+                        and incident.restored_at is not None
+                    ):
+                        self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
+                await self._follow_drill(lease, stored, observed, decision, now)
+            if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
+                break  # the server that manages the new fleet makes the next pass
+        if decision is not None and decision.record.state in ENDED_JOBS:
+            self._forget(run)
+        return decision
+
+    async def _follow_drill(
+        self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float
+    ) -> None:
+        """Advance a drill. The state STRUCK is stored before the fault is injected.
+
+        If the server crashes between the two actions, no server injects the fault.
+        """
+        if observed.drill is None:
+            return
+        plan = decision.plan or observed.plan
+        followed = drills.follow(observed.drill, decision.record, plan, now, self._context.timeouts)
+        if followed.drill != observed.drill:
+            await asyncio.to_thread(self._store.apply_drill, lease, stored, followed.drill, now)
+        if followed.course is drills.Course.STRIKE and stored.fleet is not None:
+            self._executor.strike(RunId(stored.job.run_id), stored.fleet.auto_scaling_group_name, followed.drill)
+
+    def _live_jobs(self) -> tuple[jobs.JobRecord, ...]:
+        with self._context.database.read() as session:
+            return jobs.unfinished(session)
+
+    def _forget(self, run: RunId) -> None:
+        self._protection.forget(run)
+        self._leases.drop(run)
+        self._observer.forget_job(run)

@@ -1,0 +1,120 @@
+"""Compares the protection of shards that agents report with the rows that the database has.
+
+Invariant: a change of holders is stored in the pass that observes it. Progress alone is stored at most once per
+`WRITE_SECONDS`, so that training does not cause a write per step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core.evidence import unvouched
+from control_plane.core.observed.jobs import JobObserved
+from control_plane.core.states import JobState
+from control_plane.db import protection
+from control_plane.loop import records
+from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.observer import StoredJob
+from everstep.protocol.agent_messages import MemberReport
+from everstep.protocol.ids import NodeId, RunId
+from everstep.protocol.plan import Timeouts
+
+WRITE_SECONDS = 1.0
+"""Shortest time between two writes of a run that change steps only."""
+
+
+class ProtectionWatch:
+    """Selects the rows of shards that a pass over a job writes.
+
+    Args:
+        registry: contains the newest report of each agent.
+        timeouts: the limit after which a node counts as silent.
+    """
+
+    def __init__(self, registry: AgentRegistry, timeouts: Timeouts) -> None:
+        self._registry = registry
+        self._timeouts = timeouts
+        self._rows: dict[RunId, tuple[protection.ShardRecord, ...]] = {}
+        self._written_at: dict[RunId, float] = {}
+
+    def changed(self, stored: StoredJob, observed: JobObserved, now: float) -> tuple[protection.ShardRecord, ...]:
+        """Return the rows of shards to write.
+
+        A change of holders is written immediately. Changes of steps alone are written at most once per `WRITE_SECONDS`.
+        """
+        run = RunId(stored.job.run_id)
+        if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
+            return ()
+        silent = unvouched(
+            observed.nodes.values(), committed_at=observed.record.committed_at, now=now, timeouts=self._timeouts
+        )
+        current = tuple(
+            _unvouched(shard, view.node_id, silent)
+            for node in stored.plan.nodes
+            if (view := self._registry.view(node.node_id)) is not None
+            if view.report is not None and (report := view.report.member) is not None
+            if report.run == run and report.generation == stored.plan.generation
+            for shard in _shard_records(report, stored)
+        )
+        current = tuple(sorted(current, key=lambda shard: shard.rank))
+        before = self._rows.get(run, ())
+        if not current or current == before:
+            return ()
+        if _holders(current) == _holders(before) and now - self._written_at.get(run, 0.0) < WRITE_SECONDS:
+            return ()
+        self._rows[run] = current
+        self._written_at[run] = now
+        return current
+
+    def forget(self, run: RunId) -> None:
+        """Drop what is cached of a job that has ended."""
+        self._rows.pop(run, None)
+        self._written_at.pop(run, None)
+
+
+def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.ShardRecord]:
+    return [
+        protection.ShardRecord(
+            rank=shard.rank,
+            generation=report.generation,
+            owner_node_id=shard.holders[0] if shard.holders else "",
+            committed_step=shard.committed,
+            payload_bytes=shard.payload_bytes,
+            reason=shard.reason,
+            holders=tuple(
+                protection.HolderRecord(node_id=holder, is_in_view=holder in shard.in_view) for holder in shard.holders
+            ),
+            verified=tuple(
+                protection.VerifiedRecord(node_id=holder, step=step, at=records.at(at))
+                # older agents do not report verified steps
+                for holder, (step, at) in zip(shard.holders, shard.verified, strict=False)
+                if step >= 0
+            ),
+        )
+        for shard in report.protection
+        if shard.rank < stored.job.spec.world_size
+    ]
+
+
+def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
+    """Return the shard's status without the silent nodes in its list of holders.
+
+    The runner calls this function while no step commits. The silent node may be lost, and its copy with it.
+    """
+    quiet = next(
+        (
+            node
+            for node in (owner, *(holder.node_id for holder in shard.holders if holder.is_in_view))
+            if node in silent
+        ),
+        None,
+    )
+    reason = shard.reason if quiet is None else f"the agent of {quiet} says nothing, and no step is committed"
+    holders = tuple(
+        replace(holder, is_in_view=holder.is_in_view and holder.node_id not in silent) for holder in shard.holders
+    )
+    return replace(shard, reason=reason, holders=holders)
+
+
+def _holders(shards: tuple[protection.ShardRecord, ...]) -> tuple[object, ...]:
+    return tuple((shard.rank, shard.generation, shard.holders, shard.reason) for shard in shards)

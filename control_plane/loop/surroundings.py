@@ -1,0 +1,72 @@
+"""Rows of one fleet that several jobs share: its jobs, nodes, notices and fault histories.
+
+Invariant: one transaction reads all rows of a `Surroundings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from control_plane.core.observed.fleets import FleetJob
+from control_plane.core.observed.nodes import Notice
+from control_plane.core.queue import Schedule, schedule
+from control_plane.core.states import NodeState
+from control_plane.db import fleets, implications, jobs, nodes, notices
+from control_plane.loop import records
+from everstep.protocol.ids import FleetName, NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Rows of one fleet that the passes over its jobs share."""
+
+    name: FleetName
+    fleets: Mapping[FleetName, fleets.FleetRecord]
+    """All fleets, by name."""
+    jobs: tuple[jobs.JobRecord, ...]
+    """The fleet's unfinished jobs."""
+    nodes: Mapping[NodeId, nodes.NodeRecord]
+    """The fleet's nodes. Ended nodes are included, because their end is evidence."""
+    notices: Mapping[NodeId, tuple[Notice, ...]]
+    implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
+
+
+def read_surroundings(session: Session, name: FleetName) -> Surroundings:
+    """Read the shared rows of a fleet in the caller's transaction."""
+    return Surroundings(
+        name=name,
+        fleets={FleetName(fleet.name): fleet for fleet in fleets.every(session)},
+        jobs=jobs.unfinished(session, name),
+        nodes={NodeId(row.id): row for row in nodes.of_fleet(session, name, with_ended=True)},
+        notices=records.notices_of(notices.of_fleet(session, name)),
+        implications=implications.of_fleet(session, name),
+    )
+
+
+def schedule_of(
+    fleet: fleets.FleetRecord | None,
+    live: Iterable[jobs.JobRecord],
+    rows: Iterable[nodes.NodeRecord],
+    now: float,
+    *,
+    newcomer: FleetJob | None = None,
+) -> Schedule:
+    """Compute which jobs of a fleet may run now.
+
+    Args:
+        fleet: as stored. None: no capacity.
+        live: all unfinished jobs of the fleet.
+        rows: the fleet's nodes. Held nodes are not part of the capacity.
+        now: Unix seconds.
+        newcomer: a job that is not stored yet, to predict its place in the queue.
+
+    Returns:
+        The schedule that the core computes.
+    """
+    held = sum(row.state == NodeState.HELD for row in rows)
+    capacity = fleet.max_node_count - held if fleet is not None else 0
+    every = [records.fleet_job(job) for job in live]
+    return schedule([*every, newcomer] if newcomer is not None else every, capacity, now)
