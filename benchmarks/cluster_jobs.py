@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.begin import pause
+from benchmarks.command import pause
 from benchmarks.errors import BenchmarkFailed
-from infra.local_cloud.up import FLEET, LocalCluster
+from benchmarks.machine import ROOT
+from everstep import failures
+from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster
 
 Json = dict[str, Any]
 
-ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
 """Polling interval for events whose exact time is measured.
@@ -105,6 +107,22 @@ class Bench:
             )
             shutil.copy(SCRIPTS / "traced.py", source)
         return source
+
+
+@contextmanager
+def started_bench(directory: Path, say: Callable[[str], None], options: ClusterOptions) -> Iterator[Bench]:
+    """Run a local cluster while the `with` block runs.
+
+    Args:
+        directory: folder of the benchmark. The cluster's files and logs are in its folder `cluster`.
+        say: receives progress messages.
+        options: the cluster's nodes.
+    """
+    say(f"starting {options.nodes} nodes and {options.spares} spares")
+    with LocalCluster(directory / "cluster") as cluster:
+        cluster.up(options)
+        with closing(cluster.client()) as client, failures.translated():
+            yield Bench(cluster, client, directory, say)
 
 
 @dataclass(frozen=True)

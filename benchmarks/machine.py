@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "deepspeed", "xxhash", "moto")
+CODE = ("everstep", "control_plane", "worker", "infra", "benchmarks", "examples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,8 @@ class Machine:
     versions: dict[str, str]
     load_average: tuple[float, float, float]
     """Load average over 1, 5 and 15 minutes before the run."""
+    revision: str = ""
+    """Everstep's commit, with a `+` if code differs from it; empty outside a Git checkout."""
 
     @classmethod
     def observe(cls) -> Machine:
@@ -35,6 +40,7 @@ class Machine:
             python=platform.python_version(),
             versions={name: _version(name) for name in PACKAGES},
             load_average=os.getloadavg(),
+            revision=_revision(),
         )
 
     def words(self, *packages: str) -> str:
@@ -48,6 +54,7 @@ class Machine:
                 self.kernel,
                 f"Python {self.python}",
                 *versions,
+                *([f"Everstep at {self.revision}"] if self.revision else []),
             ]
         )
 
@@ -62,6 +69,15 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:  # some packages may be missing, because not every benchmark needs them
         return "not installed"
+
+
+def _revision() -> str:
+    found = _git("rev-parse", "--short=12", "HEAD").stdout.strip()
+    return f"{found}+" if found and _git("diff", "--quiet", "HEAD", "--", *CODE).returncode else found
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def _processor() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
+from typing import TypeVar
 
 FLOOR_TOLERANCE_RATIO = 0.2
 """Largest relative change of a floor between start and end. A run with a larger change is inconclusive."""
@@ -20,6 +21,7 @@ BUSY_LOAD_RATIO = 0.5
 """Load average per core above which a machine counts as busy."""
 LEAST_COMMITS_RATIO = 0.95
 """Smallest ratio of commits to steps in a passing measurement that claims to keep every step."""
+Sample = TypeVar("Sample")
 
 
 class Verdict(StrEnum):
@@ -97,7 +99,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def bootstrap_interval(
-    statistic: Callable[[Sequence[Sequence[float]]], float], *samples: Sequence[float], seed: int = 0
+    statistic: Callable[[Sequence[Sequence[Sample]]], float], *samples: Sequence[Sample], seed: int = 0
 ) -> tuple[float, float]:
     """Return a confidence interval of a statistic by the percentile bootstrap.
 

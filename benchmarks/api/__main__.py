@@ -1,13 +1,7 @@
-"""Command of the API benchmark: `make bench-api`.
-
-    python -m benchmarks.api [--quick] [--only requests heartbeats logs commands …]
-
-Exit code 2: a value missed its limit. Exit code 3: the machine was busy, so that no value counts.
-"""
+"""Command of the API benchmark: `make bench-api`. `benchmarks.command` documents options and exit codes."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import http.client
 import json
@@ -18,25 +12,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.api import report
+from benchmarks import command
 from benchmarks.api.load import answer_seconds, for_seconds, heartbeats, request
-from benchmarks.begin import begin
-from benchmarks.cluster_jobs import ROOT, SCRIPTS, Bench
+from benchmarks.api.report import PAGE
+from benchmarks.cluster_jobs import SCRIPTS, started_bench
+from benchmarks.command import Begun
 from benchmarks.errors import BenchmarkFailed
+from benchmarks.machine import ROOT
 from control_plane.db import events
 from control_plane.db.session import Database
-from everstep import failures
-from everstep.errors import EverstepError
-from infra.local_cloud.errors import LocalCloudError
-from infra.local_cloud.up import ClusterOptions, LocalCluster
+from infra.local_cloud.up import ClusterOptions
 
-HOME = ROOT / ".everstep" / "bench" / "api"
 PARTS = ("requests", "heartbeats", "logs", "commands")
 JOBS = 10_000
 AGENTS = 50
@@ -170,34 +162,29 @@ def measure_heartbeats(service: Service, *, rounds: int, each: int) -> dict[str,
     return {"heartbeat_rates": rates, "heartbeat_bytes": length, "agent_count": len(service.sessions)}
 
 
-def measure_logs(*, seconds: float, say: Any) -> dict[str, Any]:
+def measure_logs(begun: Begun, *, seconds: float) -> dict[str, Any]:
     """Follow a job's log; return the delay of each line."""
-    with LocalCluster(HOME / "cluster") as cluster:
-        cluster.up(ClusterOptions(nodes=1, spares=0))
-        with closing(cluster.client()) as client, failures.translated():
-            bench = Bench(cluster, client, HOME, say)
-            bench.wait_until_warm(1)
-            source = HOME / "talking"
-            source.mkdir()
-            shutil.copy(SCRIPTS / "talking.py", source)
-            name = "talking"
-            bench.submit(
-                name,
-                source,
-                "talking.py",
-                nodes=1,
-                copies=1,
-                hyperparameters={"seconds": seconds, "lines_per_second": 10},
-            )
-            late: list[float] = []
-            with closing(client.follow_logs(TrainingJobName=name)["EventStream"]) as stream:
-                for said in stream:
-                    now = time.time()
-                    printed = (
-                        re.fullmatch(r"at (\d+\.\d+)", event["Message"]) for event in said["LogEvents"]["Events"]
-                    )
-                    at = [float(match[1]) for match in printed if match]
-                    late += [now - when for when in at]
+    with started_bench(begun.home, begun.say, ClusterOptions(nodes=1, spares=0)) as bench:
+        bench.wait_until_warm(1)
+        source = begun.home / "talking"
+        source.mkdir()
+        shutil.copy(SCRIPTS / "talking.py", source)
+        name = "talking"
+        bench.submit(
+            name,
+            source,
+            "talking.py",
+            nodes=1,
+            copies=1,
+            hyperparameters={"seconds": seconds, "lines_per_second": 10},
+        )
+        late: list[float] = []
+        with closing(bench.client.follow_logs(TrainingJobName=name)["EventStream"]) as stream:
+            for said in stream:
+                now = time.time()
+                printed = (re.fullmatch(r"at (\d+\.\d+)", event["Message"]) for event in said["LogEvents"]["Events"])
+                at = [float(match[1]) for match in printed if match]
+                late += [now - when for when in at]
     return {"follow_seconds": late}
 
 
@@ -210,10 +197,10 @@ def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
     }
     found: dict[str, list[float]] = {"everstep --help": [], "everstep jobs list": []}
     for _ in range(count + 1):
-        for command, seconds in found.items():
+        for words, seconds in found.items():
             begun = time.perf_counter()
             done = subprocess.run(
-                [str(Path(sys.executable).parent / "everstep"), *command.split()[1:]],
+                [str(Path(sys.executable).parent / "everstep"), *words.split()[1:]],
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -221,55 +208,31 @@ def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
             )
             seconds.append(time.perf_counter() - begun)
             if done.returncode:
-                raise BenchmarkFailed(f"{command} ended with {done.returncode}: {done.stderr}")
+                raise BenchmarkFailed(f"{words} ended with {done.returncode}: {done.stderr}")
     # drop the first run, because it reads files that are not in the page cache
-    return {command: seconds[1:] for command, seconds in found.items()}
+    return {words: seconds[1:] for words, seconds in found.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark, write the report, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.api", description="How fast the service answers.")
-    parser.add_argument("--quick", action="store_true", help="few samples, to try the harness")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave the others out")
-    parser.add_argument("--json", type=Path, default=HOME.with_name("api.json"), help="where the figures go")
-    parser.add_argument(
-        "--document", type=Path, default=ROOT / "docs" / "benchmarks-api.md", help="where the tables go"
-    )
-    given = parser.parse_args(arguments)
-    begun = begin(is_patient=not given.quick)
-    machine, say = begun.machine, begun.say
-
-    shutil.rmtree(HOME, ignore_errors=True)
-    HOME.mkdir(parents=True)
-    found: dict[str, Any] = {"job_count": 1_000 if given.quick else JOBS}
-    try:
-        with serving(HOME / "server", found["job_count"]) as service:
-            say(f"a server with {found['job_count']:,} jobs")
-            if "requests" in given.only:
-                found |= measure_requests(service, seconds=1.0 if given.quick else 4.0, pages=found["job_count"] // 100)
-                say("requests")
-            if "heartbeats" in given.only:
-                found |= measure_heartbeats(service, rounds=2 if given.quick else 5, each=200 if given.quick else 1_000)
-                say("reports of agents")
-            if "commands" in given.only:
-                found["command_seconds"] = measure_commands(service, count=3 if given.quick else 11)
-                say("commands")
-        if "logs" in given.only:
-            found |= measure_logs(seconds=8 if given.quick else 40, say=say)
-            say("followed logs")
-    except (BenchmarkFailed, EverstepError, LocalCloudError) as error:
-        print(f"the benchmark failed: {error}", file=sys.stderr)
-        return 1
-    run = report.Run(machine=machine, is_quick=given.quick, seconds=begun.seconds, **found)
-    report.write(run, given.json, given.document)
-    say(f"{given.document}, {given.json}")
-    for row in report.rows(run):
-        say(f"{row.what}: {row.measured:.2f} {row.unit} ({row.verdict})")
-    return 2 if any(row.falls_short for row in report.rows(run)) else 3 if run.is_busy else 0
+def measure(begun: Begun) -> dict[str, Any]:
+    """Measure the requested parts."""
+    is_quick, parts = begun.is_quick, begun.parts
+    found: dict[str, Any] = {"job_count": 1_000 if is_quick else JOBS}
+    with serving(begun.home / "server", found["job_count"]) as service:
+        begun.say(f"started a server with {found['job_count']:,} jobs")
+        if "requests" in parts:
+            found |= measure_requests(service, seconds=1.0 if is_quick else 4.0, pages=found["job_count"] // 100)
+            begun.say("measured requests")
+        if "heartbeats" in parts:
+            found |= measure_heartbeats(service, rounds=2 if is_quick else 5, each=200 if is_quick else 1_000)
+            begun.say("measured reports of agents")
+        if "commands" in parts:
+            found["command_seconds"] = measure_commands(service, count=3 if is_quick else 11)
+            begun.say("measured commands")
+    if "logs" in parts:
+        found |= measure_logs(begun, seconds=8 if is_quick else 40)
+        begun.say("measured followed logs")
+    return found
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(command.run(PAGE, measure, parts=PARTS))

@@ -1,24 +1,20 @@
 """Command of the dashboard benchmark, in Chromium with a simulated fleet: `make bench-dashboard`.
 
-    python -m benchmarks.dashboard [--quick]
-
-Exit code 2: a value missed its limit.
+`benchmarks.command` documents options and exit codes.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from playwright.sync_api import Browser, expect
 
-from benchmarks.begin import begin
-from benchmarks.cluster_jobs import ROOT
-from benchmarks.dashboard import report
+from benchmarks import command
+from benchmarks.command import Begun
 from benchmarks.dashboard.crowd import SMALL, WIDE, crowd, small, write_log
+from benchmarks.dashboard.report import PAGE
 from benchmarks.dashboard.watching import frames, incidents_stored, seconds_until_interactive, seconds_until_shown
 from tests.dashboard.browsing import chromium, open_job, sign_in_unseen, signed_in, watched
 from tests.dashboard.service import Living
@@ -30,56 +26,33 @@ INCIDENT: Final = "section[aria-label='The incident now']"
 LAST_INCIDENT: Final = "section[aria-label='The last incident']"
 
 
-def main() -> int:
-    """Run the benchmark, write the report, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dashboard", description="How fast the dashboard is.")
-    parser.add_argument("--quick", action="store_true", help="few jobs and samples, to try the harness")
-    parser.add_argument(
-        "--json", type=Path, default=ROOT / ".everstep" / "bench" / "dashboard.json", help="where the figures go"
-    )
-    parser.add_argument(
-        "--document", type=Path, default=ROOT / "docs" / "benchmarks-dashboard.md", help="where the table goes"
-    )
-    arguments = parser.parse_args()
-    begun = begin(is_patient=not arguments.quick)
-    machine, say = begun.machine, begun.say
-    jobs, nodes, lines, loads, faults = (60, 8, 3_000, 2, 2) if arguments.quick else (JOBS, NODES, LINES, LOADS, FAULTS)
-
-    with tempfile.TemporaryDirectory(prefix="everstep-dashboard-") as directory, chromium() as browser:
-        say(f"{jobs} jobs, one of them on {nodes} nodes")
-        with served(Path(directory) / "crowd", nodes=nodes) as many:
+def measure(begun: Begun) -> dict[str, Any]:
+    """Measure the job list and scrolling with many jobs, then faults with few jobs."""
+    many_jobs = JOBS, NODES, LINES, LOADS, FAULTS
+    jobs, nodes, lines, loads, faults = (60, 8, 3_000, 2, 2) if begun.is_quick else many_jobs
+    with chromium() as browser:
+        begun.say(f"{jobs} jobs, one of them on {nodes} nodes")
+        with served(begun.home / "crowd", nodes=nodes) as many:
             many.run(crowd(many.world, jobs=jobs, nodes=nodes))
             many.serve()
             write_log(many.world, WIDE, lines)
             interactive = [of_the_list(browser, many) for _ in range(loads)]
-            say(f"the list answers after {', '.join(f'{each:.2f}' for each in interactive)} s")
+            begun.say(f"the list answers after {', '.join(f'{each:.2f}' for each in interactive)} s")
             scrolled = scrolling(browser, many)
-        with served(Path(directory) / "small", nodes=3) as few:
+        with served(begun.home / "small", nodes=3) as few:
             few.run(small(few.world))
             few.serve()
             shown = of_faults(browser, few, faults)
-            say(f"faults are shown after {', '.join(f'{each:.3f}' for each in shown)} s")
         version = f"Chromium {browser.version}"
-    run = report.Run(
-        machine=machine,
-        chromium=version,
-        jobs=jobs,
-        nodes=nodes,
-        lines=lines,
-        interactive_seconds=interactive,
-        shown_seconds=shown,
-        frames_ms=scrolled,
-        is_quick=arguments.quick,
-        seconds=begun.seconds,
-    )
-    report.write(run, arguments.json, arguments.document)
-    short = [row for row in report.rows(run) if row.falls_short]
-    for row in report.rows(run):
-        say(
-            f"{row.what}: {row.measured:.3f} {row.unit}, to reach "
-            f"{row.limit:.3f}{' FALLS SHORT' if row.falls_short else ''}"
-        )
-    return 2 if short else 3 if run.is_busy else 0
+    return {
+        "chromium": version,
+        "jobs": jobs,
+        "nodes": nodes,
+        "lines": lines,
+        "interactive_seconds": interactive,
+        "shown_seconds": shown,
+        "frames_ms": scrolled,
+    }
 
 
 def served(directory: Path, *, nodes: int) -> Living:
@@ -144,4 +117,4 @@ def of_faults(browser: Browser, few: Living, count: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(PAGE, measure))

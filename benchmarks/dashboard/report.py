@@ -1,19 +1,16 @@
-"""Report of a dashboard benchmark run: limits and measured values. Pure except for `write`."""
+"""Results, limits and page of the dashboard benchmark. Pure."""
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, unless_busy, verdict, write_figures
 from benchmarks.measures import percentile
-from control_plane.contract.markdown import wrap
+from benchmarks.page import BenchmarkRun, Page
+from benchmarks.rows import Row, limits, number, without_verdicts
 
-COMMAND: Final = "make bench-dashboard"
 INTERACTIVE_SECONDS: Final = 1.5
 SHOWN_SECONDS: Final = 0.5
 FRAME_MS: Final = 1000 / 30
@@ -34,86 +31,38 @@ class Run(BenchmarkRun):
     """Frame times in milliseconds, by the name of the scrolled element."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One measured value with its limit."""
-
-    what: str
-    measured: float
-    limit: float
-    unit: str
-    count: int
-    spread: str
-    is_inconclusive: bool = False
-
-    @property
-    def falls_short(self) -> bool:
-        """Whether the value misses its limit."""
-        return not self.is_inconclusive and self.measured > self.limit
-
-
 def rows(run: Run) -> list[Row]:
     """Return the rows of all measured values."""
     found = [
-        _row(f"list of {run.jobs:,} jobs answers, median", run.interactive_seconds, 0.5, INTERACTIVE_SECONDS, "s"),
-        _row("a fault is on the page after its event was stored, 95 %", run.shown_seconds, 0.95, SHOWN_SECONDS, "s"),
+        _row(f"the list of {run.jobs:,} jobs answers, median", run.interactive_seconds, 0.5, INTERACTIVE_SECONDS, "s"),
+        _row("a stored fault is on the page, p95", run.shown_seconds, 0.95, SHOWN_SECONDS, "s"),
+        *(
+            _row(f"a frame while {what} scrolls, p95", frames, 0.95, FRAME_MS, "ms")
+            for what, frames in run.frames_ms.items()
+        ),
     ]
-    found += [
-        _row(f"a frame while {what} scrolls, 95 %", frames, 0.95, FRAME_MS, "ms")
-        for what, frames in run.frames_ms.items()
-    ]
-    return unless_busy(run, found)
+    return without_verdicts(found) if run.is_busy else found
 
 
-def _row(what: str, values: Sequence[float], share: float, limit: float, unit: str) -> Row:
-    digits = 1 if unit == "ms" else 3
-    spread = f"median {statistics.median(values):.{digits}f}, {min(values):.{digits}f} to {max(values):.{digits}f}"
-    return Row(what=what, measured=percentile(values, share), limit=limit, unit=unit, count=len(values), spread=spread)
+def _row(what: str, samples: Sequence[float], share: float, limit: float, unit: str) -> Row:
+    return Row(what=what, value=percentile(samples, share), limit=limit, unit=unit, n=len(samples)).judged()
 
 
-def write(run: Run, figures: Path, document: Path) -> None:
-    """Write the report.
+def values(run: Run) -> dict[str, str | None]:
+    """Return the texts of the page's placeholders."""
+    samples = [run.interactive_seconds, run.shown_seconds, *run.frames_ms.values()]
+    spreads = {
+        row.what: f"{number(statistics.median(each))}, {number(min(each))} to {number(max(each))} {row.unit}"
+        for row, each in zip(rows(run), samples, strict=True)
+    }
+    return {
+        "machine": run.machine.words(),
+        "chromium": run.chromium,
+        "jobs": f"{run.jobs:,}",
+        "nodes": str(run.nodes),
+        "lines": f"{run.lines:,}",
+        "limits": limits(rows(run), ("what", "median, range"), lambda row: (row.what, spreads[row.what])),
+    }
 
-    Args:
-        run: the measured values.
-        figures: path of the JSON file.
-        document: path of the Markdown file.
-    """
-    write_figures(figures, dataclasses.asdict(run) | {"rows": judged(rows(run))})
-    document.write_text(wrap(render(run)))
 
-
-def render(run: Run) -> str:
-    """Return the Markdown document."""
-    machine = run.machine
-    lines = [
-        *opening(run, "# How fast the dashboard is", COMMAND, "dashboard.json"),
-        f"- Machine: {machine.words()}, {run.chromium}, drawing without a graphics card. Load average "
-        f"before the run: {machine.load}.",
-        "- Browser, server and simulated fleet share the machine; server and fleet share one process.",
-        f"- {run.jobs:,} jobs in the list; one of them on {run.nodes} nodes, with {run.nodes} shards; its "
-        f"log has {run.lines:,} lines.",
-        "- A page *answers* when a filter that was typed has narrowed its list, counted from asking for the "
-        "page, by somebody who is signed in, "
-        "with nothing in the browser's cache.",
-        "- A fault is *on the page* when the card of the incident is in the document; it is *stored* when "
-        "the transaction that made the incident "
-        "has been committed.",
-        "- *Smooth* is a frame in at most 33.3 ms for 95 % of the frames, while something is scrolled in "
-        "every frame for 4 s "
-        "and the page goes on asking.",
-    ]
-    lines += caveats(machine, is_quick=run.is_quick)
-    head = ("what", "measured", "to reach", "spread", "n", "verdict")
-    body = [
-        [
-            row.what,
-            f"**{row.measured:.{1 if row.unit == 'ms' else 2}f}** {row.unit}",
-            f"≤ {row.limit:.{1 if row.unit == 'ms' else 2}f} {row.unit}",
-            f"{row.spread} {row.unit}",
-            str(row.count),
-            verdict(row),
-        ]
-        for row in rows(run)
-    ]
-    return "\n".join([*lines, "", table(head, body)]) + "\n"
+PAGE: Final = Page(name="dashboard", command="make bench-dashboard", run=Run, values=values, rows=rows)

@@ -10,7 +10,7 @@ It also measures floors: bounds that no system can beat on this machine, such as
     char_gpt.py      the cost of every-step copies for a real model
     rank/            programs of the rank processes
     rows.py          conversion of samples to table rows with verdicts (pure)
-    report.py        JSON, tables and the picture (pure except for `write`)
+    report.py        results, page and picture (pure)
 
 Invariant: all measurements are reported, and none is repeated. A row is marked as inconclusive if its floor or its
 reference value is unreliable.

@@ -1,4 +1,4 @@
-"""Command of the data plane benchmark: `make bench-data-plane`. It runs all launches, then writes the report.
+"""Command of the data plane benchmark: `make bench-data-plane`.
 
     python -m benchmarks.data_plane [--quick] [--sizes 256 1024] [--peers NAME …] [--without-model]
 
@@ -8,23 +8,22 @@ A to Z are the systems. Every system is launched once in this order and once in 
 Everstep and its main compared systems are launched once more, so that drift of the machine affects all systems. Floors
 are measured before and after each launch, and before each of Everstep's restores.
 
-Exit code 0: all rows pass or are inconclusive. 1: nothing to report. 2: a row misses its limit. 3: no row misses its
-limit, but the machine was busy at the start, so that only the compares of bytes count.
+`benchmarks.command` documents options and exit codes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.begin import begin
-from benchmarks.cluster_jobs import ROOT, Bench
+from benchmarks import command
+from benchmarks.cluster_jobs import Bench, started_bench
+from benchmarks.command import HOME, Begun
 from benchmarks.data_plane import char_gpt, report
 from benchmarks.data_plane.everstep import NODES, EverstepLaunch, run_everstep
 from benchmarks.data_plane.launches import FloorPair, run_peer
@@ -37,20 +36,16 @@ from benchmarks.data_plane.rows import (
     Of,
     broken,
     judged,
-    of_a_busy_machine,
     peer_figure,
     shown,
 )
 from benchmarks.data_plane.samples import of_everstep, of_peer, per_gib
 from benchmarks.data_plane.systems import PEERS, System, install
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.measures import Summary, Verdict, is_busy
-from everstep import __version__, failures
-from everstep.errors import EverstepError
-from infra.local_cloud.errors import LocalCloudError
-from infra.local_cloud.up import ClusterOptions, LocalCluster
+from benchmarks.measures import Summary
+from everstep import __version__
+from infra.local_cloud.up import ClusterOptions
 
-HOME = ROOT / ".everstep" / "bench"
 SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
 """Duration of a long span, the wait between two snapshots: seconds per GiB of state, and a constant part.
 
@@ -123,73 +118,27 @@ def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
     return [*names, *(name for name in names if name in thrice), *reversed(names)]
 
 
-def main() -> int:
-    """Run the benchmark, write the report, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.data_plane", description="Everstep's data plane beside its peers and the floors."
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="256 MiB, few repeats, no peers, no real model: it tries the harness"
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the benchmark's own options."""
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024], help="MiB of state per rank")
-    parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in PEERS], help="only these")
+    parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in PEERS], help="compare these systems only")
     parser.add_argument("--without-model", action="store_true", help="leave the char-GPT out")
-    parser.add_argument("--json", type=Path, default=HOME / "data_plane.json", help="where the figures go")
-    parser.add_argument(
-        "--document",
-        type=Path,
-        help="whose section is renewed, with a picture beside it; docs/benchmarks.md, or with --quick a draft",
-    )
-    arguments = parser.parse_args()
-    peers = tuple(peer for peer in PEERS if arguments.peers is None or peer.name in arguments.peers)
-    sizes = sizes_of([256], (), is_quick=True) if arguments.quick else sizes_of(arguments.sizes, peers, is_quick=False)
-    has_model = not (arguments.quick or arguments.without_model)
-    begun = begin(is_patient=not arguments.quick)
-    machine, say = begun.machine, begun.say
-
-    document = arguments.document or (
-        HOME / "data_plane_quick.md" if arguments.quick else ROOT / "docs" / "benchmarks.md"
-    )
-    home = HOME / "data_plane"
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
-    try:
-        install(tuple({peer for size in sizes for peer in size.peers}), HOME / "venvs", say)
-        figures, floors = measure(home, sizes, has_model=has_model, say=say)
-    except (BenchmarkFailed, LocalCloudError, EverstepError, OSError) as error:
-        print(f"the benchmark failed: {error}\nlogs: {home}", file=sys.stderr)
-        return 1
-    was_busy = is_busy(machine.load_average[0], machine.cores)
-    if was_busy:
-        figures = of_a_busy_machine(figures)
-    run = report.Run(machine=machine, figures=figures, floors=floors, is_quick=arguments.quick, seconds=begun.seconds)
-    report.write(run, arguments.json, document)
-    say(f"written: {arguments.json} and {document}")
-    for figure in figures:
-        if figure.verdict is not Verdict.NONE:
-            print(report.line(figure))
-    return exit_code(figures, was_busy=was_busy)
 
 
-def exit_code(figures: Sequence[Figure], *, was_busy: bool) -> int:
-    """Return the exit code (see the module's docstring)."""
-    if any(figure.verdict is Verdict.SHORT for figure in figures):
-        return 2
-    return 3 if was_busy else 0
-
-
-def measure(
-    home: Path, sizes: list[Size], *, has_model: bool, say: Callable[[str], None]
-) -> tuple[list[Figure], report.Floors]:
+def measure(begun: Begun) -> dict[str, Any]:
     """Run every launch; return all measured values, and the floors of every size."""
+    arguments, home = begun.arguments, begun.home
+    peers = tuple(peer for peer in PEERS if arguments.peers is None or peer.name in arguments.peers)
+    sizes = sizes_of([256], (), is_quick=True) if begun.is_quick else sizes_of(arguments.sizes, peers, is_quick=False)
+    install(tuple({peer for size in sizes for peer in size.peers}), HOME / "venvs", begun.say)
     figures: list[Figure] = []
     floors: report.Floors = {}
     for size in sizes:
-        with _bench(home, size.state_mib, say) as bench:
+        with _bench(home, size.state_mib, begun.say) as bench:
             found, floors[size.state_mib] = _measure_size(bench, size)
         figures += found
-    if has_model:
-        with _bench(home, 64, say) as bench:
+    if not (begun.is_quick or arguments.without_model):
+        with _bench(home, 64, begun.say) as bench:
             versions = {EVERSTEP: __version__, "lm-resiliency": _version("lm-resiliency")}
             has_peer = any(peer.name == "lm-resiliency" for size in sizes for peer in size.peers)
             for kind in char_gpt.KINDS:
@@ -199,20 +148,16 @@ def measure(
                     figures.append(broken(EVERSTEP, __version__, f"char_gpt_{kind}_slowdown", 0, str(error)))
                 else:
                     figures += char_gpt.figures(kind, launches, versions)
-    return figures, floors
+    return {"figures": figures, "floors": floors}
 
 
 @contextlib.contextmanager
 def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[Bench]:
     """Start a cluster of two nodes. Each node has memory for two copies of a state of this size."""
     slots_bytes = 4 * state_mib * 1024**2 * 5 // 4 + 64 * 1024**2
-    say(f"starting {NODES} nodes for {state_mib} MiB of state per rank")
-    with LocalCluster(home / "cluster") as cluster:
-        cluster.up(ClusterOptions(nodes=NODES, spares=0, node_memory_bytes=slots_bytes))
-        with contextlib.closing(cluster.client()) as client, failures.translated():
-            bench = Bench(cluster, client, home, say)
-            bench.wait_until_warm(NODES)
-            yield bench
+    with started_bench(home, say, ClusterOptions(nodes=NODES, spares=0, node_memory_bytes=slots_bytes)) as bench:
+        bench.wait_until_warm(NODES)
+        yield bench
 
 
 def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, LaunchFloor]]:
@@ -306,4 +251,4 @@ def _version(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(report.PAGE, measure, options=options))

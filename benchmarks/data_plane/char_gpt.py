@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 
-from benchmarks.cluster_jobs import EVERY_STEP, ROOT, Bench, Json
+from benchmarks.cluster_jobs import EVERY_STEP, Bench, Json
 from benchmarks.data_plane.everstep import agents_of
 from benchmarks.data_plane.launches import RANKS
 from benchmarks.data_plane.rows import EVERSTEP, Figure
 from benchmarks.data_plane.systems import PEERS
+from benchmarks.machine import ROOT
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO, LEAST_COMMITS_RATIO, Verdict, bootstrap_interval, moved_ratio
 
 SCRIPT = Path(__file__).parent / "rank" / "char_gpt.py"
@@ -177,6 +178,7 @@ def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) 
             system=name,
             version=versions.get(name, ""),
             metric=f"char_gpt_{kind}_{metric}",
+            what=f"{name}: char_gpt_{kind}_{metric}",
             state_mib=round(launches[0].state_bytes / RANKS / 1024**2),
             value=statistics.median(samples),
             unit=unit,
@@ -190,7 +192,7 @@ def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) 
 
     commits = {system: min(launch.kept_ratio[system] for launch in launches) for system in measured.values()}
     slowdowns = {
-        name: figure(name, "slowdown", "ratio", slowdown, f"commits ÷ steps {commits[system]:.2f}")
+        name: figure(name, "slowdown", "%", slowdown, f"commits ÷ steps {commits[system]:.2f}")
         for name, system in measured.items()
     }
     slowdowns[EVERSTEP] = _judged(slowdowns[EVERSTEP], slowdowns.get("lm-resiliency"), launches, commits)
@@ -218,17 +220,15 @@ def _judged(own: Figure, peer: Figure | None, launches: Sequence[Launch], commit
         return replace(own, verdict=Verdict.SHORT, reason=f"{told}; the bytes differ from the owner's")
     if moved is None or moved > FLOOR_TOLERANCE_RATIO:
         why = "the model was launched once" if moved is None else f"the model alone moved by {moved:.0%}"
-        return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; {why}")
+        return own.judged(f"{told}; {why}")
     if peer is None:
-        return replace(
-            own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; no other system that replicates was measured"
-        )
+        return own.judged(f"{told}; no other system that replicates was measured")
     own = replace(own, limit=peer.value, against="lm-resiliency's")
     if commits[OWN] < LEAST_COMMITS_RATIO:
-        return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}: not the same interval")
+        return own.judged(f"{told}: not the same interval")
     if commits[LM_RESILIENCY] < LEAST_COMMITS_RATIO:
         why = f"lm-resiliency's {commits[LM_RESILIENCY]:.2f}: not the same interval"
-        return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; {why}")
+        return own.judged(f"{told}; {why}")
     more = [slowdown(cycle, OWN) - slowdown(cycle, LM_RESILIENCY) for launch in launches for cycle in launch.cycles]
     low, high = _interval(more)
     verdict = Verdict.PASS if high <= 0 else Verdict.SHORT if low > 0 else Verdict.INCONCLUSIVE

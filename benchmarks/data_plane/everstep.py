@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.begin import pause
 from benchmarks.cluster_jobs import ENDED, PATIENCE_SECONDS, POLL_SECONDS, Bench, BenchJob, Json
+from benchmarks.command import pause
 from benchmarks.data_plane.arrivals import Arrival, run_arrivals
 from benchmarks.data_plane.launches import RANKS, tmpfs_folder
 from benchmarks.data_plane.rank.memory import folder_bytes, private_bytes

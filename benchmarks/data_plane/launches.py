@@ -14,12 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.begin import pause
-from benchmarks.cluster_jobs import POLL_SECONDS, ROOT
+from benchmarks.cluster_jobs import POLL_SECONDS
+from benchmarks.command import pause
 from benchmarks.data_plane.rank.peer import Launch
 from benchmarks.data_plane.rank.repeats import Repeats
 from benchmarks.data_plane.systems import System
 from benchmarks.errors import BenchmarkFailed
+from benchmarks.machine import ROOT
 from tests.ports import ReservedPort
 
 RANKS = 2

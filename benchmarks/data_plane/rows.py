@@ -24,6 +24,7 @@ from benchmarks.measures import (
     moved_ratio,
     percentile,
 )
+from benchmarks.rows import Row
 
 EVERSTEP = "Everstep"
 PEER_TOLERANCE_RATIO = 0.25
@@ -67,7 +68,6 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
 
 The range scales with the sum of the named floors. Without named floors, the range is constant.
 """
-BUSY = "the machine was busy when the run began"
 EVERY_STEP = "snapshots ÷ steps 1.00"
 """Label of a compared system's blocked times.
 
@@ -77,26 +77,13 @@ commits.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One row of `.everstep/bench/data_plane.json`."""
+class Figure(Row):
+    """One measured metric of one system with one state size."""
 
     system: str
     version: str
     metric: str
     state_mib: int
-    value: float
-    unit: str
-    n: int
-    low: float
-    high: float
-    verified: bool | None
-    """Result of an independent compare of bytes; None if no bytes were compared."""
-    limit: float | None = None
-    against: str = ""
-    """Origin of the limit."""
-    floor_moved_ratio: float | None = None
-    verdict: Verdict = Verdict.NONE
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +140,7 @@ class Of:
             system=self.system,
             version=self.version,
             metric=metric + suffix,
+            what=f"{self.system}, {self.state_mib} MiB: {metric + suffix}",
             state_mib=self.state_mib,
             value=statistic(values),
             unit=unit,
@@ -297,22 +285,6 @@ def shown(everstep: Of) -> list[Figure]:
     ]
 
 
-def of_a_busy_machine(figures: Sequence[Figure]) -> list[Figure]:
-    """Return the rows of a run on a busy machine.
-
-    Every verdict becomes inconclusive, except for wrong bytes, which are an error on any machine.
-
-    Args:
-        figures: rows of the whole run.
-    """
-    return [
-        replace(each, verdict=Verdict.INCONCLUSIVE, reason=f"{BUSY}; {each.reason}" if each.reason else BUSY)
-        if each.verdict is not Verdict.NONE and each.verified is not False
-        else each
-        for each in figures
-    ]
-
-
 def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
     if goal.metric not in everstep.measured.values:
         return broken(
@@ -320,17 +292,13 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
         )
     figure = everstep.figure(goal.metric, statistic=goal.statistic, suffix=goal.suffix, unit=goal.unit)
     moved = _moved(goal, everstep.floors)
-    limit, against, reason = _limit(goal, everstep, peers)
-    if limit is None:
-        return _with(figure, moved, limit, against, Verdict.INCONCLUSIVE, reason)
-    reached = figure.value >= limit if goal.is_least else figure.value <= limit
-    if figure.verified is False:
-        return _with(figure, moved, limit, against, Verdict.SHORT, "the bytes differ from the owner's")
-    if moved is not None and moved > FLOOR_TOLERANCE_RATIO:
-        return _with(figure, moved, limit, against, Verdict.INCONCLUSIVE, f"its floor moved by {moved:.0%} in the run")
-    if reason:
-        return _with(figure, moved, limit, against, Verdict.INCONCLUSIVE, reason)
-    return _with(figure, moved, limit, against, Verdict.PASS if reached else Verdict.SHORT, "")
+    limit, against, doubt = _limit(goal, everstep, peers)
+    figure = replace(figure, floor_moved_ratio=moved, limit=limit, against=against, is_least=goal.is_least)
+    if limit is not None and figure.verified is False:
+        return replace(figure, verdict=Verdict.SHORT, reason="the bytes differ from the owner's")
+    if limit is not None and moved is not None and moved > FLOOR_TOLERANCE_RATIO:
+        doubt = f"its floor moved by {moved:.0%} in the run"
+    return figure.judged(doubt)
 
 
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
@@ -369,13 +337,10 @@ def broken(system: str, version: str, metric: str, state_mib: int, reason: str) 
         system=system,
         version=version,
         metric=metric,
+        what=f"{system}, {state_mib} MiB: {metric}",
         state_mib=state_mib,
         value=0.0,
-        unit="",
         n=0,
-        low=0.0,
-        high=0.0,
-        verified=None,
         verdict=Verdict.SHORT if system == EVERSTEP else Verdict.INCONCLUSIVE,
         reason=reason,
     )
@@ -397,18 +362,13 @@ def peer_figure(peer: Of, metric: str) -> Figure:
     scale = sum(part.median for part in parts) / sum(KNOWN_FLOORS[name] for name in names) if names else 1.0
     moved = moved_together(parts) if names else None
     low, high = low * scale * (1 - PEER_TOLERANCE_RATIO), high * scale * (1 + PEER_TOLERANCE_RATIO)
+    figure = replace(figure, floor_moved_ratio=moved)
     if moved is not None and moved > FLOOR_TOLERANCE_RATIO:
-        return _with(figure, moved, None, "", Verdict.INCONCLUSIVE, f"{told}its floor moved by {moved:.0%} in the run")
+        return figure.judged(f"{told}its floor moved by {moved:.0%} in the run")
     if figure.verified is False:
-        return _with(figure, moved, None, "", Verdict.INCONCLUSIVE, f"{told}the bytes differ from the owner's")
+        return figure.judged(f"{told}the bytes differ from the owner's")
     if not low <= figure.value <= high:
         by, digits = (f", scaled by {' + '.join(names)}", 0) if names else ("", 2)
         reason = f"{told}{figure.value:.{digits}f} where {low:.{digits}f} to {high:.{digits}f} is known of it{by}"
-        return _with(figure, moved, None, "", Verdict.INCONCLUSIVE, reason)
-    return _with(figure, moved, None, "", Verdict.NONE, figure.reason)
-
-
-def _with(
-    figure: Figure, moved: float | None, limit: float | None, against: str, verdict: Verdict, reason: str
-) -> Figure:
-    return replace(figure, floor_moved_ratio=moved, limit=limit, against=against, verdict=verdict, reason=reason)
+        return figure.judged(reason)
+    return figure

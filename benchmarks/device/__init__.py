@@ -10,7 +10,7 @@
     rank/graph.py     a training step captured as a CUDA graph while a snapshot is in progress
     rank/train.py     the job's script: steps with and without snapshots in turn, then steps with a compare of all bytes
     rows.py           conversion of measurements to rows with verdicts (pure)
-    report.py         .everstep/bench/device.json and docs/benchmarks-device.md
+    report.py         results, limits and page (pure except for `earlier`)
 
 A floor is a bound that no system can beat: the rate of plain copies between pinned memory and the device.
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.device [--quick] [--only PART …] [--gib 8] [--layers 16 --width 1024 …]
 
-With `--only`, the report keeps the other parts' values of an earlier run on the same device. The parts can therefore
-run one by one on a machine that is available for a short time only. Exit code 0: every row passes or is inconclusive.
-1: a row misses its limit. 2: there is no device, and nothing is reported.
+With `--only`, the page keeps the other parts' values of an earlier run on the same device with the same sizes and
+revision. The parts can therefore run one by one on a machine that is available for a short time only.
+`benchmarks.command` documents options and exit codes.
 """
 
 from __future__ import annotations
@@ -19,73 +19,56 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.begin import begin
+from benchmarks import command
+from benchmarks.command import Begun
 from benchmarks.device import report
-from benchmarks.device.parts import GIB, GPT, PARTS, QUICK, ROOT, Sizes, probe, run_part
+from benchmarks.device.parts import GIB, GPT, PARTS, QUICK, Sizes, probe, run_part
 from benchmarks.device.report import Outcome
 from benchmarks.errors import BenchmarkFailed
 
-HOME = ROOT / ".everstep" / "bench"
 CUDA = "cuda"
 MODEL = ("layers", "width", "heads", "context", "batch", "accumulate", "warm_up", "block_steps", "verified_steps")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark, write the report, and return the exit code."""
-    arguments = parse(argv)
-    begun = begin()
-    say = begun.say
+    """Run the benchmark, write the page, and return the exit code."""
+    return command.run(report.PAGE, measure, argv, parts=PARTS, options=options, needs_quiet=False)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the benchmark's own options."""
+    parser.add_argument("--gib", type=float, help="GiB of the state that is captured and restored; default: 8")
+    for name in MODEL:
+        default = getattr(Sizes(), name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"size of the GPT's part; default: {default}")
+    parser.add_argument("--order", help="order of the GPT's blocks, A with snapshots, B without; default: ABBA × 4")
+
+
+def measure(begun: Begun) -> dict[str, Any]:
+    """Run the requested parts; keep the other parts of an earlier run with the same conditions.
+
+    Raises:
+        BenchmarkFailed: there is no device, or a part did not run on it.
+    """
     try:
         device = probe()
     except BenchmarkFailed as error:
-        print(
-            f"there is no device to measure: {error}; run it on a machine with an NVIDIA GPU, its driver and a "
-            "torch built for CUDA",
-            file=sys.stderr,
-        )
-        return 2
-    machine = begun.machine
-    say(
-        f"{device['name']}, driver {device['driver']}, torch {device['torch']}; load average "
-        f"{machine.load_average[0]:.2f} on {machine.cores} cores"
-    )
-    outcomes = report.earlier(arguments.json, device, is_quick=arguments.quick)
-    for part in arguments.only:
-        outcomes[part] = attempt(part, lambda name: measure(name, sizes_of(arguments), HOME / "device", say), say)
-        run = report.Run(machine=machine, device=device, outcomes=outcomes, is_quick=arguments.quick)
+        raise BenchmarkFailed(
+            f"there is no device to measure: {error}. Use a machine with an NVIDIA GPU, its driver and a torch that "
+            "was built for CUDA"
+        ) from error
+    begun.say(f"{device['name']}, driver {device['driver']}, torch {device['torch']}")
+    sizes = sizes_of(begun.arguments)
+    outcomes = report.earlier(begun.results, device, sizes, begun.machine, is_quick=begun.is_quick)
+    found = {"device": device, "sizes": sizes, "outcomes": outcomes}
+    for part in begun.parts:
+        outcome = attempt(part, lambda name: run_one(name, sizes, begun.home, begun.say), begun.say)
+        if outcome.found is not None and outcome.found.get("device") != CUDA:
+            raise BenchmarkFailed(f"the part {part} ran on {outcome.found.get('device')}, not on a GPU")
+        outcomes[part] = outcome
         # Write after each part, because a later part may crash this process.
-        report.write(run, arguments.json, arguments.document)
-    say(f"written: {arguments.json} and {arguments.document}")
-    for row in run.rows:
-        print(report.line(row))
-    return 1 if run.falls_short else 0
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the parsed command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.device", description="Capture, restore and every-step snapshots on a GPU."
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="small and few, to try the harness on the device; no judged figures"
-    )
-    parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=list(PARTS), help="leave the others as an earlier run left them"
-    )
-    parser.add_argument("--gib", type=float, help="of the state that is captured and restored; 8")
-    for name in MODEL:
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=int, help=f"of the GPT's part; {getattr(Sizes(), name)}"
-        )
-    parser.add_argument("--order", help="of the GPT's blocks, A with snapshots, B without; ABBA four times")
-    parser.add_argument("--json", type=Path, default=HOME / "device.json", help="where the figures go")
-    parser.add_argument(
-        "--document", type=Path, help="where the tables go; docs/benchmarks-device.md, or with --quick a draft"
-    )
-    arguments = parser.parse_args(argv)
-    if arguments.document is None:
-        arguments.document = HOME / "device_quick.md" if arguments.quick else ROOT / "docs" / "benchmarks-device.md"
-    return arguments
+        begun.write(report.PAGE, found)
+    return found
 
 
 def sizes_of(arguments: argparse.Namespace) -> Sizes:
@@ -114,7 +97,7 @@ def attempt(part: str, work: Callable[[str], dict[str, Any]], say: Callable[[str
     return Outcome(found=found, failure=failure, at=at, seconds=time.monotonic() - begun)
 
 
-def measure(part: str, sizes: Sizes, home: Path, say: Callable[[str], None], *, device: str = CUDA) -> dict[str, Any]:
+def run_one(part: str, sizes: Sizes, home: Path, say: Callable[[str], None], *, device: str = CUDA) -> dict[str, Any]:
     """Run one part.
 
     Args:

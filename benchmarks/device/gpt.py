@@ -7,7 +7,6 @@ include no real network.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -15,13 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster_jobs import EVERY_STEP, ROOT, Bench
+from benchmarks.cluster_jobs import EVERY_STEP, Bench, started_bench
 from benchmarks.device.parts import MIB, Sizes
 from benchmarks.errors import BenchmarkFailed
-from everstep import failures
+from benchmarks.machine import ROOT
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError
-from infra.local_cloud.up import ClusterOptions, LocalCluster
+from infra.local_cloud.up import ClusterOptions
 
 NODES, COPIES = 2, 2
 SCRIPT = Path(__file__).parent / "rank" / "train.py"
@@ -58,20 +57,15 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
         BenchmarkFailed: nothing was measured; the message has the reason and the path of the log.
     """
     slots_bytes = 2 * NODES * sizes.model_bytes * 5 // 4 + 256 * MIB
-    cluster = LocalCluster(home / "cluster")
+    options = ClusterOptions(
+        nodes=NODES, spares=0, node_memory_bytes=slots_bytes, environment=environment_of(os.environ)
+    )
     try:
-        with cluster:
-            cluster.up(
-                ClusterOptions(
-                    nodes=NODES, spares=0, node_memory_bytes=slots_bytes, environment=environment_of(os.environ)
-                )
-            )
-            with contextlib.closing(cluster.client()) as client, failures.translated():
-                bench = Bench(cluster, client, home, say)
-                bench.wait_until_warm(NODES)
-                return _run(bench, sizes, device)
+        with started_bench(home, say, options) as bench:
+            bench.wait_until_warm(NODES)
+            return _run(bench, sizes, device)
     except (LocalCloudError, EverstepError, OSError) as error:
-        raise BenchmarkFailed(f"{error}; logs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/") from error
+        raise BenchmarkFailed(f"{error}; logs: {home}/cluster") from error
 
 
 def environment_of(variables: Mapping[str, str]) -> dict[str, str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.errors import BenchmarkFailed
+from benchmarks.machine import ROOT
 
-ROOT = Path(__file__).parents[2]
 CAPTURE, RESTORE, GPT, GRAPH = "capture", "restore", "gpt", "graph"
 PARTS = (CAPTURE, RESTORE, GRAPH, GPT)
 MEMORY = Path("/dev/shm")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.device.parts import CAPTURE, GIB, GPT, GRAPH, RESTORE
@@ -25,6 +25,7 @@ from benchmarks.measures import (
     paired_ratios,
     percentile,
 )
+from benchmarks.rows import Row
 
 LEAST_STATE_BYTES = 8 * GIB
 """Bytes that a capture must move at least. The rate of a smaller capture gets no verdict."""
@@ -33,29 +34,6 @@ LEAST_RATE_RATIO = 0.9
 MOST_SLOWDOWN_RATIO = 0.01
 LEAST_PAIRS = 4
 """Pairs of blocks that a slowdown must have at least. With fewer pairs, its verdict is inconclusive."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row of `.everstep/bench/device.json`."""
-
-    part: str
-    title: str
-    value: float
-    unit: str
-    low: float | None = None
-    high: float | None = None
-    n: int = 1
-    limit: float | None = None
-    is_least: bool = False
-    """True: the value must not be below the limit. False: the value must not be above the limit."""
-    against: str = ""
-    """Origin of the limit, or the name of the value to compare with."""
-    floor_moved_ratio: float | None = None
-    verified: bool | None = None
-    """Result of a compare of bytes; None if no bytes were compared."""
-    verdict: Verdict = Verdict.NONE
-    reason: str = ""
 
 
 def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
@@ -77,9 +55,7 @@ def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
 
 def broken(part: str, reason: str) -> Row:
     """Return the row of a part that failed or stopped early."""
-    return Row(
-        part=part, title="the part ran to its end", value=0.0, unit="", n=0, verdict=Verdict.SHORT, reason=reason
-    )
+    return Row(what=f"the part {part} ran to its end", value=0.0, unit="", n=0, verdict=Verdict.SHORT, reason=reason)
 
 
 def floor_of(found: Mapping[str, Any]) -> Floor:
@@ -100,30 +76,24 @@ def of_capture(found: Mapping[str, Any]) -> list[Row]:
     if "registered" in found:
         rows += _registered(found["registered"], size, floor_of(found["floor"]))
     if "bounce" in found:
-        rows.append(
-            _rates(CAPTURE, "capture through the bounce ring, nothing registered", found["bounce"], size, skip=1)
-        )
+        rows.append(_rates("capture through the bounce ring, nothing registered", found["bounce"], size, skip=1))
         rows.append(_allocations("bounce ring", found["bounce"]))
     if "fresh" in found:
-        rows.append(
-            _rates(CAPTURE, "capture into a slot that was registered before anybody touched it", found["fresh"], size)
-        )
+        rows.append(_rates("capture into a slot that was registered before anybody touched it", found["fresh"], size))
     for name, title in (
         ("registration", "registration, pages that are there"),
         ("cold_registration", "registration, pages that nobody has touched"),
     ):
         if name in found:
             each = found[name]
-            rows.append(Row(part=CAPTURE, title=title, value=each["seconds"] * GIB / each["bytes"], unit="s/GiB"))
+            rows.append(Row(what=title, value=each["seconds"] * GIB / each["bytes"], unit="s/GiB"))
     if "floor" in found:
-        rows.append(
-            _pinned(CAPTURE, "pinned memory, device to host", floor_of(found["floor"]), len(found["floor"]["seconds"]))
-        )
+        rows.append(_pinned("pinned memory, device to host", floor_of(found["floor"]), len(found["floor"]["seconds"])))
     return rows
 
 
 def _registered(captures: Mapping[str, Any], size: int, floor: Floor) -> list[Row]:
-    figure = _rates(CAPTURE, "capture into a registered slot", captures, size)
+    figure = _rates("capture into a registered slot", captures, size)
     judged = against_floor(replace(figure, limit=LEAST_RATE_RATIO * floor.median, is_least=True), floor, size)
     gib = size / GIB
     held = [1000 * seconds for seconds in captures["begin_seconds"]]
@@ -132,9 +102,9 @@ def _registered(captures: Mapping[str, Any], size: int, floor: Floor) -> list[Ro
     return [
         judged,
         _allocations("registered", captures),
-        _shown(CAPTURE, "the training thread held where a capture begins", held, "ms"),
-        _shown(CAPTURE, "and if its next change came at once", waited, "ms"),
-        _shown(CAPTURE, "processor time of a capture", cpu, "s/GiB"),
+        _shown("the training thread held where a capture begins", held, "ms"),
+        _shown("and if its next change came at once", waited, "ms"),
+        _shown("processor time of a capture", cpu, "s/GiB"),
     ]
 
 
@@ -165,13 +135,13 @@ def against_floor(row: Row, floor: Floor, size: int) -> Row:
 def of_restore(found: Mapping[str, Any]) -> list[Row]:
     """Return the rows of `copying.restore`."""
     floor, size = floor_of(found["floor"]), found["payload_bytes"]
-    figure = _rates(RESTORE, "restore into the device, from a slot that is not registered", found, size)
+    figure = _rates("restore into the device, from a slot that is not registered", found, size)
     share = f"{figure.value / floor.median:.2f} of pinned memory's {floor.median:.1f}"
     mapped = [1000 * seconds for seconds in found["mapping_seconds"]]
     return [
         replace(figure, against=share, floor_moved_ratio=floor.moved_ratio),
-        _shown(RESTORE, "of that, until the slot was mapped", mapped, "ms"),
-        _pinned(RESTORE, "pinned memory, host to device", floor, len(found["floor"]["seconds"])),
+        _shown("of that, until the slot was mapped", mapped, "ms"),
+        _pinned("pinned memory, host to device", floor, len(found["floor"]["seconds"])),
     ]
 
 
@@ -182,8 +152,7 @@ def of_gpt(found: Mapping[str, Any]) -> list[Row]:
     rows = [
         slowdown(found["order"], found["step_seconds"], commits),
         Row(
-            part=GPT,
-            title="commits ÷ steps, a snapshot at every step",
+            what="commits ÷ steps, a snapshot at every step",
             value=commits,
             unit="ratio",
             n=found["kept_steps"],
@@ -192,7 +161,6 @@ def of_gpt(found: Mapping[str, Any]) -> list[Row]:
             verdict=Verdict.PASS if commits >= LEAST_COMMITS_RATIO else Verdict.SHORT,
         ),
         _zero(
-            GPT,
             "calls in the loop that waited for the device",
             len(found["synchronizations"]),
             ", ".join(sorted(set(found["synchronizations"]))[:3]),
@@ -201,11 +169,10 @@ def of_gpt(found: Mapping[str, Any]) -> list[Row]:
     if "verified" in found:
         rows.append(whole(found["verified"]))
     if blocked:
-        rows.append(_shown(GPT, "the training thread held by a snapshot, p50", blocked, "ms"))
+        rows.append(_shown("the training thread held by a snapshot, p50", blocked, "ms"))
         rows.append(
             Row(
-                part=GPT,
-                title="the training thread held by a snapshot, p99",
+                what="the training thread held by a snapshot, p99",
                 value=percentile(blocked, 0.99),
                 unit="ms",
                 n=len(blocked),
@@ -228,8 +195,7 @@ def slowdown(order: str, blocks: Sequence[Sequence[float]], commits: float) -> R
     plain = [mean for letter, mean in zip(order, means, strict=True) if letter == "B"]
     moved = moved_ratio(min(plain), max(plain))
     row = Row(
-        part=GPT,
-        title="a step's mean time, every step kept, beyond one of which nothing is",
+        what="a step's mean time, every step kept, beyond one of which nothing is",
         value=statistics.fmean(ratios),
         unit="ratio",
         low=low,
@@ -267,7 +233,7 @@ def whole(found: Mapping[str, Any]) -> Row:
     """
     committed, torn, unseen = (len(found[name]) for name in ("committed", "torn", "unseen"))
     row = replace(
-        _zero(GPT, "kept steps whose bytes on the holder were not those of their boundary", torn, ""),
+        _zero("kept steps whose bytes on the holder were not those of their boundary", torn, ""),
         n=committed - unseen,
         verified=not torn,
     )
@@ -295,8 +261,7 @@ def of_graph(found: Mapping[str, Any]) -> list[Row]:
     if found["weights_differ"] > found["tolerance"]:
         faults.append(f"its weights differ from those without a graph by {found['weights_differ']:.1e}")
     survived = Row(
-        part=GRAPH,
-        title=title,
+        what=title,
         value=found["weights_differ"],
         unit="relative difference",
         limit=found["tolerance"],
@@ -308,19 +273,18 @@ def of_graph(found: Mapping[str, Any]) -> list[Row]:
         survived = replace(survived, verdict=Verdict.INCONCLUSIVE, reason="the copy had ended before the capture began")
     else:
         survived = replace(survived, verdict=Verdict.PASS)
-    torn = _zero(GRAPH, "snapshots between replays that were torn", found["torn"], "")
+    torn = _zero("snapshots between replays that were torn", found["torn"], "")
     return [replace(survived, verified=found["slot_equal"]), replace(torn, n=found["kept"], verified=not found["torn"])]
 
 
-def _rates(part: str, title: str, found: Mapping[str, Any], size: int, *, skip: int = 0) -> Row:
+def _rates(title: str, found: Mapping[str, Any], size: int, *, skip: int = 0) -> Row:
     rates = [rate(size, seconds) for seconds in found["seconds"][skip:]]
     low, high = bootstrap_interval(lambda samples: statistics.median(samples[0]), rates)
     is_equal = all(found["equal"]) and bool(found["equal"])
     verdict = Verdict.NONE if is_equal else Verdict.SHORT
     reason = "" if is_equal else "the bytes differ"
     return Row(
-        part=part,
-        title=title,
+        what=title,
         value=statistics.median(rates),
         unit="GiB/s",
         low=low,
@@ -332,19 +296,18 @@ def _rates(part: str, title: str, found: Mapping[str, Any], size: int, *, skip: 
     )
 
 
-def _pinned(part: str, title: str, floor: Floor, count: int) -> Row:
-    return Row(part=part, title=title, value=floor.median, unit="GiB/s", n=count, floor_moved_ratio=floor.moved_ratio)
+def _pinned(title: str, floor: Floor, count: int) -> Row:
+    return Row(what=title, value=floor.median, unit="GiB/s", n=count, floor_moved_ratio=floor.moved_ratio)
 
 
 def _allocations(kind: str, captures: Mapping[str, Any]) -> Row:
     title = f"requests for device or pinned memory while a snapshot is taken, {kind}"
-    return replace(_zero(CAPTURE, title, captures["allocation_count"], ""), n=len(captures["seconds"]))
+    return replace(_zero(title, captures["allocation_count"], ""), n=len(captures["seconds"]))
 
 
-def _zero(part: str, title: str, count: int, reason: str) -> Row:
+def _zero(title: str, count: int, reason: str) -> Row:
     return Row(
-        part=part,
-        title=title,
+        what=title,
         value=count,
         unit="count",
         limit=0.0,
@@ -353,6 +316,6 @@ def _zero(part: str, title: str, count: int, reason: str) -> Row:
     )
 
 
-def _shown(part: str, title: str, values: Sequence[float], unit: str) -> Row:
+def _shown(title: str, values: Sequence[float], unit: str) -> Row:
     low, high = bootstrap_interval(lambda samples: statistics.median(samples[0]), values)
-    return Row(part=part, title=title, value=statistics.median(values), unit=unit, low=low, high=high, n=len(values))
+    return Row(what=title, value=statistics.median(values), unit=unit, low=low, high=high, n=len(values))

@@ -4,7 +4,7 @@
     cases.py     the faults; each is injected from outside into running processes, then removed
     runs.py      one case: a job, steps before, during and after its fault, and the API's reports meanwhile
     figures.py   conversion of the ranks' traces to rows with verdicts (pure)
-    report.py    .everstep/bench/faults.json and docs/benchmarks-faults.md, with the picture of picture.py
+    report.py    results and page, with the picture of picture.py (pure)
 
 Invariant: the product runs unchanged and cannot detect the measurement. Times come from the training script.
 """

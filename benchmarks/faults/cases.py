@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.begin import pause
 from benchmarks.cluster_jobs import Bench, Json
+from benchmarks.command import pause
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.faults.lines import namespace
 from everstep.protocol.errors import CorruptSlot, UnknownVersion

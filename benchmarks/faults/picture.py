@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from itertools import pairwise
 
 from benchmarks.faults.figures import Observed
+from benchmarks.picture import WIDTH, svg, text
 
-WIDTH, LEFT, RIGHT, STRIP, GAP, TOP = 900, 60, 20, 90, 34, 24
+LEFT, RIGHT, STRIP, GAP, TOP = 60, 20, 90, 34, 24
 MOST_RATIO = 2.0
 """Upper edge of a strip, as a multiple of the median step time. Longer steps are drawn at the edge."""
-FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
 def draw(observed: Sequence[Observed]) -> str:
@@ -20,15 +19,8 @@ def draw(observed: Sequence[Observed]) -> str:
     Args:
         observed: the cases, in order.
     """
-    height = TOP + (STRIP + GAP) * len(observed)
-    drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        'aria-label="Step times around each fault">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-    ]
-    for number, each in enumerate(observed):
-        drawn += _strip(each, TOP + (STRIP + GAP) * number)
-    return "\n".join([*drawn, "</svg>"]) + "\n"
+    body = [part for number, each in enumerate(observed) for part in _strip(each, TOP + (STRIP + GAP) * number)]
+    return svg("Step times around each fault", TOP + (STRIP + GAP) * len(observed), body)
 
 
 def _strip(observed: Observed, top: int) -> list[str]:
@@ -50,16 +42,14 @@ def _strip(observed: Observed, top: int) -> list[str]:
 
     healed = max(observed.healed_at, observed.during.end)
     return [
-        f'<text x="{LEFT}" y="{top - 6}" {FONT} font-weight="600" fill="#222">{escape(observed.name)}</text>',
+        text(LEFT, top - 6, observed.name, weight=600),
         _shade(x(observed.during.begin), x(observed.during.end), top, "#f5b7b1"),
         _shade(x(observed.during.end), x(healed), top, "#fdebd0"),
         f'<path d="M{LEFT} {top + STRIP}H{WIDTH - RIGHT}" stroke="#999"/>',
         f'<path d="M{LEFT} {y(middle):.1f}H{WIDTH - RIGHT}" stroke="#999" stroke-dasharray="3 3"/>',
-        f'<text x="{LEFT - 6}" y="{y(middle) + 4:.1f}" {FONT} fill="#222" '
-        f'text-anchor="end">{1000 * middle:.0f} ms</text>',
+        text(LEFT - 6, y(middle) + 4, f"{1000 * middle:.0f} ms", anchor="end"),
         *(f'<circle cx="{x(at):.1f}" cy="{y(seconds):.1f}" r="1.6" fill="#1f6f54"/>' for at, seconds in steps),
-        f'<text x="{WIDTH - RIGHT}" y="{top + STRIP + 14}" {FONT} fill="#222" '
-        f'text-anchor="end">{end - begin:.0f} s</text>',
+        text(WIDTH - RIGHT, top + STRIP + 14, f"{end - begin:.0f} s", anchor="end"),
     ]
 
 

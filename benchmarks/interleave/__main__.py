@@ -1,29 +1,24 @@
-"""Command of the interleave benchmark: `make bench-interleave`.
+"""Command of the interleave benchmark: `make bench-interleave`. `benchmarks.command` documents options and exit codes.
 
-It measures snapshots that share training's network, after GEMINI's Figure 16.
-
-    sudo python -m benchmarks.interleave [--quick] [--only CASE …]
-
-Exit code 1: a case missed its limit.
+It measures snapshots that share training's network, after GEMINI's Figure 16. It needs root, for network namespaces.
 """
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
-from benchmarks.begin import begin
+from benchmarks import command
+from benchmarks.command import Begun
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.interleave import report
-from benchmarks.interleave.network import obstacle
-from benchmarks.interleave.runs import ROOT, run_case
+from benchmarks.interleave.report import PAGE
+from benchmarks.interleave.runs import run_case
 from benchmarks.interleave.schemes import Case, Scheme
-from benchmarks.interleave.verdicts import Verdict, judge
+from benchmarks.interleave.verdicts import judge
+from benchmarks.rows import line
+from infra.local_cloud.network import obstacle
 
-HOME = ROOT / ".everstep" / "bench" / "interleave"
 FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), blocks=12)
 CASES = (
     FIGURE_16,
@@ -51,64 +46,25 @@ CASES = (
 )
 
 
-def main() -> int:
-    """Run the benchmark, write the report, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.interleave", description="What snapshots cost training on a shared network."
-    )
-    parser.add_argument("--quick", action="store_true", help="few samples, to try the harness")
-    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="leave the others out")
-    parser.add_argument("--json", type=Path, default=HOME.with_suffix(".json"), help="where the figures go")
-    parser.add_argument(
-        "--document",
-        type=Path,
-        default=ROOT / "docs" / "benchmarks-interleave.md",
-        help="where the tables go, a picture beside them",
-    )
-    arguments = parser.parse_args()
-    reason = obstacle()
-    if reason is not None:
-        print(f"the benchmark cannot run: {reason}", file=sys.stderr)
-        return 2
-    begun = begin(is_patient=not arguments.quick)
-    machine, say = begun.machine, begun.say
-    shutil.rmtree(HOME, ignore_errors=True)
-    cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
-    if arguments.quick:
-        cases = [
-            replace(case, blocks=2, block_iterations=3, settle_iterations=min(case.settle_iterations, 10))
-            for case in cases
-        ]
+def measure(begun: Begun) -> dict[str, Any]:
+    """Run the requested cases.
+
+    Raises:
+        BenchmarkFailed: this machine cannot run network namespaces, or a case failed.
+    """
+    if (reason := obstacle()) is not None:
+        raise BenchmarkFailed(reason)
     figures = []
-    for case in cases:
-        say(f"{case.name}: {case.nodes} nodes, m = {case.copies}, {case.state_kib} KiB")
-        try:
-            figure = run_case(case, HOME / case.name.replace(" ", "-"))
-        except BenchmarkFailed as error:
-            print(f"the benchmark failed: {error}", file=sys.stderr)
-            return 1
-        figures.append(figure)
-        for row in figure.rows:
-            print(
-                f"          {row.scheme.title:30} {row.seconds * 1000:6.1f} ms {row.slowdown:+7.2%} "
-                f"[{row.low:+.2%}, {row.high:+.2%}]",
-                flush=True,
-            )
-        print(f"          {judge(figure).verdict}: {judge(figure).reason}", flush=True)
-    run = report.Run(machine=machine, figures=figures, is_quick=arguments.quick, seconds=begun.seconds)
-    report.write(run, arguments.json, arguments.document)
-    say(f"{arguments.document}, {arguments.json}")
-    return (
-        1
-        if any(report.judgement(run, figure).verdict is Verdict.FALLS_SHORT for figure in figures)
-        else 3
-        if run.is_busy
-        else 0
-    )
+    for case in CASES:
+        if case.name not in begun.parts:
+            continue
+        begun.say(f"{case.name}: {case.nodes} nodes, m = {case.copies}, {case.state_kib} KiB")
+        settle = min(case.settle_iterations, 10)
+        quick = replace(case, blocks=2, block_iterations=3, settle_iterations=settle)
+        figures.append(run_case(quick if begun.is_quick else case, begun.home / case.name.replace(" ", "-")))
+        begun.say(line(judge(figures[-1])))
+    return {"figures": figures}
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(command.run(PAGE, measure, parts=[case.name for case in CASES]))

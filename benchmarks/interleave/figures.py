@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.interleave.schemes import Case, Scheme
-
-RESAMPLES = 2000
-CONFIDENCE = 0.95
+from benchmarks.measures import bootstrap_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,16 +136,12 @@ def slowdown(pairs: Sequence[tuple[float, float]]) -> float:
     return sum(one for one, _ in pairs) / sum(other for _, other in pairs) - 1
 
 
-def interval(pairs: Sequence[tuple[float, float]], seed: int = 1) -> tuple[float, float]:
+def interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the bootstrap interval of the slowdown.
 
     Whole pairs are resampled, so that drift of the machine affects both values of a pair.
 
     Args:
         pairs: (with, without) checkpoints: seconds of the same iteration of the same round.
-        seed: seed of the resampling.
     """
-    rng = random.Random(seed)
-    drawn = sorted(slowdown(rng.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
-    tail = (1 - CONFIDENCE) / 2
-    return drawn[int(tail * RESAMPLES)], drawn[int((1 - tail) * RESAMPLES) - 1]
+    return bootstrap_interval(lambda samples: slowdown(samples[0]), pairs)

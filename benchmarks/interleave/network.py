@@ -7,7 +7,6 @@ error.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from types import TracebackType
 
@@ -25,20 +24,6 @@ CONGESTION = "cubic"
 The benchmark sets it, because the machine may use another one. BBR, for example, leaves the link idle every ten
 seconds. One iteration in twenty then took 20 to 90 ms longer, with or without checkpoints.
 """
-
-
-def obstacle() -> str | None:
-    """Return the reason why this machine cannot run such a network, in one sentence; None if it can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root: run it with sudo"
-    for program in ("ip", "tc"):
-        if shutil.which(program) is None:
-            return f"`{program}` is missing: install iproute2"
-    name = f"ev{os.getpid()}x"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
-        return "this machine does not allow network namespaces"
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return None
 
 
 class Network:

@@ -15,8 +15,8 @@ from benchmarks.interleave.figures import Figure, evaluate
 from benchmarks.interleave.network import Network
 from benchmarks.interleave.schemes import Case, program
 from benchmarks.interleave.wire import write_case
+from benchmarks.machine import ROOT
 
-ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import replace
 
 from benchmarks.interleave.figures import Figure
 from benchmarks.interleave.schemes import MAX_SLOWDOWN, Scheme
+from benchmarks.measures import Verdict
+from benchmarks.rows import Row
 
 SLOWDOWN_LIMIT = 0.015
 """Limit of Everstep's slowdown where the snapshot fits into the idle time. The interval's upper bound must meet it."""
@@ -20,50 +21,44 @@ A scheme that keeps fewer snapshots has a small slowdown for this reason alone, 
 """
 
 
-class Verdict(StrEnum):
-    """PASS, FALLS_SHORT, or INCONCLUSIVE if the noise is too large or the case cannot show a difference."""
-
-    PASS = "pass"
-    FALLS_SHORT = "falls short"
-    INCONCLUSIVE = "inconclusive"
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A verdict with its explanation."""
-
-    verdict: Verdict
-    reason: str
-
-
-def judge(figure: Figure) -> Judgement:
-    """Return the verdict on one case."""
+def judge(figure: Figure) -> Row:
+    """Return Everstep's slowdown in one case, with its verdict."""
     ours = figure.row(Scheme.EVERSTEP)
+    row = Row(
+        what=figure.case.name,
+        value=ours.slowdown,
+        unit="%",
+        n=ours.iterations,
+        low=ours.low,
+        high=ours.high,
+        limit=MAX_SLOWDOWN if figure.case.is_crowded else SLOWDOWN_LIMIT,
+    )
     if figure.case.is_crowded:
-        told = f"{ours.kept} snapshots in {ours.iterations} steps"
+        kept = f"{ours.kept} snapshots in {ours.iterations} steps"
         if ours.kept < LEAST_KEPT:
-            return Judgement(Verdict.FALLS_SHORT, f"{told}, at least {LEAST_KEPT} to reach")
-        return _within(
-            ours.low, ours.high, MAX_SLOWDOWN, f"at most {ours.high:+.2%} of {MAX_SLOWDOWN:.0%} (max_slowdown), {told}"
+            return replace(row, verdict=Verdict.SHORT, reason=f"{kept}, limit: at least {LEAST_KEPT}")
+        return replace(
+            row, verdict=_verdict(row), reason=f"at most {ours.high:+.2%} of {MAX_SLOWDOWN:.0%} (max_slowdown), {kept}"
         )
     blocking = figure.row(Scheme.BLOCKING)
     if blocking.slowdown < BLOCKING_COST:
-        return Judgement(Verdict.INCONCLUSIVE, f"blocking costs {blocking.slowdown:.1%}, less than {BLOCKING_COST:.0%}")
-    bound = _within(
-        ours.low,
-        ours.high,
-        SLOWDOWN_LIMIT,
-        f"at most {ours.high:+.2%} of {SLOWDOWN_LIMIT:.1%}, where blocking costs {blocking.slowdown:+.1%}",
-    )
-    if bound.verdict is Verdict.PASS and ours.kept_ratio < KEPT_RATIO:
-        return Judgement(Verdict.FALLS_SHORT, f"{ours.kept_ratio:.2f} snapshots kept per step, {KEPT_RATIO} to reach")
-    return bound
+        return row.judged(f"blocking costs {blocking.slowdown:.1%}, less than {BLOCKING_COST:.0%}")
+    verdict = _verdict(row)
+    if verdict is Verdict.PASS and ours.kept_ratio < KEPT_RATIO:
+        kept = f"{ours.kept_ratio:.2f} snapshots kept per step, limit: {KEPT_RATIO}"
+        return replace(row, verdict=Verdict.SHORT, reason=kept)
+    bound = f"at most {ours.high:+.2%} of {SLOWDOWN_LIMIT:.1%}, where blocking costs {blocking.slowdown:+.1%}"
+    return replace(row, verdict=verdict, reason=bound)
 
 
-def _within(low: float, bound: float, limit: float, sentence: str) -> Judgement:
-    if bound <= limit:
-        return Judgement(Verdict.PASS, sentence)
-    return Judgement(Verdict.FALLS_SHORT if low > limit else Verdict.INCONCLUSIVE, sentence)
+def _verdict(row: Row) -> Verdict:
+    """Return the verdict by the interval: it must be below the limit."""
+    assert row.low is not None
+    assert row.high is not None
+    assert row.limit is not None
+    if row.high <= row.limit:
+        return Verdict.PASS
+    return Verdict.SHORT if row.low > row.limit else Verdict.INCONCLUSIVE
 
 
 def beats_uniform(figure: Figure) -> bool:

@@ -1,24 +1,20 @@
 """Command of the interruption benchmark of Everstep, torchrun and torchft: `make bench-recovery`.
 
-    python -m benchmarks.interruption [--quick] [--only everstep torchrun torchft …]
-
-Exit code 2: a value missed its limit.
+`benchmarks.command` documents options and exit codes.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from benchmarks.begin import begin
-from benchmarks.cluster_jobs import ROOT, Bench
+from benchmarks import command
+from benchmarks.cluster_jobs import Bench, started_bench
+from benchmarks.command import HOME, Begun
 from benchmarks.data_plane.systems import PEERS, install
-from benchmarks.errors import BenchmarkFailed
-from benchmarks.interruption import report
 from benchmarks.interruption.contenders import (
     RANKS,
     SPARES,
@@ -30,13 +26,10 @@ from benchmarks.interruption.contenders import (
 )
 from benchmarks.interruption.faults import Blackout, Silence, blackout, interrupt, repeated, silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job
-from everstep import failures
-from everstep.errors import EverstepError
-from infra.local_cloud.errors import LocalCloudError
-from infra.local_cloud.up import ClusterOptions, LocalCluster
+from benchmarks.interruption.report import PAGE
+from infra.local_cloud.up import ClusterOptions
 
-HOME = ROOT / ".everstep" / "bench" / "interruption"
-ENVIRONMENTS = ROOT / ".everstep" / "bench" / "venvs"
+ENVIRONMENTS = HOME / "venvs"
 PARTS = ("everstep", "torchrun", "torchft")
 DETECTION_SECONDS = 3.0
 BLACKOUT_SECONDS = 3.0
@@ -111,63 +104,22 @@ class Race:
             self.interruptions += repeated(lambda: interrupt(contender, Fault.RANK), self._count, self._bench.say)
 
 
-def main() -> int:
-    """Run the benchmark, write the report, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.interruption", description="How long a failure holds training."
-    )
-    parser.add_argument("--quick", action="store_true", help="few samples, to try the harness")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave the others out")
-    parser.add_argument(
-        "--per-block", type=int, default=5, help="faults of a kind in each of the two launches of a system"
-    )
-    parser.add_argument("--json", type=Path, default=HOME.with_name("recovery.json"), help="where the figures go")
-    parser.add_argument(
-        "--document",
-        type=Path,
-        default=ROOT / "docs" / "benchmarks-recovery.md",
-        help="where the tables go, a picture beside them",
-    )
-    arguments = parser.parse_args()
-    begun = begin(is_patient=not arguments.quick)
-    machine, say = begun.machine, begun.say
+def measure(begun: Begun) -> dict[str, Any]:
+    """Run all measurements on one cluster."""
+    peers = tuple(peer for peer in PEERS if peer.package == "torchft" and "torchft" in begun.parts)
+    install(peers, ENVIRONMENTS, begun.say)
+    options = ClusterOptions(nodes=RANKS, spares=SPARES, detection_seconds=DETECTION_SECONDS)
+    with started_bench(begun.home, begun.say, options) as bench:
+        per_block = 1 if begun.is_quick else begun.arguments.per_block
+        race = Race(bench, per_block=per_block, parts=begun.parts)
+        race.run()
+    return {"interruptions": race.interruptions, "silences": race.silences, "blackouts": race.blackouts}
 
-    shutil.rmtree(HOME, ignore_errors=True)
-    HOME.mkdir(parents=True)
-    try:
-        install(
-            tuple(peer for peer in PEERS if peer.package == "torchft" and "torchft" in arguments.only),
-            ENVIRONMENTS,
-            say,
-        )
-        with LocalCluster(HOME / "cluster") as cluster:
-            say(f"a cluster of {RANKS} nodes and {SPARES} spare")
-            cluster.up(ClusterOptions(nodes=RANKS, spares=SPARES, detection_seconds=DETECTION_SECONDS))
-            with closing(cluster.client()) as client, failures.translated():
-                race = Race(
-                    Bench(cluster, client, HOME, say),
-                    per_block=1 if arguments.quick else arguments.per_block,
-                    parts=arguments.only,
-                )
-                race.run()
-    except (BenchmarkFailed, EverstepError, LocalCloudError) as error:
-        print(f"the benchmark failed: {error}", file=sys.stderr)
-        return 1
-    run = report.Run(
-        machine=machine,
-        interruptions=race.interruptions,
-        silences=race.silences,
-        blackouts=race.blackouts,
-        is_quick=arguments.quick,
-        seconds=begun.seconds,
-    )
-    report.write(run, arguments.json, arguments.document)
-    say(f"{arguments.document}, {arguments.json}")
-    return 2 if report.unmeasured(run) or any(row.falls_short for row in report.rows(run)) else 3 if run.is_busy else 0
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the benchmark's own option."""
+    parser.add_argument("--per-block", type=int, default=5, help="faults of each kind per launch; default: 5")
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(command.run(PAGE, measure, parts=PARTS, options=options))

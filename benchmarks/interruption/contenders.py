@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.begin import pause
-from benchmarks.cluster_jobs import ENDED, EVERY_STEP, ROOT, Bench, BenchJob
+from benchmarks.cluster_jobs import ENDED, EVERY_STEP, Bench, BenchJob
+from benchmarks.command import pause
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.interruption.outcomes import Fault, Job
+from benchmarks.machine import ROOT
 from benchmarks.traces import Passed, parse
 from infra.local_cloud.fault_kinds import Terminate
 from infra.local_cloud.processes import descendants, wait_gone

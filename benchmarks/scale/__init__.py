@@ -3,7 +3,7 @@
     __main__.py   the command
     placement.py  duration of placement, and its exact recovery probabilities, compared with published values
     rounds.py     duration of a round between real agents' parts, in a flat tree and in the product's tree
-    report.py     .everstep/bench/scale.json and docs/benchmarks-scale.md (pure except for `write`)
+    report.py     results, limits and page (pure)
 
 Invariant: the timed code is the product's own. The slowest of several timings of one call gets the verdict.
 """

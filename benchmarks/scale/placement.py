@@ -58,7 +58,6 @@ class Known:
     found: float
     expected: float
     """The published value to four places."""
-    is_inconclusive: bool = False
 
     @property
     def falls_short(self) -> bool:

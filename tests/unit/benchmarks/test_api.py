@@ -8,19 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.api import report
-from benchmarks.api.report import Row, Run, render, rows
-from benchmarks.machine import Machine
+from benchmarks.api.report import PAGE, Run, rows
+from benchmarks.measures import Verdict
+from benchmarks.page import render, write
+from benchmarks.rows import Row
+from tests.unit.benchmarks.machine import MACHINE
 
-MACHINE = Machine(
-    processor="A processor",
-    cores=2,
-    memory_gib=8.0,
-    kernel="Linux 6",
-    python="3.11",
-    versions={"torch": "2"},
-    load_average=(0.1, 0.1, 0.1),
-)
 GOOD = Run(
     machine=MACHINE,
     is_quick=False,
@@ -40,14 +33,14 @@ GOOD = Run(
 
 
 def verdicts(run: Run) -> list[str]:
-    return [row.verdict for row in rows(run)]
+    return [str(row.verdict) for row in rows(run)]
 
 
 def test_a_good_run_passes_everywhere() -> None:
-    assert verdicts(GOOD) == ["pass", "not judged; would fall short", *["pass"] * 5]
-    assert [round(row.measured, 2) for row in rows(GOOD)] == [0.6, 0.3, 10.0, 12_500.0, 120.0, 155.0, 350.0]
-    assert not any(row.falls_short for row in rows(GOOD))
-    assert verdicts(dataclasses.replace(GOOD, describe_new_rates=(600.0,)))[1] == "not judged; would pass"
+    assert verdicts(GOOD) == ["pass", "", *["pass"] * 5]
+    assert [round(row.value, 2) for row in rows(GOOD)] == [0.6, 0.3, 10.0, 12_500.0, 120.0, 155.0, 350.0]
+    assert rows(GOOD)[1].reason == "not judged; would fall short"
+    assert rows(dataclasses.replace(GOOD, describe_new_rates=(600.0,)))[1].reason == "not judged; would pass"
 
 
 @pytest.mark.parametrize(
@@ -64,22 +57,22 @@ def test_a_good_run_passes_everywhere() -> None:
 def test_what_falls_short_is_said_of_its_row_alone(change: dict[str, object], row: int) -> None:
     found = verdicts(dataclasses.replace(GOOD, **change))  # type: ignore[arg-type]
     assert [n for n, verdict in enumerate(found) if verdict != "pass" and n != 1] == [row]
-    assert found[row] == "**falls short**"
+    assert found[row] == "falls short"
 
 
 def test_where_the_bare_route_moved_nothing_is_said() -> None:
     (row, *_) = rows(dataclasses.replace(GOOD, bare_rates=(1000.0, 1100.0, 1500.0), describe_rates=(1.0,)))
-    assert (row.verdict, row.falls_short) == ("inconclusive", False)
+    assert (row.verdict, row.reason) == (Verdict.INCONCLUSIVE, "the bare route moved by 50%")
 
 
 def test_on_a_busy_machine_nothing_is_reached_and_nothing_missed() -> None:
     run = dataclasses.replace(GOOD, machine=dataclasses.replace(MACHINE, load_average=(3.0, 1.0, 1.0)))
-    assert set(verdicts(run)) == {"inconclusive"}
+    assert set(verdicts(run)) == {"inconclusive", ""}
 
 
 def test_a_limit_itself_is_reached() -> None:
-    assert not Row(what="", measured=50.0, limit=50.0, is_least=False, unit="ms", count=1).falls_short
-    assert not Row(what="", measured=0.5, limit=0.5, is_least=True, unit="×", count=1).falls_short
+    assert Row(value=50.0, limit=50.0).judged().verdict is Verdict.PASS
+    assert Row(value=0.5, limit=0.5, is_least=True).judged().verdict is Verdict.PASS
 
 
 def test_what_was_left_out_has_no_row_and_no_words() -> None:
@@ -87,17 +80,16 @@ def test_what_was_left_out_has_no_row_and_no_words() -> None:
         machine=MACHINE, is_quick=True, seconds=1.0, heartbeat_rates=(20_000.0,), heartbeat_bytes=7, agent_count=2
     )
     assert len(rows(run)) == 1
-    text = render(run)
+    text = render(PAGE, run)
     assert "ListTrainingJobs" not in text.partition("## What this does not say")[0]
     assert "This was a quick run" in text
 
 
 def test_the_document_has_every_verdict_and_the_file_every_figure(tmp_path: Path) -> None:
-    report.write(GOOD, tmp_path / "bench" / "api.json", tmp_path / "api.md")
+    write(PAGE, GOOD, tmp_path / "bench" / "api.json", tmp_path / "api.md")
     text = (tmp_path / "api.md").read_text()
     assert text.count("| pass |") == 6
-    assert "**0.60** ×" in text
+    assert "**0.599** ×" in text
     assert "**12,500** /s" in text
     figures = json.loads((tmp_path / "bench" / "api.json").read_text())
     assert figures["describe_rates"] == [600.0, 610.0]
-    assert [row["falls_short"] for row in figures["rows"]] == [False] * 7

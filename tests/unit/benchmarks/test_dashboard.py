@@ -6,18 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.dashboard.report import FRAME_MS, Run, render, rows
-from benchmarks.machine import Machine
+from benchmarks.dashboard.report import FRAME_MS, PAGE, Run, rows
+from benchmarks.measures import Verdict
+from benchmarks.page import render
+from tests.unit.benchmarks.machine import MACHINE
 
-MACHINE = Machine(
-    processor="a processor",
-    cores=2,
-    memory_gib=8.0,
-    kernel="Linux 6",
-    python="3.11",
-    versions={},
-    load_average=(0.1, 0.1, 0.1),
-)
 RUN = Run(
     machine=MACHINE,
     chromium="Chromium 1",
@@ -33,10 +26,7 @@ RUN = Run(
 
 
 def test_the_middle_load_the_slowest_faults_and_nearly_all_frames_count() -> None:
-    measured = {row.what.split()[0]: (row.measured, row.falls_short) for row in rows(RUN)}
-    assert measured["list"] == (1.2, False)
-    assert rows(RUN)[1].measured == 0.1
-    assert rows(RUN)[2].measured == 16.7
+    assert [row.value for row in rows(RUN)] == [1.2, 0.1, 16.7]
 
 
 @pytest.mark.parametrize(
@@ -49,15 +39,17 @@ def test_the_middle_load_the_slowest_faults_and_nearly_all_frames_count() -> Non
 )
 def test_what_falls_short_is_said(changes: dict[str, object], falls_short: list[bool]) -> None:
     run = replace(RUN, **changes)  # type: ignore[arg-type]
-    assert [row.falls_short for row in rows(run)] == falls_short
-    assert render(run).count("**falls short**") == 1
-    assert render(RUN).count("| pass |") == 3
+    assert [row.verdict is Verdict.SHORT for row in rows(run)] == falls_short
+    assert render(PAGE, run).count("**falls short**") == 1
+    assert render(PAGE, RUN).count("| pass |") == 3
 
 
 def test_a_quick_run_or_a_busy_machine_is_said() -> None:
-    assert "measures nothing" in render(replace(RUN, is_quick=True))
+    assert "count for nothing" in render(PAGE, replace(RUN, is_quick=True))
     busy = replace(RUN, machine=replace(MACHINE, load_average=(3.0, 1.0, 1.0)), interactive_seconds=[9.0])
-    assert "run it again" in render(busy)
-    assert render(busy).count("| inconclusive |") == len(rows(busy)), "nothing is reached and nothing missed"
-    assert not any(row.falls_short for row in rows(busy))
-    assert "run it again" not in render(RUN)
+    assert "Run the benchmark again" in render(PAGE, busy)
+    assert render(PAGE, busy).count("| inconclusive: the machine was busy") == len(rows(busy)), (
+        "nothing is reached and nothing missed"
+    )
+    assert {row.verdict for row in rows(busy)} == {Verdict.INCONCLUSIVE}
+    assert "Run the benchmark again" not in render(PAGE, RUN)

@@ -15,10 +15,9 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.data_plane import char_gpt, report
-from benchmarks.data_plane.__main__ import HELD_AGAINST, exit_code, floors_of, order_of, sizes_of
+from benchmarks.data_plane.__main__ import HELD_AGAINST, floors_of, order_of, sizes_of
 from benchmarks.data_plane.arrivals import Arrival
 from benchmarks.data_plane.everstep import ATTEMPTS, EverstepLaunch, Restored
-from benchmarks.data_plane.picture import draw
 from benchmarks.data_plane.rows import (
     EVERSTEP,
     GOALS,
@@ -27,19 +26,18 @@ from benchmarks.data_plane.rows import (
     Figure,
     LaunchFloor,
     Of,
-    Verdict,
     judged,
     moved_together,
-    of_a_busy_machine,
     peer_figure,
     shown,
 )
 from benchmarks.data_plane.samples import AUDITED_COUNT, GIB, Measured, of_everstep, of_peer
 from benchmarks.data_plane.systems import PEERS
-from benchmarks.document import with_section
-from benchmarks.machine import Machine
-from benchmarks.measures import Summary
+from benchmarks.measures import Summary, Verdict
+from benchmarks.page import render, with_section, write
+from benchmarks.rows import exit_code, without_verdicts
 from everstep.training.guard import AUDITED_AT_START
+from tests.unit.benchmarks.machine import MACHINE
 
 
 def floor(*launches: float) -> LaunchFloor:
@@ -150,18 +148,18 @@ def test_what_blocks_little_because_it_keeps_little_falls_short() -> None:
 
 
 def test_on_a_busy_machine_nothing_is_judged_but_wrong_bytes() -> None:
-    figures = of_a_busy_machine(
+    figures = without_verdicts(
         [*verdicts({**GOOD, "fetch": [9000.0]}).values(), *shown(of(EVERSTEP, {"first_raw": [60.0]}))]
     )
     judged_ones = [figure for figure in figures if figure.metric != "first_raw"]
     assert {figure.verdict for figure in judged_ones} == {Verdict.INCONCLUSIVE}
     assert all("busy when the run began" in figure.reason for figure in judged_ones)
     assert (figures[-1].verdict, figures[-1].reason) == (Verdict.NONE, "")
-    wrong = of_a_busy_machine(list(verdicts(verified={"commit": False}).values()))
+    wrong = without_verdicts(list(verdicts(verified={"commit": False}).values()))
     assert {figure.metric for figure in wrong if figure.verdict is Verdict.SHORT} == {"commit", "commit_vs_peer"}
-    assert exit_code(figures, was_busy=True) == 3
-    assert exit_code(wrong, was_busy=True) == exit_code(wrong, was_busy=False) == 2
-    assert exit_code(list(verdicts().values()), was_busy=False) == 0
+    assert exit_code(figures, is_busy=True) == 3
+    assert exit_code(wrong, is_busy=True) == exit_code(wrong, is_busy=False) == 2
+    assert exit_code(list(verdicts().values()), is_busy=False) == 0
 
 
 def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
@@ -454,8 +452,8 @@ def test_one_wrong_byte_of_a_real_model_falls_short() -> None:
     assert (good[SLOWDOWN].verified, good[SLOWDOWN].verdict) == (True, Verdict.PASS)
     assert (bad[SLOWDOWN].verified, bad[SLOWDOWN].verdict) == (False, Verdict.SHORT)
     assert good["lm-resiliency", "char_gpt_ddp_slowdown"].verified is True
-    text = report.render(replace(RUN, figures=list(good.values())), "x.svg")
-    assert "| 30 | yes | commits ÷ steps 1.00; -10.0 points beside lm-resiliency's (-10.0 to -10.0) | pass |" in text
+    text = render(report.PAGE, replace(RUN, figures=list(good.values())))
+    assert "| yes | pass: commits ÷ steps 1.00; -10.0 points beside lm-resiliency's (-10.0 to -10.0) |" in text
 
 
 def test_nobody_always_comes_behind_the_same_one() -> None:
@@ -471,15 +469,7 @@ def test_nobody_always_comes_behind_the_same_one() -> None:
 
 
 RUN = report.Run(
-    machine=Machine(
-        processor="a processor",
-        cores=2,
-        memory_gib=24.0,
-        kernel="Linux 6.1",
-        python="3.11.7",
-        versions={"torch": "2.13.0"},
-        load_average=(0.1, 0.1, 0.1),
-    ),
+    machine=MACHINE,
     figures=[
         *judged(of(EVERSTEP, GOOD), {}),
         *shown(of(EVERSTEP, {"first_raw": [60.0], "blocked_audited": [200.0], "agent": [45.0]})),
@@ -495,36 +485,36 @@ RUN = report.Run(
 def test_the_report_has_every_row_and_renews_only_its_section(tmp_path: Path) -> None:
     document = tmp_path / "benchmarks.md"
     document.write_text("# Benchmarks\n\nBefore.\n")
-    report.write(RUN, tmp_path / "bench" / "figures.json", document)
+    write(report.PAGE, RUN, tmp_path / "bench" / "figures.json", document)
     first = document.read_text()
-    report.write(replace(RUN, seconds=601.0), tmp_path / "bench" / "figures.json", document)
+    write(report.PAGE, replace(RUN, seconds=601.0), tmp_path / "bench" / "figures.json", document)
     again = document.read_text()
-    assert first.replace("(600 s)", "(601 s)") == again
+    assert first.replace("in 600 s", "in 601 s") == again
     assert again.startswith("# Benchmarks\n\nBefore.\n")
     assert again.count("make bench-data-plane: begin") == 1
     assert all(report.TITLES[figure.metric] in again for figure in RUN.figures if figure.system == EVERSTEP)
     assert "**falls short**" not in again
     assert "lm-resiliency 1" in again
-    assert "| char-GPT, DDP: a step that nobody keeps | nobody | 100 ms |" in again
+    assert "| char-GPT, DDP: a step that nobody keeps | nobody | **100** ms |" in again
     assert "| 256 MiB | nobody" not in again
-    assert "audited on purpose" in again
-    assert "private memory of an agent while nothing runs: a baseline, not counted above | **45.0** MiB" in again
-    assert "| 256 MiB | memcpy into warm shared memory | 60.0, 60.0, 60.0 | 0% | 1, 1, 1 |" in again
+    assert "are audited: copied whole" in again
+    assert "private memory of an agent while nothing runs: a baseline, not counted above | **45** MiB" in again
+    assert "| 256 MiB | memcpy into warm shared memory | 60, 60, 60 | 0% | 1, 1, 1 |" in again
     assert "- lm-resiliency" not in again  # nothing of it is in doubt: what is known of its interval is no doubt
-    rows = json.loads((tmp_path / "bench" / "figures.json").read_text())
+    rows = json.loads((tmp_path / "bench" / "figures.json").read_text())["figures"]
     assert {"system", "version", "metric", "value", "unit", "n", "low", "high", "verified"} <= rows[0].keys()
     assert [row["verdict"] for row in rows[:2]] == ["pass", "pass"]
 
 
 def test_a_busy_or_quick_run_says_so() -> None:
     busy = replace(RUN, is_quick=True, machine=replace(RUN.machine, load_average=(9.0, 9.0, 9.0)))
-    text = report.render(busy, "x.svg")
-    assert "measures nothing" in text
-    assert "nothing is judged: run it again" in text
+    text = render(report.PAGE, busy)
+    assert "count for nothing" in text
+    assert "Run the benchmark again" in text
 
 
 def test_the_picture_has_a_bar_per_system_and_no_bar_beyond_its_edge() -> None:
-    root = ElementTree.fromstring(draw(RUN.figures, RUN.floors))
+    root = ElementTree.fromstring(report.draw(RUN))
     bars = [each for each in root.iter() if each.tag.endswith("rect")][1:]
     assert len(bars) == 4 + 1 + 1 + 1  # Everstep in every panel, lm-resiliency twice, torchft once
     assert all(float(bar.attrib["x"]) + float(bar.attrib["width"]) <= 900 for bar in bars)

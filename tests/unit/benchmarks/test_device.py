@@ -4,8 +4,8 @@ follow from figures.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import json
 import os
 import threading
 from collections.abc import Callable
@@ -22,24 +22,16 @@ from benchmarks.device.parts import CAPTURE, GIB, GPT, GRAPH, PARTS, QUICK, REST
 from benchmarks.device.rank import copying, graph
 from benchmarks.device.rank.hardware import Host, Registration, WatchedDevice
 from benchmarks.device.rank.state import BYTES_A_PARAMETER, Slot, State, shapes
-from benchmarks.device.report import Outcome, Run
+from benchmarks.device.report import PAGE, Outcome, Run
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.machine import Machine
 from benchmarks.measures import Verdict
+from benchmarks.page import render, write
 from everstep.training import cuda_copier
 from everstep.training.copier import Copier
 from everstep.training.cuda_copier import CudaCopier, CudaDevice
+from tests.unit.benchmarks.machine import MACHINE
 from tests.unit.training.test_cuda_copier import FakeDevice
 
-MACHINE = Machine(
-    processor="P",
-    cores=16,
-    memory_gib=128.0,
-    kernel="Linux 6",
-    python="3.12",
-    versions={"torch": "2"},
-    load_average=(0.1, 0.2, 0.3),
-)
 DEVICE = {
     "name": "G",
     "memory_gib": 80.0,
@@ -109,7 +101,7 @@ def test_captures_are_made_by_the_ring_then_registered_and_every_byte_is_compare
     assert len(found["registered"]["seconds"]) == len(found["floor"]["seconds"]) == 3
     assert found["bounce"]["equal"] == found["registered"]["equal"] == found["fresh"]["equal"] == [True]
     assert found["registration"]["bytes"] == found["cold_registration"]["bytes"] > SIZE
-    told = {row.title: row for row in rows.of_part(CAPTURE, found)}
+    told = {row.what: row for row in rows.of_part(CAPTURE, found)}
     assert told["capture into a registered slot"].verdict is Verdict.INCONCLUSIVE, (
         "of a state that is too small, whatever the rate"
     )
@@ -130,9 +122,9 @@ def test_what_was_measured_before_a_refused_registration_is_kept(tmp_path: Path)
     found: Any = copying.capture(lagging(limit=100_000), SIZE, 2, tmp_path)
     assert "were refused" in found["failure"]
     told = rows.of_part(CAPTURE, found)
-    assert {row.title for row in told} >= {
+    assert {row.what for row in told} >= {
         "capture through the bounce ring, nothing registered",
-        "the part ran to its end",
+        "the part capture ran to its end",
     }
     assert told[-1].verdict is Verdict.SHORT
 
@@ -244,15 +236,13 @@ def captured(
 )
 def test_a_capture_is_held_against_pinned_memory(found: Found, verdict: Verdict) -> None:
     row = rows.of_part(CAPTURE, found)[0]
-    assert row.title == "capture into a registered slot"
+    assert row.what == "capture into a registered slot"
     assert row.verdict is verdict
 
 
 def test_a_copier_that_asks_for_memory_falls_short() -> None:
     judged = {
-        row.title: row.verdict
-        for row in rows.of_part(CAPTURE, captured(0.22, allocations=1))
-        if "requests" in row.title
+        row.what: row.verdict for row in rows.of_part(CAPTURE, captured(0.22, allocations=1)) if "requests" in row.what
     }
     assert set(judged.values()) == {Verdict.SHORT}
     assert len(judged) == 2
@@ -355,7 +345,7 @@ def test_a_part_that_fails_takes_no_other_with_it(
         return {"device": "cuda", **(trained() if part == GPT else {})}
 
     monkeypatch.setattr(command, "probe", lambda: DEVICE)
-    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(command, "run_one", measure)
     code = command.main(
         [
             "--only",
@@ -368,14 +358,14 @@ def test_a_part_that_fails_takes_no_other_with_it(
             str(tmp_path / "page.md"),
         ]
     )
-    assert code == 1
+    assert code == 2
     page = (tmp_path / "page.md").read_text()
     assert "ModuleNotFoundError: No module named 'moto'" in page
     assert "what it left cannot be read (KeyError" in page, "a part that ended early"
     assert "Not measured: Restore." in page
     assert "pass: commits ÷ steps 1.00" in page
     monkeypatch.setattr(
-        command, "measure", lambda part, *_: {"device": "cuda", **(captured(0.21) if part == CAPTURE else {})}
+        command, "run_one", lambda part, *_: {"device": "cuda", **(captured(0.21) if part == CAPTURE else {})}
     )
     command.main(["--only", CAPTURE, "--json", str(tmp_path / "device.json"), "--document", str(tmp_path / "page.md")])
     page = (tmp_path / "page.md").read_text()
@@ -391,56 +381,78 @@ def test_without_a_device_nothing_is_reported_and_one_sentence_says_what_to_do(
         pytest.fail("this test is of a machine without a device")
     code = command.main(["--json", str(tmp_path / "device.json"), "--document", str(tmp_path / "page.md")])
     said = capsys.readouterr().err.strip()
-    assert code == 2
-    assert said.startswith("there is no device to measure: torch")
-    assert "run it on a machine with an NVIDIA GPU" in said
-    assert "\n" not in said
+    assert code == 1
+    assert said.startswith("the benchmark failed: there is no device to measure: torch")
+    assert "Use a machine with an NVIDIA GPU" in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_did_not_run_on_a_device_is_not_reported(tmp_path: Path) -> None:
-    run = Run(machine=MACHINE, device=DEVICE, outcomes={GRAPH: Outcome(found={"device": "cpu"})}, is_quick=False)
-    with pytest.raises(BenchmarkFailed, match="ran on cpu"):
-        report.write(run, tmp_path / "device.json", tmp_path / "page.md")
+def run_of(outcomes: dict[str, Outcome], *, is_quick: bool = False) -> Run:
+    return Run(machine=MACHINE, device=DEVICE, sizes=Sizes(), outcomes=outcomes, is_quick=is_quick, seconds=9.0)
+
+
+def test_a_part_that_ran_on_the_host_is_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "probe", lambda: DEVICE)
+    monkeypatch.setattr(command, "run_one", lambda *_: {"device": "cpu"})
+    results, page = tmp_path / "device.json", tmp_path / "page.md"
+    assert command.main(["--only", GRAPH, "--json", str(results), "--document", str(page)]) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("change", [{"driver": "590"}, {"name": "H"}, {"torch": "2.13"}])
-def test_figures_of_another_device_are_not_kept(tmp_path: Path, change: Found) -> None:
-    run = Run(machine=MACHINE, device=DEVICE, outcomes={CAPTURE: cuda(captured(0.21))}, is_quick=False)
-    report.write(run, tmp_path / "device.json", tmp_path / "page.md")
-    assert report.earlier(tmp_path / "device.json", DEVICE, is_quick=False).keys() == {CAPTURE}
-    assert report.earlier(tmp_path / "device.json", DEVICE, is_quick=True) == {}
-    assert report.earlier(tmp_path / "device.json", {**DEVICE, **change}, is_quick=False) == {}
-    assert report.earlier(tmp_path / "none.json", DEVICE, is_quick=False) == {}
+@pytest.mark.parametrize(
+    ("device", "sizes", "revision", "is_quick"),
+    [
+        ({"driver": "590"}, {}, "a", False),
+        ({"name": "H"}, {}, "a", False),
+        ({"torch": "2.13"}, {}, "a", False),
+        ({}, {"layers": 3}, "a", False),
+        ({}, {}, "b", False),
+        ({}, {}, "a", True),
+    ],
+    ids=["driver", "device", "torch", "sizes", "revision", "quick"],
+)
+def test_results_of_another_device_size_or_revision_are_not_kept(
+    tmp_path: Path, device: Found, sizes: dict[str, int], revision: str, *, is_quick: bool
+) -> None:
+    path, machine = tmp_path / "device.json", dataclasses.replace(MACHINE, revision="a")
+    run = dataclasses.replace(run_of({CAPTURE: cuda(captured(0.21))}), machine=machine)
+    write(PAGE, run, path, tmp_path / "page.md")
+    assert report.earlier(path, DEVICE, Sizes(), machine, is_quick=False) == run.outcomes
+    other = dataclasses.replace(machine, revision=revision)
+    changed = dataclasses.replace(Sizes(), **sizes)
+    assert report.earlier(path, {**DEVICE, **device}, changed, other, is_quick=is_quick) == {}
+    assert report.earlier(tmp_path / "none.json", DEVICE, Sizes(), machine, is_quick=False) == {}
 
 
-def test_the_page_says_what_the_device_is_and_that_all_figures_came_from_it(tmp_path: Path) -> None:
-    outcomes = {
+RUN = run_of(
+    {
         CAPTURE: cuda(captured(0.21)),
         GPT: cuda({**trained(), "parameters": 2 * 10**8, "state_bytes": 2 * GIB, "tokens": 262144}),
     }
-    run = Run(machine=MACHINE, device=DEVICE, outcomes=outcomes, is_quick=True)
-    report.write(run, tmp_path / "device.json", tmp_path / "page.md")
-    page = " ".join((tmp_path / "page.md").read_text().split())
+)
+
+
+def test_the_page_names_the_device_and_has_its_values() -> None:
+    page = " ".join(render(PAGE, dataclasses.replace(RUN, is_quick=True)).split())
     assert "Device: G, 80.0 GiB, driver 580, PCIe generation 5 with 16 lanes" in page
-    assert "Every figure on this page was measured on it." in page
-    assert "200 M parameters in fp32 under Adam, 2.00 GiB, 262,144 tokens a step" in page
-    assert "measures nothing" in page
-    assert "≥ 36, 0.9 × pinned memory's 40.0" in page
-    content = json.loads((tmp_path / "device.json").read_text())
-    assert content["rows"][0]["verdict"] == "pass"
-    assert not run.falls_short
+    assert "Every value on this page was measured on this device." in page
+    assert "200 M parameters in fp32 under Adam, 2.00 GiB, 262,144 tokens per step" in page
+    assert "count for nothing" in page
+    assert "≥ 36 GiB/s, 0.9 × pinned memory's 40.0" in page
+    assert {row.verdict for row in report.rows(RUN)} == {Verdict.PASS, Verdict.NONE}
 
 
 def test_sizes_are_arguments() -> None:
-    assert command.sizes_of(command.parse([])) == Sizes()
+    def parsed(*argv: str) -> Sizes:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--quick", action="store_true")
+        command.options(parser)
+        return command.sizes_of(parser.parse_args(argv))
+
+    assert parsed() == Sizes()
     assert Sizes().state_bytes == rows.LEAST_STATE_BYTES == 8 * GIB
-    assert command.sizes_of(command.parse(["--quick", "--layers", "3"])) == dataclasses.replace(QUICK, layers=3)
-    assert command.sizes_of(command.parse(["--gib", "0.5", "--order", "AB"])) == dataclasses.replace(
-        Sizes(), state_bytes=GIB // 2, order="AB"
-    )
-    assert command.parse(["--quick"]).document != command.parse([]).document
+    assert parsed("--quick", "--layers", "3") == dataclasses.replace(QUICK, layers=3)
+    assert parsed("--gib", "0.5", "--order", "AB") == dataclasses.replace(Sizes(), state_bytes=GIB // 2, order="AB")
 
 
 def test_a_part_that_lacks_room_says_how_much_it_needs(tmp_path: Path) -> None:

@@ -15,20 +15,13 @@ from benchmarks.interruption import report
 from benchmarks.interruption.faults import Blackout, Silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job, resumed
 from benchmarks.interruption.survivors import last_gone_at, watched
-from benchmarks.machine import Machine
+from benchmarks.measures import Verdict
+from benchmarks.page import render
 from benchmarks.traces import Passed
+from tests.unit.benchmarks.machine import MACHINE
 
 BEFORE, AFTER = 1_000, 11_000
 """Starts of the processes of two launches, milliseconds."""
-MACHINE = Machine(
-    processor="a processor",
-    cores=2,
-    memory_gib=8.0,
-    kernel="Linux",
-    python="3.11",
-    versions={"torch": "2", "deepspeed": "0"},
-    load_average=(0.1, 0.1, 0.1),
-)
 
 
 def steps(start: int, *moments: tuple[int, float]) -> list[Passed]:
@@ -92,7 +85,7 @@ def run_of(
 
 
 def short(run: report.Run) -> dict[str, bool]:
-    return {f"{row.what} {row.against}": row.falls_short for row in report.rows(run)}
+    return {f"{row.what} {row.against}": row.verdict is Verdict.SHORT for row in report.rows(run)}
 
 
 def test_a_fifth_of_torchruns_time_is_to_be_reached_and_no_more_than_torchfts() -> None:
@@ -115,7 +108,7 @@ def test_a_fifth_of_torchruns_time_is_to_be_reached_and_no_more_than_torchfts() 
     ],
 )
 def test_every_limit_can_be_missed(run: report.Run, what: str) -> None:
-    missed = [row.what for row in report.rows(run) if row.falls_short]
+    missed = [row.what for row in report.rows(run) if row.verdict is Verdict.SHORT]
     assert len(missed) == 1
     assert what in missed[0]
 
@@ -126,24 +119,24 @@ def test_a_limit_that_is_the_harnesss_own_patience_or_nobodys_knows_is_no_limit(
         interruption("torchrun + torch.save", 8.0)
     ] * 3
     (row, *_) = report.rows(run_of(ours, *patience))
-    assert row.is_inconclusive
+    assert row.reason == "7 of 10 runs of the peer did not come back"
     assert row.against == "1/5 of torchrun + torch.save's 61.00 s; 3 of its 10 came back by themselves"
     (row, *_) = report.rows(
         run_of(ours, *(interruption("torchrun + torch.save", seconds) for seconds in (4.3, 4.5, 11.9, 36.6, 36.6)))
     )
-    assert row.is_inconclusive, "anything from 0.86 to 7.3 s"
+    assert row.verdict is Verdict.INCONCLUSIVE, "anything from 0.86 to 7.3 s"
     (row, *_) = report.rows(
         run_of(ours, *(interruption("torchrun + torch.save", seconds) for seconds in (9.0, 9.5, 11.9)))
     )
-    assert not row.is_inconclusive
+    assert row.verdict is Verdict.PASS
 
 
 def test_on_a_busy_machine_nothing_is_reached_and_nothing_missed() -> None:
     run = run_of(interruption("Everstep", 1.0, lost_steps=3), interruption("torchft", 2.0))
     busy = dataclasses.replace(run, machine=dataclasses.replace(MACHINE, load_average=(9.0, 1.0, 1.0)))
-    assert any(row.falls_short for row in report.rows(run))
-    assert not any(row.falls_short for row in report.rows(busy))
-    assert "| pass |" not in report.render(busy, "picture.svg")
+    assert any(row.verdict is Verdict.SHORT for row in report.rows(run))
+    assert {row.verdict for row in report.rows(busy)} == {Verdict.INCONCLUSIVE}
+    assert "| pass |" not in render(report.PAGE, busy)
 
 
 def test_what_was_not_measured_is_said_and_is_no_pass() -> None:
@@ -153,7 +146,7 @@ def test_what_was_not_measured_is_said_and_is_no_pass() -> None:
     assert len(report.rows(run)) + len(report.unmeasured(run)) == 10
     assert "rank killed, DDP, beside torchft" in report.unmeasured(run)
     assert "verdict" in report.unmeasured(run)
-    assert "**Not measured**: rank killed, DDP, beside torchrun + torch.save, " in report.render(run, "picture.svg")
+    assert "**Not measured**: rank killed, DDP, beside torchrun + torch.save, " in render(report.PAGE, run)
 
 
 def test_the_report_and_the_ranks_agree_on_a_steps_least_time() -> None:
@@ -165,7 +158,15 @@ def test_the_report_and_the_ranks_agree_on_a_steps_least_time() -> None:
 def test_the_report_names_the_largest_phase_and_who_did_not_come_back() -> None:
     phases = {"detect": 0.1, "replace": 0.2, "restore": 0.9, "rework": 0.0}
     run = run_of(interruption("Everstep", 1.2, phases=phases), interruption("torchrun + DCP", 180.0, came_back=False))
-    text = report.render(run, "picture.svg")
+    text = render(report.PAGE, run)
     assert "| DDP | rank killed | 0.10 | 0.20 | 0.90 | 0.00 | **restore** |" in text
     assert "| torchrun + DCP | **180.00** | 180.00 to 180.00 | 180.00 to 180.00 | 50 | 0 | 1 | 1 |" in text
     assert report.draw(run).count("<rect") > 6
+
+
+RUN = run_of(
+    interruption("Everstep", 1.2, phases={"detect": 0.1, "replace": 0.2, "restore": 0.9, "rework": 0.0}),
+    interruption("torchrun + DCP", 180.0, came_back=False),
+    silences=[Silence(verdict_seconds=3.1, detection_seconds=3.0)],
+    blackouts=[Blackout(seconds=3.0, lost_steps=0, restarted_ranks=0, steps=5)],
+)

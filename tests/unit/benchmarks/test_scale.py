@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measures import Verdict
+from benchmarks.page import render, write
 from benchmarks.scale import placement, report, rounds
 from benchmarks.scale.placement import DomainFigure, Known, PlanFigure
 from benchmarks.scale.rounds import FLAT, CountedSession, RoundFigure, measure
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import Open
 from everstep.protocol.rounds import RoundReport
-from tests.unit.benchmarks.test_document import MACHINE
+from tests.unit.benchmarks.machine import MACHINE
 from worker.core.tree import ARITY
 from worker.replication import tcp
 from worker.replication.tcp import TcpSession
@@ -105,34 +107,34 @@ def test_everything_that_is_known_is_met() -> None:
 
 def test_the_slowest_call_of_the_most_nodes_is_judged() -> None:
     rows = report.rows(RUN)
-    assert [(row.seconds, row.count) for row in rows] == [(0.03, 3), (0.05, 1), (0.4, 3), (0.3, 1)]
-    assert not RUN.falls_short, "5 s were for 16 nodes"
-    slow = replace(RUN, plans=(replace(PLAN, plan_seconds=(0.01, 1.0)),))
-    assert [row.falls_short for row in report.rows(slow)] == [True, False, False, False]
-    assert slow.falls_short
-    assert replace(RUN, known=(replace(RUN.known[0], found=0.9),)).falls_short
+    assert [(row.value, row.n) for row in rows[:4]] == [(30.0, 3), (50.0, 1), (400.0, 3), (300.0, 1)]
+    assert {row.verdict for row in rows} == {Verdict.PASS}, "5 s were for 16 nodes"
+    slow = report.rows(replace(RUN, plans=(replace(PLAN, plan_seconds=(0.01, 1.001)),)))
+    assert [row.verdict is Verdict.SHORT for row in slow] == [True, False, False, False, False]
+    wrong = report.rows(replace(RUN, known=(replace(RUN.known[0], found=0.9),)))
+    assert wrong[-1].verdict is Verdict.SHORT
 
 
 def test_a_busy_machine_says_nothing_of_times() -> None:
     busy = replace(
         RUN, machine=replace(MACHINE, load_average=(3.0, 1.0, 1.0)), domains=(replace(DOMAIN, plan_seconds=(2.0,)),)
     )
-    assert {(row.is_inconclusive, row.falls_short) for row in report.rows(busy)} == {(True, False)}
-    assert not busy.falls_short
+    *timed, odds = report.rows(busy)
+    assert {row.verdict for row in timed} == {Verdict.INCONCLUSIVE}
+    assert odds.verdict is Verdict.PASS
 
 
 def test_the_page_has_flat_beside_tree_and_the_figures_have_all(tmp_path: Path) -> None:
-    report.write(RUN, tmp_path / "scale.json", tmp_path / "page.md")
+    write(report.PAGE, RUN, tmp_path / "scale.json", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
-    assert "| `placement.plan` of 10,000 nodes | **0.030** s | 0.0200 s | < 1 s | 3 | pass |" in page
+    assert "| `placement.plan` of 10,000 nodes | 20 | **30** ms | 3 | ≤ 1,000 ms | pass |" in page
     assert "| 16 nodes, 2 copies, 2 lost | 0.9333 | 0.9333 | pass |" in page
     assert "| 2 | 0.10 | 0.20 | 0.05 | 1 | the same |  |  |  | 1 |" in page
     assert "| 1,024 | 74.00 | 90.00 | 73.80 | 1023 | 13.40 | 120.00 | 9.30 | 26 | 3 |" in page
     assert "| 16 | 2 | 5000.00 | 0.9333 |  |  |  |  | 400.00 |" in page
     written = json.loads((tmp_path / "scale.json").read_text())
-    assert [len(written[part]) for part in ("rows", "known", "plans", "domains", "rounds")] == [4, 1, 2, 1, 3]
-    assert [row["falls_short"] for row in written["rows"]] == [False] * 4
+    assert [len(written[part]) for part in ("known", "plans", "domains", "rounds")] == [1, 2, 1, 3]
 
 
 def test_a_page_of_few_agents_has_no_tree() -> None:
-    assert "tree" not in report.render(replace(RUN, rounds=RUN.rounds[:1]))
+    assert "tree" not in render(report.PAGE, replace(RUN, rounds=RUN.rounds[:1]))

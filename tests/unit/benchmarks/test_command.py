@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import begin as beginning
-from benchmarks.begin import Begun, begin
+from benchmarks import command as beginning
+from benchmarks.command import Begun, begin
 from benchmarks.machine import Machine
-from tests.unit.benchmarks.test_document import MACHINE
+from tests.unit.benchmarks.machine import MACHINE
 
 SCRIPT = """
 import os, signal
-from benchmarks.begin import begin
+from benchmarks.command import begin
 begin()
 try:
     os.kill(os.getpid(), signal.SIGTERM)
