@@ -241,7 +241,7 @@ class Model:
         return _path(world.lineage, world.generation)
 
     def half(self, world: World, rank: int) -> AgentHalf:
-        """Return the agent's half of a rank's page, as `OwnedShard.publish` writes it."""
+        """Return the agent's half of a rank's page, as `OwnedShard` writes it."""
         shard = world.shards[rank]
         voted = shard.proposed if shard.vote is not Vote.NONE else NONE
         return AgentHalf(
@@ -369,7 +369,7 @@ class Model:
             yield ("upload fails", rank, step), unpinned._replace(faults=world.faults + 1)
 
     def _apply(self, world: World, rank: int, shard: Shard) -> World:
-        """Store a shard's new state, as `OwnedShard.apply` does, and record facts for the checker."""
+        """Store a shard's new state, as `OwnedShard` does, and record facts for the checker."""
         before = world.shards[rank]
         if shard == before:
             return world

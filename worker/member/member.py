@@ -33,7 +33,6 @@ from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import SessionKind
 from everstep.protocol.plan import GenerationPlan, RankPlan, ShardSource
-from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rounds import Announcement, Pacing, RankRound
 from everstep.protocol.slot import SlotState
 from worker.core.metric_outbox import MetricOutbox
@@ -285,24 +284,8 @@ class Member:
         self._node.listener.admit(self._credentials, self._serve)
         self._open_shards()
         for shard in self.shards.values():
-            half = shard.page.agent
-            sealed = frozenset(
-                record.step
-                for record in self._node.store.inventory()
-                if record.owner_rank == shard.rank
-                and Content(record.origin_generation, record.step) == shard.content(record.step)
-            )
-            core = Shard.adopt(
-                self.plan.base_step,
-                shard.core.peers,
-                committed=Step(half.committed),
-                proposed=Step(max(half.proposed, NONE)),
-                vote=half.vote,
-                sealed=sealed,
-            )
-            shard.core = core
-            shard.granted_slot = half.slot
-            self._committed = max(self._committed, core.committed)
+            shard.adopt()
+            self._committed = max(self._committed, shard.committed)
 
     def _open_shards(self) -> None:
         for rank in self.here.ranks:
@@ -382,7 +365,7 @@ class Member:
             if peer not in asked
         ]
         sources = [*held, *(source for source in rank.sources if source.kind != "local")]
-        while sources and shard.core.committed == NONE:
+        while sources and shard.committed == NONE:
             if shard.page.rank().copying == NONE:
                 self._node.store.settle_copiers(shard.rank)
             try:
@@ -391,7 +374,7 @@ class Member:
                 log.warning("the base of rank %d is lost here: %s", shard.rank, error)
                 await asyncio.sleep(REGAIN_SECONDS)
             else:
-                shard.apply(shard.core.seal(self.plan.base_step))
+                shard.seal(self.plan.base_step)
                 return
 
     async def _load_local(self, rank: Rank, source: ShardSource) -> None:
@@ -480,13 +463,13 @@ class Member:
             dial = partial(self.dial, kind="round")
             self._begin(partial(self._rounds.run, dial, patience_seconds=patience, is_restarted=is_restarted), "rounds")
         for shard in self.shards.values():
-            if plan.base_step and shard.core.committed == NONE and plan.base_step not in shard.core.sealed:
+            if shard.lacks_base:
                 self._begin(partial(self._supply_regained, shard), f"the base of rank {shard.rank}")
             else:
                 self._supply(shard)
 
     def _supply(self, shard: OwnedShard) -> None:
-        for peer in shard.core.peers:
+        for peer in shard.peers:
             sender = ReplicaSender(
                 shard,
                 peer,
@@ -596,22 +579,8 @@ class Member:
 
         Mere progress waits for the next regular report.
         """
-        finished = self.server is not None and (self.server.core.is_finished, self.server.core.stop_state)
-        visible = (
-            finished,
-            len(self.uploads),
-            *(
-                (
-                    shard.core.view,
-                    tuple(shard.slow_holders),
-                    tuple(shard.broken_lines),
-                    shard.core.committed == NONE,
-                    shard.refusal,
-                    shard.trouble,
-                )
-                for shard in self.shards.values()
-            ),
-        )
+        finished = self.server is not None and self.server.ending
+        visible = (finished, len(self.uploads), *(shard.reported for shard in self.shards.values()))
         if visible != self._told:
             self._told = visible
             self._on_change()
@@ -710,31 +679,7 @@ class Member:
 
     def protection(self) -> tuple[ShardProtection, ...]:
         """Return the protection status of this node's shards."""
-        return tuple(self._protection(shard) for shard in self.shards.values())
-
-    def _protection(self, shard: OwnedShard) -> ShardProtection:
-        holders = self.plan.ranks[shard.rank].holders
-        view = shard.core.view
-        troubles = [
-            *(f"{peer} is out of view: {_why_out(shard, peer)}" for peer in shard.core.peers if peer not in view),
-            *(f"{peer} is slow: {trouble}" for peer, trouble in shard.slow_holders.items() if peer in view),
-            *(f"{peer} is hard to reach: {trouble}" for peer, trouble in shard.broken_lines.items() if peer in view),
-        ]
-        slot = shard.slot(shard.core.committed) if shard.core.committed != NONE else None
-        reason = (
-            shard.refusal if shard.core.committed == NONE or shard.refusal.startswith("Protection") else shard.trouble
-        )
-        return ShardProtection(
-            rank=shard.rank,
-            holders=holders,
-            in_view=(holders[0], *(peer for peer in holders[1:] if peer in view)),
-            committed=shard.core.committed,
-            payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
-            reason="; ".join(troubles) or reason,
-            verified=tuple(
-                shard.verified.get(None if holder == self._node.node_id else holder, (NONE, 0.0)) for holder in holders
-            ),
-        )
+        return tuple(shard.protection(self.plan.ranks[rank].holders) for rank, shard in self.shards.items())
 
     def silent_peers(self) -> tuple[NodeId, ...]:
         """Return the neighbours in the tree of agents that have fallen silent."""
@@ -751,17 +696,7 @@ class Member:
 
     def round_status(self) -> RoundStatus | None:
         """Return the coordinator's state; None on every other node."""
-        if self.server is None:
-            return None
-        core = self.server.core
-        return RoundStatus(
-            committed=core.committed,
-            proposed=core.proposed,
-            boundary=core.highest_boundary,
-            committed_at_seconds=self.server.committed_at_seconds,
-            stopped=core.stop_state is StopState.CONFIRMED,
-            finished=core.is_finished,
-        )
+        return self.server.status() if self.server is not None else None
 
     # -- background tasks and shutdown
 
@@ -809,10 +744,3 @@ class Member:
                 if slot.file.header.state is SlotState.WRITING:
                     slot.is_busy = False
                     slot.file.empty()
-
-
-def _why_out(shard: OwnedShard, peer: NodeId) -> str:
-    """Return the reason why a holder is out of a shard's view, for reports."""
-    if peer in shard.core.returning:
-        return "it answers again and is sent what it lacks"
-    return shard.holder_troubles.get(peer, "it does not answer")

@@ -31,7 +31,6 @@ from everstep.protocol.rank_messages import (
     SlotsRefused,
     SlotsRequest,
     Standing,
-    StopState,
     Welcome,
     WordChanged,
 )
@@ -248,7 +247,7 @@ class RankLines:
                 refusal = shard.refusal or (NO_LAYOUT if self._unprepared.get(rank) == message.step else "")
                 # With a refusal, an earlier proposal would not have helped, so the step does not count as late.
                 late = message.reason.startswith(LATE_REASON) and not refusal
-                shard.apply(shard.core.abandon(message.step, refusal or message.reason, late=late))
+                shard.abandon(message.step, refusal or message.reason, late=late)
             case Boundary():
                 if message.at_seconds:
                     shard.note_passed(message.boundary, message.at_seconds)
@@ -259,7 +258,7 @@ class RankLines:
                     self.grant_if_due(shard)
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
                     self._on_change()  # users wait for the first steps of a launch
-                seconds = self._traffic.boundary(rank, message, half, is_sending=shard.core.is_under_way)
+                seconds = self._traffic.boundary(rank, message, half, is_sending=shard.is_under_way)
                 if rank == min(self._shards):  # The first rank represents all ranks of the node.
                     self._measure(shard, message, seconds)
             case IdleSpans():
@@ -287,7 +286,7 @@ class RankLines:
         if step == passed != NONE:
             self._own_metrics = self._own_metrics.replicated(acked_at - passed_at)
             self._passed = NONE, 0.0
-        if message.boundary == shard.core.proposed and message.at_seconds:
+        if message.boundary == shard.proposed and message.at_seconds:
             self._passed = message.boundary, message.at_seconds
         if seconds is None:
             return
@@ -367,7 +366,7 @@ class RankLines:
             figures = self._figures(copies, shards, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            if shard.core.foundation == NONE:  # A job that already has a protected state continues with it.
+            if shard.foundation == NONE:  # A job that already has a protected state continues with it.
                 self.fault("protection_does_not_fit", figures, is_permanent=True)
             return
         shard.refusal = ""
@@ -403,20 +402,15 @@ class RankLines:
     async def _grant(self, shard: OwnedShard) -> None:
         """Prepare a slot for the proposed step, unless the rank has passed the step or its slots are not ready."""
         async with self._granting[shard.rank]:
-            step = shard.core.proposed
+            step = shard.proposed
             layout = self._layouts.get(shard.rank)
             if shard.rank in self._unmet:
                 return
             if layout is None:
-                late = ", ".join(sorted(shard.unready & shard.core.view))
+                late = ", ".join(shard.late_holders)
                 shard.refusal = self._refused.get(shard.rank) or (f"{late} makes slots for it" if late else NO_LAYOUT)
                 return
-            if (
-                step == NONE
-                or step in shard.core.sealed
-                or shard.granted_slot >= 0
-                or not self._can_capture(shard, step)
-            ):
+            if not shard.needs_slot():
                 return
             if self._sealing.get(shard.rank) == step:
                 return  # The rank has already captured the step for the first proposal.
@@ -438,17 +432,16 @@ class RankLines:
                 )
             except NoRoom as error:
                 index, shard.refusal = None, str(error)
-            for lost in [sealed for sealed in shard.core.sealed if shard.slot(sealed) is None]:
-                shard.apply(shard.core.forget(lost))
-            if index is None or shard.core.proposed != step:
+            shard.forget_lost()
+            if index is None or shard.proposed != step:
                 return
             if self._files(shard) != before:  # The file was replaced, so the rank must map it again.
                 self._send(
                     shard, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard))
                 )
-            shard.granted_slot = index
-            shard.publish()
-            self._wake(shard, shard.page.agent.stop_state)
+            shard.grant(index)
+            if shard.may_wait():
+                self._send(shard, WordChanged())
 
     def _settle(self, shard: OwnedShard) -> None:
         """Release slots that were being written when the agent restarted, once the rank's copier is idle."""
@@ -461,17 +454,12 @@ class RankLines:
     def _paths(self, shard: OwnedShard) -> tuple[str, ...]:
         return tuple(self._store.open_to_rank(file.path) for file in self._files(shard))
 
-    @staticmethod
-    def _can_capture(shard: OwnedShard, step: Step) -> bool:
-        half = shard.page.rank()
-        return half.boundary < step or (half.boundary == step and half.standing is not Standing.MOVING)
-
     def _capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
         """Digest the part of a capture that is final, and offer this part to the holders."""
         slot = self._slot_of(shard, capturing)
         if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
             self._follow(shard, slot, capturing).grow(capturing.final_bytes)
-            shard.apply(shard.core.capture(capturing.step))
+            shard.capture(capturing.step)
 
     def _captured(self, shard: OwnedShard, captured: Captured) -> None:
         """Seal a captured step, even if it is not proposed at the moment.
@@ -491,7 +479,7 @@ class RankLines:
                 captured.slot,
             )
             self._store.give_up(shard.rank, shard.content(captured.step))
-            shard.apply(shard.core.abandon(captured.step, "the rank wrote into a slot that was made anew since"))
+            shard.abandon(captured.step, "the rank wrote into a slot that was made anew since")
             return
         digests = self._follow(shard, slot, captured)
         if not digests.is_sealed:  # A sealed slot means that the message is a duplicate.
@@ -506,7 +494,7 @@ class RankLines:
         slots = self._store.shards.get(shard.rank, [])
         # The rank may write the slot even if a restarted agent has marked it as empty.
         is_granted = (said.step, said.slot) == (
-            shard.core.proposed,
+            shard.proposed,
             shard.granted_slot,
         )
         is_written = said.slot == being_written([slot.view for slot in slots], shard.content(said.step))
@@ -517,7 +505,7 @@ class RankLines:
             0 < said.payload_bytes <= capacity
             and 0 <= said.index_offset <= said.payload_bytes - said.index_bytes <= said.payload_bytes
         ):
-            shard.apply(shard.core.abandon(said.step, f"a payload of {said.payload_bytes} bytes in {capacity}"))
+            shard.abandon(said.step, f"a payload of {said.payload_bytes} bytes in {capacity}")
             return None
         return slots[said.slot]
 
@@ -544,7 +532,7 @@ class RankLines:
     async def _seal(self, shard: OwnedShard, step: Step, slot: Slot, digests: ChunkDigests) -> None:
         try:
             if await self._store.seal_followed(slot, digests) is not None:
-                shard.apply(shard.core.seal(step))
+                shard.seal(step)
         finally:
             if self._sealing.get(shard.rank) == step:
                 del self._sealing[shard.rank]
@@ -555,12 +543,8 @@ class RankLines:
         """Apply an announcement to the shards and their ranks' pages."""
         self._traffic.hear(announcement.pacing)
         for shard in self._shards.values():
-            stop_before = shard.page.agent.stop_state
-            shard.apply(shard.core.hear(announcement.committed, announcement.proposed))
-            shard.publish(
-                finished=announcement.finished, stop=announcement.stop_step, stop_state=announcement.stop_state
-            )
-            self._wake(shard, stop_before)
+            if shard.hear(announcement):
+                self._send(shard, WordChanged())
             self.grant_if_due(shard)
         self._on_round_change()
 
@@ -569,21 +553,12 @@ class RankLines:
 
         Called for each announcement, and when a pinned slot becomes free.
         """
-        if shard.core.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
+        if shard.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
         if shard.rank not in self._layouts:  # Slots are missing or being created; the grant waits.
-            self._unprepared[shard.rank] = shard.core.proposed
+            self._unprepared[shard.rank] = shard.proposed
         unmet = self._unmet.pop(shard.rank, None)
         self._begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
-
-    def _wake(self, shard: OwnedShard, stop_before: StopState) -> None:
-        """Send a rank that waits at a boundary a message, so that the rank reads its page.
-
-        A training rank gets no message: it reads the page at every boundary, and a message would delay its step.
-        """
-        may_wait = StopState.ANNOUNCED in (stop_before, shard.page.agent.stop_state)
-        if may_wait or shard.page.rank().standing is not Standing.MOVING:
-            self._send(shard, WordChanged())
 
     def _send(self, shard: OwnedShard, message: Message) -> None:
         line = self._lines.get(shard.rank)

@@ -15,8 +15,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from everstep.protocol.agent_messages import RoundStatus
 from everstep.protocol.ids import Generation, Step
-from everstep.protocol.rank_messages import Vote
+from everstep.protocol.rank_messages import StopState, Vote
 from everstep.protocol.rounds import Announcement, NodeReport, Pacing
 from worker.core.rounds import NONE, Coordinator
 from worker.core.tree import Reports
@@ -81,6 +82,23 @@ class RoundServer:
             held=core.held,
             # After a restart, the announcement stays empty until every member has reported.
             is_silent=core.is_recovering,
+        )
+
+    @property
+    def ending(self) -> tuple[bool, StopState]:
+        """Whether the rounds are finished, and the state of the agreed stop."""
+        return self.core.is_finished, self.core.stop_state
+
+    def status(self) -> RoundStatus:
+        """Return the coordinator's state for the control plane."""
+        core = self.core
+        return RoundStatus(
+            committed=core.committed,
+            proposed=core.proposed,
+            boundary=core.highest_boundary,
+            committed_at_seconds=self.committed_at_seconds,
+            stopped=core.stop_state is StopState.CONFIRMED,
+            finished=core.is_finished,
         )
 
     def take(self, reports: Sequence[NodeReport]) -> None:

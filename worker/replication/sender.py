@@ -201,7 +201,7 @@ class ReplicaSender:
             await self._fit(session)
             # There is no await between the choice of the slot and its first use. Otherwise the slot could be granted
             # for another step.
-            step = shard.core.wanted(self._peer)
+            step = shard.wanted(self._peer)
             slot = shard.source(step) if step != NONE else None
             if slot is None:
                 await shard.changed.wait(seen)
@@ -217,7 +217,7 @@ class ReplicaSender:
             elif (
                 isinstance(outcome, ShardRefused)
                 and outcome.is_damaged
-                and step != shard.core.foundation
+                and step != shard.foundation
                 and await self._is_damaged_here(slot)
             ):
                 log.error(
@@ -226,9 +226,7 @@ class ReplicaSender:
                     shard.rank,
                     step,
                 )
-                shard.apply(
-                    shard.core.forget(step).abandon(step, "what the rank captured no longer hashes to its digests")
-                )
+                shard.give_up_damaged(step)
             elif isinstance(outcome, ShardRefused):
                 self._failed(f"it refuses step {step}: {outcome.reason}")
                 log.info("%s refuses step %d of rank %d: %s", self._peer, step, shard.rank, outcome.reason)
@@ -254,7 +252,7 @@ class ReplicaSender:
                 continue
             return found
 
-        begin = announcement(digests.header, transfer=transfer, committed=self._shard.core.committed)
+        begin = announcement(digests.header, transfer=transfer, committed=self._shard.committed)
         pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
         self._held_to(self._link.next_transfer())
         self._filled = None
@@ -323,7 +321,7 @@ class ReplicaSender:
 
         The transfer must then end, because the capture may never finish.
         """
-        while self._shard.core.capturing == step or digests.is_decided:
+        while self._shard.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
 
     def _is_slow(self, queue: ChunkQueue) -> bool:
@@ -387,10 +385,9 @@ class ReplicaSender:
 
     def _progress(self, _taken_bytes: int = 0) -> None:
         self._silence = self._silence.progressed()
-        core = self._shard.core
-        if self._peer not in core.view and self._peer not in core.returning and self._silence.may_return:
+        if not self._shard.awaits(self._peer) and self._silence.may_return:
             self._silence = self._silence.answered()
-            self._shard.apply(core.answer(self._peer))
+            self._shard.answer(self._peer)
 
     def _failed(self, reason: str) -> None:
         self._shard.holder_troubles[self._peer] = reason
@@ -398,7 +395,7 @@ class ReplicaSender:
 
     def _cut_short(self, words: str) -> None:
         """Record a broken connection. The break counts only if a step was due to the holder."""
-        if (step := self._shard.core.wanted(self._peer)) != NONE:
+        if (step := self._shard.wanted(self._peer)) != NONE:
             self._tell_of(self._line.cut_short(step, words))
 
     def _tell_of(self, line: BrokenLine) -> None:
@@ -432,17 +429,19 @@ class ReplicaSender:
 
     def _look_at_holder(self, now: float) -> None:
         """Drop the holder from the view after a holder deadline with due data and without progress."""
-        is_owed = self._shard.core.wanted(self._peer) != NONE or self._peer in self._shard.unready
         self._silence = self._silence.looked(
-            now, is_owed=is_owed, is_asked=not self._paused_count, is_occupied=self._is_verifying
+            now,
+            is_owed=self._shard.is_owed(self._peer),
+            is_asked=not self._paused_count,
+            is_occupied=self._is_verifying,
         )
         if self._queue is not None:
             self._look(self._queue)
         seconds = self._silence.seconds
-        if seconds > self._deadline and self._peer in self._shard.core.awaited:
+        if seconds > self._deadline and self._shard.awaits(self._peer):
             trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")
             log.warning(
                 "rank %d: holder %s leaves the view after %.1f s: %s", self._shard.rank, self._peer, seconds, trouble
             )
             self._silence = self._silence.given_up()
-            self._shard.apply(self._shard.core.drop(self._peer))
+            self._shard.drop(self._peer)

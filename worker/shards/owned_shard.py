@@ -1,5 +1,9 @@
 """A shard that this node owns: it keeps the pure `Shard`, the slots and the rank's page consistent.
 
+    rank, holders, coordinator ──event──▶ OwnedShard ──▶ pure `Shard` ──▶ page ──▶ senders and the next report
+
+Each event is one method. Only this class holds the pure `Shard`; callers read the properties.
+
 Invariant: the committed step, the proposed step and the vote are written to the page before they are sent anywhere. A
 task that waits on `changed` sees the state that woke it.
 """
@@ -10,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
+from everstep.protocol.agent_messages import ShardProtection
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import FINISHED, Arriving, RankHalf, StopState, Vote
-from everstep.protocol.rounds import RankRound
+from everstep.protocol.rank_messages import FINISHED, Arriving, RankHalf, Standing, StopState, Vote
+from everstep.protocol.rounds import Announcement, RankRound
 from everstep.protocol.slot import SlotHeader
 from worker.core.rounds import NONE, Shard, echo_of
 from worker.core.slots import Content
@@ -57,7 +62,6 @@ class OwnedShard:
         """
         self.rank = rank
         self.generation = generation
-        self.core = core
         self.base = base
         self.page = page
         self.changed = Signal()
@@ -95,6 +99,7 @@ class OwnedShard:
         """The newest boundary of the rank and the Unix time at which the rank passed it."""
         self.first_passed_at = 0.0
         """Unix time at which the rank finished its first step after the base; 0 until `note_first` sets it."""
+        self._core = core
         self._now = now
         self._given_up: list[str] = []
         """Reasons why steps were abandoned since the last commit, except lateness."""
@@ -110,6 +115,116 @@ class OwnedShard:
     @property
     def _base_step(self) -> Step:
         return FIRST_STEP if self.base is None else self.base.step
+
+    # -- state in the rounds
+
+    @property
+    def committed(self) -> Step:
+        """The newest committed step, or `NONE` before the first commit."""
+        return self._core.committed
+
+    @property
+    def proposed(self) -> Step:
+        """The proposed step, or `NONE`."""
+        return self._core.proposed
+
+    @property
+    def foundation(self) -> Step:
+        """The committed step, or the base before the first commit, or `NONE`."""
+        return self._core.foundation
+
+    @property
+    def vote(self) -> Vote:
+        """This shard's vote about the proposed step."""
+        return self._core.vote
+
+    @property
+    def reason(self) -> str:
+        """Reason of the vote ABANDON; empty for other votes."""
+        return self._core.reason
+
+    @property
+    def sealed(self) -> frozenset[Step]:
+        """Steps of this generation, and the base, that are sealed in this node's slots."""
+        return self._core.sealed
+
+    @property
+    def capturing(self) -> Step:
+        """The proposed step while its rank captures it; `NONE` otherwise."""
+        return self._core.capturing
+
+    @property
+    def peers(self) -> tuple[NodeId, ...]:
+        """The planned holders except this node."""
+        return self._core.peers
+
+    @property
+    def view(self) -> frozenset[NodeId]:
+        """Peers whose acknowledgement a vote requires."""
+        return self._core.view
+
+    @property
+    def returning(self) -> frozenset[NodeId]:
+        """Peers outside the view that answer again (`Shard.returning`)."""
+        return self._core.returning
+
+    @property
+    def held(self) -> frozenset[tuple[NodeId, Step]]:
+        """Steps that peers have acknowledged and not revoked."""
+        return self._core.held
+
+    @property
+    def is_under_way(self) -> bool:
+        """True while replication of a snapshot is unfinished (`Shard.is_under_way`)."""
+        return self._core.is_under_way
+
+    @property
+    def lacks_base(self) -> bool:
+        """True if this node has lost the base and no later step is committed. The shard cannot vote meanwhile."""
+        base = self._core.base
+        return bool(base) and self._core.committed == NONE and base not in self._core.sealed
+
+    @property
+    def late_holders(self) -> tuple[NodeId, ...]:
+        """Holders in view that have not created their slots yet."""
+        return tuple(sorted(self.unready & self._core.view))
+
+    @property
+    def reported(self) -> tuple[object, ...]:
+        """The facts whose change is reported to the control plane immediately."""
+        return (
+            self._core.view,
+            tuple(self.slow_holders),
+            tuple(self.broken_lines),
+            self._core.committed == NONE,
+            self.refusal,
+            self.trouble,
+        )
+
+    def wanted(self, peer: NodeId) -> Step:
+        """Return the step to send to `peer` next, or `NONE`."""
+        return self._core.wanted(peer)
+
+    def awaits(self, peer: NodeId) -> bool:
+        """Return whether a vote waits for `peer`."""
+        return peer in self._core.awaited
+
+    def is_owed(self, peer: NodeId) -> bool:
+        """Return whether `peer` lacks a step or slots."""
+        return self._core.wanted(peer) != NONE or peer in self.unready
+
+    def needs_slot(self) -> bool:
+        """Return whether the rank can still capture the proposed step and has no slot for it."""
+        step, half = self._core.proposed, self.page.rank()
+        if step == NONE or step in self._core.sealed or self.granted_slot >= 0:
+            return False
+        return half.boundary < step or (half.boundary == step and half.standing is not Standing.MOVING)
+
+    def may_wait(self) -> bool:
+        """Return whether the rank may wait at a boundary, so that it reads its page only after a message."""
+        return self.page.agent.stop_state is StopState.ANNOUNCED or self.page.rank().standing is not Standing.MOVING
+
+    # -- slots
 
     def content(self, step: Step) -> Content:
         """Return the content of `step` in this generation. The base keeps the generation that captured it."""
@@ -131,46 +246,24 @@ class OwnedShard:
             (slot for slot in slots if slot.digests is not None and slot.is_written_with(content)), None
         )
 
-    def apply(self, core: Shard) -> None:
-        """Set the new state of the core: write the page, wake waiting tasks, then call `on_change`."""
-        if core == self.core:
-            return
-        if core.proposed != self.core.proposed:
-            self.granted_slot = -1
-        if core.committed != self.core.committed:
-            self._given_up = []
-        elif core.vote is Vote.ABANDON and self.core.vote is Vote.NONE and not core.is_late:
-            self._given_up = [*self._given_up, core.reason][-TROUBLE_COUNT:]
-        if core.vote is Vote.ACKED is not self.core.vote:
-            self.acked = core.proposed, monotonic()
-        if core.sealed != self.core.sealed:
-            self._note(None, core.sealed)
-        self.core = core
-        self.publish()
-        self.changed.notify()
-        self._on_change()
-
-    def publish(
-        self, *, finished: bool | None = None, stop: Step | None = None, stop_state: StopState | None = None
-    ) -> bool:
-        """Write the agent's half of the page, and return whether the half changed.
-
-        An argument of None keeps the present value.
-        """
+    def adopt(self) -> None:
+        """Take over the state that an earlier agent process left on the page and in the slots of this node."""
         half = self.page.agent
-        is_finished = half.proposed == FINISHED if finished is None else finished
-        return self.page.write(
-            replace(
-                half,
-                committed=self.core.committed,
-                proposed=FINISHED if is_finished else self.core.proposed,
-                slot=self.granted_slot,
-                vote_step=NONE if self.core.vote is Vote.NONE else self.core.proposed,
-                vote=self.core.vote,
-                stop=half.stop if stop is None else stop,
-                stop_state=half.stop_state if stop_state is None else stop_state,
-            )
+        sealed = frozenset(
+            record.step
+            for record in self._store.inventory()
+            if record.owner_rank == self.rank
+            and Content(record.origin_generation, record.step) == self.content(record.step)
         )
+        self._core = Shard.adopt(
+            self._core.base,
+            self._core.peers,
+            committed=Step(half.committed),
+            proposed=Step(max(half.proposed, NONE)),
+            vote=half.vote,
+            sealed=sealed,
+        )
+        self.granted_slot = half.slot
 
     def begin_load(self) -> None:
         """Start to fetch the base, or to fetch it again.
@@ -208,7 +301,7 @@ class OwnedShard:
         if self.reserved == (capacity_bytes, layout_hash):
             return
         self.reserved = (capacity_bytes, layout_hash)
-        self.unready = frozenset(self.core.peers)
+        self.unready = frozenset(self._core.peers)
         self.changed.notify()
 
     def ready(self, peer: NodeId, capacity_bytes: int, layout_hash: bytes) -> None:
@@ -223,7 +316,7 @@ class OwnedShard:
         Return False if the rank's slots were reserved again meanwhile.
         """
         reserved = self.reserved
-        while reserved is self.reserved and self.unready & self.core.view:
+        while reserved is self.reserved and self.unready & self._core.view:
             await self.changed.wait(self.changed.version)
         return reserved is self.reserved
 
@@ -247,12 +340,67 @@ class OwnedShard:
     def _unix(self, at_seconds: float) -> float:
         return self._now() - (monotonic() - at_seconds)
 
+    # -- events of the rank
+
+    def capture(self, step: Step) -> None:
+        """Record that the rank is writing `step` into its slot."""
+        self._apply(self._core.capture(step))
+
+    def seal(self, step: Step) -> None:
+        """Record that `step` is sealed in a slot of this node."""
+        self._apply(self._core.seal(step))
+
+    def abandon(self, step: Step, reason: str, *, late: bool = False) -> None:
+        """Record that the rank does not capture `step`."""
+        self._apply(self._core.abandon(step, reason, late=late))
+
+    def forget(self, step: Step) -> None:
+        """Record that this node no longer has `step`."""
+        self._apply(self._core.forget(step))
+
+    def forget_lost(self) -> None:
+        """Forget the steps whose slot was granted again."""
+        for lost in [step for step in self._core.sealed if self.slot(step) is None]:
+            self.forget(lost)
+
+    def give_up_damaged(self, step: Step) -> None:
+        """Forget and abandon a captured step whose bytes no longer match its digests."""
+        self._apply(self._core.forget(step).abandon(step, "what the rank captured no longer hashes to its digests"))
+
+    def grant(self, slot: int) -> None:
+        """Write to the page that the rank may capture the proposed step into `slot`, an index."""
+        self.granted_slot = slot
+        self._publish()
+
+    # -- events of the coordinator
+
+    def hear(self, announcement: Announcement) -> bool:
+        """Apply an announcement and write it to the page. Return whether the rank must get a message.
+
+        A rank that may wait at a boundary reads its page only after a message. A training rank reads its page at every
+        boundary, and a message would delay its step.
+        """
+        stop_before = self.page.agent.stop_state
+        self._apply(self._core.hear(announcement.committed, announcement.proposed))
+        self._publish(finished=announcement.finished, stop=announcement.stop_step, stop_state=announcement.stop_state)
+        return stop_before is StopState.ANNOUNCED or self.may_wait()
+
+    # -- events of the holders
+
+    def answer(self, peer: NodeId) -> None:
+        """Record that `peer`, which had left the view, accepts data again."""
+        self._apply(self._core.answer(peer))
+
+    def drop(self, peer: NodeId) -> None:
+        """Record that `peer` missed the holder deadline."""
+        self._apply(self._core.drop(peer))
+
     def acknowledge(self, peer: NodeId, content: Content) -> None:
         """Record that `peer` has sealed `content`."""
         self.holder_troubles.pop(peer, None)
         if content == self.content(content.step):
             self._note(peer, frozenset({content.step, self.verified.get(peer, (NONE, 0.0))[0]}))
-            self.apply(self.core.acknowledge(peer, content.step))
+            self._apply(self._core.acknowledge(peer, content.step))
 
     def _note(self, holder: NodeId | None, steps: frozenset[Step]) -> None:
         """Record the newest step that a holder has verified, and the time if the step is new."""
@@ -293,7 +441,35 @@ class OwnedShard:
             ):
                 steps.add(step)
         self._note(peer, frozenset(steps))
-        self.apply(self.core.inventory(peer, frozenset(steps)))
+        self._apply(self._core.inventory(peer, frozenset(steps)))
+
+    # -- reports
+
+    def protection(self, holders: tuple[NodeId, ...]) -> ShardProtection:
+        """Return the protection status of this shard. `holders` are the planned holders; the first is this node."""
+        committed, view = self._core.committed, self._core.view
+        troubles = [
+            *(f"{peer} is out of view: {self._why_out(peer)}" for peer in self._core.peers if peer not in view),
+            *(f"{peer} is slow: {trouble}" for peer, trouble in self.slow_holders.items() if peer in view),
+            *(f"{peer} is hard to reach: {trouble}" for peer, trouble in self.broken_lines.items() if peer in view),
+        ]
+        slot = self.slot(committed) if committed != NONE else None
+        reason = self.refusal if committed == NONE or self.refusal.startswith("Protection") else self.trouble
+        return ShardProtection(
+            rank=self.rank,
+            holders=holders,
+            in_view=(holders[0], *(peer for peer in holders[1:] if peer in view)),
+            committed=committed,
+            payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
+            reason="; ".join(troubles) or reason,
+            verified=tuple(self.verified.get(peer, (NONE, 0.0)) for peer in (None, *holders[1:])),
+        )
+
+    def _why_out(self, peer: NodeId) -> str:
+        """Return the reason why a holder is out of view."""
+        if peer in self._core.returning:
+            return "it answers again and is sent what it lacks"
+        return self.holder_troubles.get(peer, "it does not answer")
 
     def round(self) -> RankRound:
         """Return this rank's part of the node's report to the coordinator."""
@@ -303,16 +479,56 @@ class OwnedShard:
         return RankRound(
             rank=self.rank,
             boundary=Step(half.boundary),
-            committed=self.core.committed,
-            proposed=self.core.proposed,
-            vote=self.core.vote,
+            committed=self._core.committed,
+            proposed=self._core.proposed,
+            vote=self._core.vote,
             standing=half.standing,
             echo_step=echo_step,
             echo=echo,
             confirmed_stop=stop if stop_state is StopState.CONFIRMED else NONE,
             heard_stop=stop,
             pinned_step=self.pinned,
-            out_of_view=tuple(sorted(set(self.core.peers) - self.core.view)),
-            is_late=self.core.is_late,
-            reason=self.core.reason,
+            out_of_view=tuple(sorted(set(self._core.peers) - self._core.view)),
+            is_late=self._core.is_late,
+            reason=self._core.reason,
+        )
+
+    # -- the order of a change: page, then senders, then report
+
+    def _apply(self, core: Shard) -> None:
+        """Set the new state of the core: write the page, wake waiting tasks, then call `on_change`."""
+        if core == self._core:
+            return
+        if core.proposed != self._core.proposed:
+            self.granted_slot = -1
+        if core.committed != self._core.committed:
+            self._given_up = []
+        elif core.vote is Vote.ABANDON and self._core.vote is Vote.NONE and not core.is_late:
+            self._given_up = [*self._given_up, core.reason][-TROUBLE_COUNT:]
+        if core.vote is Vote.ACKED is not self._core.vote:
+            self.acked = core.proposed, monotonic()
+        if core.sealed != self._core.sealed:
+            self._note(None, core.sealed)
+        self._core = core
+        self._publish()
+        self.changed.notify()
+        self._on_change()
+
+    def _publish(
+        self, *, finished: bool | None = None, stop: Step | None = None, stop_state: StopState | None = None
+    ) -> None:
+        """Write the agent's half of the page. An argument of None keeps the present value."""
+        half = self.page.agent
+        is_finished = half.proposed == FINISHED if finished is None else finished
+        self.page.write(
+            replace(
+                half,
+                committed=self._core.committed,
+                proposed=FINISHED if is_finished else self._core.proposed,
+                slot=self.granted_slot,
+                vote_step=NONE if self._core.vote is Vote.NONE else self._core.proposed,
+                vote=self._core.vote,
+                stop=half.stop if stop is None else stop,
+                stop_state=half.stop_state if stop_state is None else stop_state,
+            )
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.peer_messages import SessionKind
+from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
@@ -78,18 +79,18 @@ class Capture:
         """Have the copier come so far, and its rank say so."""
         self.write(end)
         self.digests.grow(end)
-        self._pair.shard.apply(self._pair.shard.core.capture(self._step))
+        self._pair.shard.capture(self._step)
 
     async def seal(self) -> None:
         """The rank has captured it."""
         self.digests.complete()
         assert await self.sealing is not None
-        self._pair.shard.apply(self._pair.shard.core.seal(self._step))
+        self._pair.shard.seal(self._step)
 
     def give_up(self) -> None:
         """The rank has found that the state changed meanwhile."""
         self._pair.owner_store.give_up(RANK, content(self._step))
-        self._pair.shard.apply(self._pair.shard.core.abandon(self._step, "changed"))
+        self._pair.shard.abandon(self._step, "changed")
 
 
 class Pair:
@@ -214,19 +215,20 @@ class Pair:
 
     async def begin_capture(self, step: int) -> Capture:
         """Grant a slot of the owner's own for a step."""
-        committed = self.shard.core.committed
+        committed = self.shard.committed
         keep = {content(committed)} if committed != NONE else set()
         index = await self.owner_store.grant(
             RANK, content(step), keep=keep, capacity_bytes=self.payload_bytes, layout_hash=LAYOUT, slot_count=2
         )
         assert index is not None
-        for lost in [each for each in self.shard.core.sealed if self.shard.slot(each) is None]:
-            self.shard.apply(self.shard.core.forget(lost))
+        self.shard.forget_lost()
         return Capture(self, step, self.owner_store.shards[RANK][index])
 
     def hear(self, committed: int, proposed: int) -> None:
         """The owner hears of a round."""
-        self.shard.apply(self.shard.core.hear(Step(committed), Step(proposed)))
+        self.shard.hear(
+            Announcement(generation=GENERATION, term=1, sequence=1, committed=Step(committed), proposed=Step(proposed))
+        )
 
     async def until(self, reached: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until the owner's shard is as it should be; the limit is for what hangs: a slow link alone holds a test

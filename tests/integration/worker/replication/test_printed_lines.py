@@ -36,7 +36,7 @@ class Printing:
     async def acknowledged(self, step: int) -> None:
         """Wait for the holder's word on a step; by then it has all that was printed before the step was captured."""
         before = list(self.rows)
-        await self._pair.until(lambda: (HOLDER, step) in self._pair.shard.core.held)
+        await self._pair.until(lambda: (HOLDER, step) in self._pair.shard.held)
         assert list(self.kept.rows) == before
 
 

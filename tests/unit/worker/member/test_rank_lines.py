@@ -8,7 +8,6 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +76,18 @@ class Line:
     def close(self) -> None: ...
 
 
+def announcement(committed: int, proposed: int) -> Announcement:
+    return Announcement(
+        generation=PLAN.generation, term=1, sequence=1, committed=Step(committed), proposed=Step(proposed)
+    )
+
+
 class Place:
     """One rank on one node."""
 
-    def __init__(self, root: Path, plan: GenerationPlan = PLAN, rank: Rank = RANK) -> None:
+    def __init__(
+        self, root: Path, plan: GenerationPlan = PLAN, rank: Rank = RANK, peers: tuple[NodeId, ...] = ()
+    ) -> None:
         self.store = SlotStore(root, memory_bytes=2**20)
         self.store.open_run(plan.job, plan.run)
         self.outbox = MetricOutbox()
@@ -92,7 +99,7 @@ class Place:
         self.shard = OwnedShard(
             rank=rank,
             generation=PLAN.generation,
-            core=Shard.begin(Step(0), ()),
+            core=Shard.begin(Step(0), peers),
             base=None,
             store=self.store,
             page=self.page,
@@ -132,7 +139,7 @@ class Place:
             write_rank_half(view, RankHalf(PLAN.generation, boundary=boundary, standing=standing))
 
     def propose(self, step: int, stop_step: int = NONE, stop_state: StopState = StopState.NONE) -> None:
-        said = Announcement(generation=PLAN.generation, term=1, sequence=step, committed=NONE, proposed=Step(step))
+        said = announcement(NONE, step)
         self.lines.hear(structs.replace(said, stop_step=Step(stop_step), stop_state=stop_state))
 
     async def request(self) -> None:
@@ -152,8 +159,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path / "slots")
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    place = Place(tmp_path / "slots", peers=getattr(request, "param", ()))
     yield place
     place.page.close(unlink=True)
     place.store.close()
@@ -406,7 +413,7 @@ async def test_a_step_that_waits_for_slots_says_so_and_no_reason_of_before(
     place.propose(2)
     await asyncio.sleep(0)
     place.say_late(2)
-    assert place.shard.core.reason == NO_LAYOUT
+    assert place.shard.reason == NO_LAYOUT
     await place.lines.close()
 
 
@@ -414,13 +421,13 @@ async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(p
     place.lines.welcome_all()
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
     assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted)
-    place.shard.core = replace(place.shard.core, committed=Step(3))
+    place.shard.hear(announcement(3, NONE))
     assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
     assert not place.lines.faults
     place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=4, committed=Step(3), proposed=Step(4)))
     while place.lines._tasks:
         await asyncio.wait(place.lines._tasks)
-    assert place.shard.core.proposed == 4
+    assert place.shard.proposed == 4
     assert "bytes of host memory per node" in place.shard.refusal, (
         "what is proposed meanwhile is abandoned for that reason"
     )
@@ -433,8 +440,8 @@ async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(p
 async def test_a_step_before_the_first_slots_is_no_reason_for_more_notice(place: Place) -> None:
     await begin(place)
     place.say_late(1)
-    core = place.shard.core
-    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, NO_LAYOUT)
+    told = place.shard.round()
+    assert (told.vote, told.is_late, told.reason) == (Vote.ABANDON, False, NO_LAYOUT)
     await place.lines.close()
 
 
@@ -460,21 +467,21 @@ async def test_a_step_proposed_while_slots_are_being_made_is_none_either(
     await place.line.has_slots.wait()
     place.stand_at(3)
     place.say_late(2)
-    core = place.shard.core
-    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, NO_LAYOUT)
+    told = place.shard.round()
+    assert (told.vote, told.is_late, told.reason) == (Vote.ABANDON, False, NO_LAYOUT)
     await place.lines.close()
 
 
+@pytest.mark.parametrize("place", [(PEER,)], indirect=True)
 async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Place) -> None:
-    place.shard.core = Shard.begin(Step(0), (PEER,))
     await begin(place)
     place.propose(3)
     await asyncio.sleep(0)
     assert place.shard.granted_slot == NONE
     place.stand_at(4)
     place.say_late(3)
-    core = place.shard.core
-    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, f"{PEER} makes slots for it")
+    told = place.shard.round()
+    assert (told.vote, told.is_late, told.reason) == (Vote.ABANDON, False, f"{PEER} makes slots for it")
     place.propose(5)
     assert place.shard.reserved is not None
     place.shard.ready(PEER, *place.shard.reserved)
@@ -534,8 +541,8 @@ async def test_a_step_heard_of_too_late_is(place: Place) -> None:
     await asyncio.sleep(0)
     place.stand_at(3)
     place.say_late(2)
-    core = place.shard.core
-    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, True, "late")
+    told = place.shard.round()
+    assert (told.vote, told.is_late, told.reason) == (Vote.ABANDON, True, "late")
     await place.lines.close()
 
 
@@ -545,7 +552,7 @@ async def test_a_rank_that_gives_up_step_after_step_says_why_until_one_is_kept(p
         place.propose(step)
         place.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(step), reason=f"no step {step}"))
         assert place.shard.trouble == ("no step 4" if step == 4 else "")
-    place.shard.apply(place.shard.core.hear(Step(5), Step(6)))
+    place.shard.hear(announcement(5, 6))
     assert place.shard.trouble == ""
     await place.lines.close()
 
@@ -591,7 +598,7 @@ async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
     await done(place)
-    assert place.shard.core.vote is Vote.ACKED
+    assert place.shard.vote is Vote.ACKED
     assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
     await place.lines.close()
 
@@ -604,7 +611,7 @@ async def test_digests_that_cannot_be_the_slots_are_the_agents_own(
     number, digests = await written(place, 3, monkeypatch)
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(spoil(digests))))
     await done(place)
-    assert place.shard.core.vote is Vote.ACKED
+    assert place.shard.vote is Vote.ACKED
     assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
     await place.lines.close()
 
@@ -614,8 +621,8 @@ async def test_what_a_rank_wrote_into_another_file_is_not_sealed_as_its_step(
 ) -> None:
     number, digests = await written(place, 3, monkeypatch)
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join([*digests[:3], digests[0]])))
-    assert place.shard.core.vote is Vote.ABANDON
-    assert "made anew" in place.shard.core.reason
+    assert place.shard.vote is Vote.ABANDON
+    assert "made anew" in place.shard.reason
     assert place.store.shards[RANK][number].file.header.state is not SlotState.SEALED
     await place.lines.close()
 
@@ -665,11 +672,11 @@ async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_th
     place.propose(NONE)
     place.lines.message(RANK, captured(3, slot))
     await place.shard.changed.wait(place.shard.changed.version, 5.0)
-    assert place.shard.core.sealed == {3}
+    assert place.shard.sealed == {3}
     place.lines.message(RANK, captured(3, slot))
     assert place.snapshot_seconds == [0.25], "said twice, counted once"
     place.propose(3)
-    assert place.shard.core.vote is Vote.ACKED
+    assert place.shard.vote is Vote.ACKED
     await place.lines.close()
 
 
@@ -681,7 +688,7 @@ async def test_a_step_that_is_proposed_again_is_granted_the_slot_that_its_rank_w
     assert await granted(place, 3) == slot
     place.lines.message(RANK, captured(3, slot))
     await place.shard.changed.wait(place.shard.changed.version, 5.0)
-    assert place.shard.core.vote is Vote.ACKED
+    assert place.shard.vote is Vote.ACKED
     await place.lines.close()
 
 
@@ -705,7 +712,7 @@ async def test_a_step_that_is_proposed_again_while_it_is_being_sealed_is_sealed(
     await asyncio.sleep(0)
     may_go_on.set()
     await place.shard.changed.wait(place.shard.changed.version, 5.0)
-    assert place.shard.core.vote is Vote.ACKED
+    assert place.shard.vote is Vote.ACKED
     await place.lines.close()
 
 
@@ -718,16 +725,16 @@ async def test_what_was_captured_into_a_slot_that_is_granted_for_another_step_ha
     place.lines.message(RANK, captured(2, slot))
     await done(place)
     await place.lines.close()
-    assert place.shard.core.sealed == frozenset()
+    assert place.shard.sealed == frozenset()
 
 
 async def test_what_names_no_slot_has_no_effect_before_one_is_granted(place: Place) -> None:
     await begin(place)
-    place.shard.core = replace(place.shard.core, proposed=Step(3))
+    place.shard.hear(announcement(NONE, 3))
     place.lines.message(RANK, captured(3, NONE))
     await done(place)
     await place.lines.close()
-    assert place.shard.core.sealed == frozenset()
+    assert place.shard.sealed == frozenset()
 
 
 def capturing(step: int, slot: int, final_bytes: int = 0, **other: int) -> Capturing:
@@ -742,13 +749,13 @@ async def test_what_is_being_captured_can_be_sent_and_is_sealed_when_it_is_captu
     slot = await granted(place, 3)
     assert place.shard.source(Step(3)) is None
     place.lines.message(RANK, capturing(3, slot, 100))
-    assert place.shard.core.capturing == 3
+    assert place.shard.capturing == 3
     assert place.shard.source(Step(3)) is place.store.shards[RANK][slot]
     assert place.shard.slot(Step(3)) is None
     place.lines.message(RANK, captured(3, slot))
     place.lines.message(RANK, captured(3, slot))
     await done(place)
-    assert (place.shard.core.sealed, place.shard.core.capturing, place.shard.core.vote) == ({3}, NONE, Vote.ACKED)
+    assert (place.shard.sealed, place.shard.capturing, place.shard.vote) == ({3}, NONE, Vote.ACKED)
     place.lines.message(RANK, captured(3, slot))  # repeated, by a rank that has lost its line, say
     assert not place.lines._tasks
     assert not place.lines._sealing
@@ -762,10 +769,10 @@ async def test_a_capture_that_is_given_up_is_sent_no_further_and_never_sealed(pl
     place.lines.message(
         RANK, Abandoned(generation=PLAN.generation, step=Step(3), reason="w changed outside an optimizer step")
     )
-    assert (place.shard.core.vote, place.shard.core.capturing) == (Vote.ABANDON, NONE)
+    assert (place.shard.vote, place.shard.capturing) == (Vote.ABANDON, NONE)
     assert place.shard.source(Step(3)) is None
     await done(place)
-    assert place.shard.core.sealed == frozenset()
+    assert place.shard.sealed == frozenset()
     await place.lines.close()
 
 
@@ -794,7 +801,7 @@ async def test_word_of_a_capture_that_nobody_asked_for_has_no_effect(
     await begin(place)
     slot = await granted(place, 3)
     place.lines.message(RANK, said(slot))
-    assert place.shard.core.capturing == NONE
+    assert place.shard.capturing == NONE
     assert all(each.digests is None for each in place.store.shards[RANK])
     await place.lines.close()
 
@@ -808,7 +815,7 @@ async def test_a_payload_that_cannot_be_is_given_up(place: Place, sizes: dict[st
     await begin(place)
     slot = await granted(place, 3)
     place.lines.message(RANK, capturing(3, slot, **sizes))
-    assert (place.shard.core.vote, place.shard.core.capturing) == (Vote.ABANDON, NONE)
+    assert (place.shard.vote, place.shard.capturing) == (Vote.ABANDON, NONE)
     await place.lines.close()
 
 
@@ -825,7 +832,7 @@ async def test_a_step_that_is_proposed_again_in_mid_capture_is_followed_anew(pla
     assert after is not before
     place.lines.message(RANK, captured(3, slot))
     await done(place)
-    assert place.shard.core.vote is Vote.ACKED
+    assert place.shard.vote is Vote.ACKED
     await place.lines.close()
 
 
@@ -838,9 +845,9 @@ async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when
     place.propose(4)
     other = await granted(place, 4)
     place.lines.message(RANK, capturing(3, slot, 3000))
-    assert place.shard.core.capturing == NONE
+    assert place.shard.capturing == NONE
     place.lines.message(RANK, capturing(4, other, 3000))
-    assert place.shard.core.capturing == 4
+    assert place.shard.capturing == 4
     await place.lines.close()
 
 
@@ -905,7 +912,7 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     place.lines.message(RANK, captured(3, slot))
     clock[0] = 102.75
     await done(place)
-    assert place.shard.core.vote is Vote.ACKED
+    assert place.shard.vote is Vote.ACKED
     place.sent_bytes, place.usage = 7 * 1_000, NodeUsage(gpu_percent=55.0)
     pass_boundary(place, 5, 102.0 + PERIOD_SECONDS + 2)
     batch = place.outbox.due(0.0)
@@ -937,7 +944,7 @@ async def test_an_iteration_is_none_without_a_snapshot_while_other_shards_of_the
     pass_boundary(place, 3, 101.0)
     place.lines.message(RANK, captured(3, slot))
     await done(place)
-    assert place.shard.core.vote is Vote.ACKED
+    assert place.shard.vote is Vote.ACKED
     pass_boundary(place, 4, 102.0)
     place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=9, committed=Step(3), proposed=Step(9)))
     pass_boundary(place, 5, 103.0)
@@ -959,11 +966,11 @@ async def test_every_node_tells_what_it_measured_last_and_only_that_of_rank_0_ke
     place.store.close()
 
 
+@pytest.mark.parametrize("place", [(PEER,)], indirect=True)
 async def test_who_holds_which_step_verified_and_since_when(place: Place) -> None:
-    place.shard.core = Shard.begin(Step(0), (PEER,))
     assert place.shard.verified == {}
-    sealed = replace(place.shard.core, sealed=frozenset({Step(3), Step(4)}))
-    place.shard.apply(sealed)
+    for step in (3, 4):
+        place.shard.seal(Step(step))
     content = place.shard.content(Step(3))
     place.unix += 5
     place.shard.acknowledge(PEER, content)
