@@ -99,7 +99,7 @@ MACHINES = (
         MemberPhase,
         generation.Event,
         rows_of(generation.TRANSITIONS),
-        "A node's part in one generation, moved by its agent (`worker/agent/agent.py`). Durable in the "
+        "A node's part in one generation, moved by its agent (`worker/agent/lifecycle.py`). Durable in the "
         "promise file, with the plan. Not in the table: "
         "every phase is also left by a Prepare of a higher generation or of another run (to `promised`), "
         "and by Release (nothing is left).",

@@ -5,13 +5,16 @@ Invariant: the log contains the newest lines, with at most `LIMIT_BYTES` in tota
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from pathlib import Path
 from typing import Protocol
 
 from everstep.protocol.plan import ObjectReference
+from worker.errors import StorageError
 
+log = logging.getLogger(__name__)
 LIMIT_BYTES = 1024 * 1024
 
 
@@ -79,3 +82,36 @@ class OwnLog(logging.Handler):
                 objects.put_bytes(
                     ObjectReference(bucket=place.bucket, key=f"{place.key}shim.log"), file.read(LIMIT_BYTES)
                 )
+
+
+class Evidence:
+    """Stores the logs of this agent and its shim in S3 when the control plane asks for them."""
+
+    def __init__(self, own_log: OwnLog, objects: ByteStore, state: Path) -> None:
+        """Create the object; nothing is stored yet.
+
+        Args:
+            own_log: this process's log in memory.
+            objects: the object store (S3).
+            state: the node's state directory, which contains the shim's log.
+        """
+        self.key = ""
+        """Key prefix of the newest stored logs; empty before the first."""
+        self._own_log = own_log
+        self._objects = objects
+        self._shim_log = state / "logs" / "shim.log"
+
+    async def keep(self, place: ObjectReference) -> None:
+        """Store the logs at `place`, unless they are there already.
+
+        If the upload fails, the control plane's next request repeats it. The ranks' streams are stored separately, at
+        the latest when the run is released.
+        """
+        if self.key == place.key:
+            return
+        try:
+            await asyncio.to_thread(self._own_log.put, self._objects, place, self._shim_log)
+        except (StorageError, OSError) as error:
+            log.warning("the evidence of this node is not in the store yet: %s", error)
+        else:
+            self.key = place.key

@@ -6,14 +6,20 @@ anything that depends on it.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from everstep.protocol.agent_messages import MemberPhase
+from everstep.protocol.ids import RunId
 from everstep.protocol.plan import GenerationPlan
-from worker.core.generation import Membership
+from worker.core.generation import Event, Membership
+from worker.node.full_disks import FullDisks
 from worker.node.state_directory import sync, write_durably
+
+log = logging.getLogger(__name__)
 
 
 class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,3 +82,106 @@ class PromiseFile:
         else:
             self._path.unlink(missing_ok=True)
             sync(self._path.parent)
+
+
+class CurrentPromise:
+    """The newest promise of this node, in memory and on disk. Only the agent's `Lifecycle` and `Departure` change it.
+
+    Invariant: after a restart, the agent finds a promise that is at most one phase older than the one in memory.
+    """
+
+    def __init__(self, file: PromiseFile, full_disks: FullDisks, *, on_run: Callable[[RunId], None]) -> None:
+        """Create the object without a promise; `resume` reads the file.
+
+        Args:
+            file: stores the promise across restarts.
+            full_disks: records each write that a disk refuses.
+            on_run: called with the run of each new promise.
+        """
+        self.value: Promise | None = None
+        """The newest promise; None before the first promise and after a release."""
+        self._file = file
+        self._full_disks = full_disks
+        self._on_run = on_run
+        self._refusal = ""
+        """The last logged reason why the disk refused a write; empty after a successful write."""
+
+    @property
+    def membership(self) -> Membership | None:
+        """The promise's run, generation and phase."""
+        return self.value.membership if self.value is not None else None
+
+    @property
+    def run(self) -> RunId | None:
+        """The promised run."""
+        return RunId(self.value.run) if self.value is not None else None
+
+    def resume(self) -> Promise | None:
+        """Read the promise of an earlier agent process, and return it."""
+        promise = self._file.read()
+        if promise is not None:
+            self.set(promise)
+        return promise
+
+    def set(self, promise: Promise) -> None:
+        """Set the promise in memory only."""
+        self.value = promise
+        self._on_run(RunId(promise.run))
+
+    def store(self, promise: Promise) -> bool:
+        """Write a promise to disk and then set it. Return whether the disk accepted the write.
+
+        After a failure the promise is unchanged, and the control plane repeats its command.
+        """
+        try:
+            self._file.write(promise)
+        except OSError as error:  # the node's health reports a full or broken disk
+            self._full_disks.note(error)
+            words = f"generation {promise.generation} is not {promise.phase} on disk: {error}"
+            if words != self._refusal:
+                log.warning("%s", words)
+            self._refusal = words
+            return False
+        self._refusal = ""
+        self.set(promise)
+        return True
+
+    def begin(self, event: Event) -> bool:
+        """Enter the phase after `event` if the disk accepts it. Return whether the phase has changed."""
+        return self.store(self._after(event))
+
+    def finish(self, event: Event) -> None:
+        """Enter the phase after `event`, even if the disk refuses the write.
+
+        A restarted agent then repeats the phase and reaches the same outcome.
+        """
+        promise = self._after(event)
+        if not self.store(promise):
+            self.set(promise)
+
+    def _after(self, event: Event) -> Promise:
+        assert self.value is not None
+        return msgspec.structs.replace(self.value, phase=self.value.membership.on(event).phase)
+
+    def lapse(self) -> None:
+        """Remove the plan and key from the file, so that no later agent can resume the run.
+
+        Otherwise, if this agent is killed during the release, the next agent would start the ranks again.
+        """
+        if self.value is None:
+            return
+        lapsed = msgspec.structs.replace(self.value, phase=MemberPhase.PROMISED, plan=None, key=b"", entry_point="")
+        try:
+            self._file.write(lapsed)
+        except OSError as error:  # a full disk must not prevent the release
+            log.warning("run %s is released while its promise says %s: %s", lapsed.run, self.value.phase, error)
+
+    def drop(self, run: RunId) -> None:
+        """Delete the promise of a released run."""
+        try:
+            self._file.write(None)
+        except OSError as error:
+            # After a restart, the agent finds a promise without a plan, and the control plane sends Release again.
+            self._full_disks.note(error)
+            log.warning("run %s is released, and its promise stays on disk: %s", run, error)
+        self.value = None

@@ -125,3 +125,8 @@ def is_own_run(promised: RunId | None, run: RunId) -> bool:
 def is_current(member: Membership | None, run: RunId, generation: Generation) -> bool:
     """Return whether a command for `run` and `generation` matches this node's newest promise."""
     return member is not None and member.run == run and member.generation == generation
+
+
+def may_load(member: Membership | None, run: RunId, generation: Generation) -> bool:
+    """Return whether a Load of a plan begins now: the node has promised the generation and has not begun its load."""
+    return is_current(member, run, generation) and member is not None and member.phase is MemberPhase.PROMISED

@@ -43,7 +43,7 @@ class FullDisks:
 
     def __init__(self, state: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._state = state
-        self._monotonic = monotonic
+        self.monotonic = monotonic
         self._places: dict[str, _Place] = {}
 
     def note(self, error: BaseException, fallback: Path | None = None) -> NodeFault | None:
@@ -89,7 +89,7 @@ class FullDisks:
         Returns:
             Faults sorted by path.
         """
-        now = self._monotonic()
+        now = self.monotonic()
         self._places = {name: place for name, place in self._places.items() if now - place.failed_at < QUIET_SECONDS}
         reported = [Path(fault.device) for fault in others if fault.code == FaultCode.DISK_FULL]
         return tuple(
@@ -106,7 +106,7 @@ class FullDisks:
             message = f"{name} takes no more data: {words}{free}. Free space there; it is used again by itself"
             fault = NodeFault(code=FaultCode.DISK_FULL, message=message, is_permanent=False, device=name)
             known = _Place(fault, 0.0)
-        self._places[name] = replace(known, failed_at=self._monotonic())
+        self._places[name] = replace(known, failed_at=self.monotonic())
         return known.fault
 
 

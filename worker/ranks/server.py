@@ -84,6 +84,19 @@ class RankServer:
         self._server: asyncio.AbstractServer | None = None
         self._lines: set[asyncio.Task[None]] = set()
 
+    def admit(self, events: RankEvents, user: RankUser | None) -> None:
+        """Accept connections of one generation's ranks, and of no others.
+
+        Args:
+            events: receives the ranks' messages.
+            user: the job's user, who may connect besides the agent's own user; None means no other user.
+        """
+        self.user, self.events = user, events
+
+    def refuse(self) -> None:
+        """Refuse new connections of ranks until `admit`."""
+        self.events = None
+
     async def start(self) -> None:
         """Listen; replaces a socket that an earlier agent left."""
         self._server = await asyncio.start_unix_server(self._accept, sock=listen_private(self.path))

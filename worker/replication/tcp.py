@@ -398,6 +398,10 @@ class PeerListener:
         self._loop().add_reader(listener, self._accept, listener)
         return int(listener.getsockname()[1])
 
+    def expect(self, run: RunId) -> None:
+        """Set the run of the newest promise."""
+        self.promised_run = run
+
     def admit(self, credentials: Credentials, serve: Serve) -> None:
         """Accept sessions of this generation from now on.
 

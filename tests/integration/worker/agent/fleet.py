@@ -71,8 +71,10 @@ from everstep.protocol.rank_messages import (
     write_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
-from worker.agent.agent import Agent, AgentSettings
+from worker.agent.agent import Agent
+from worker.agent.settings import AgentSettings
 from worker.node.health.memory import ProcessMemory
+from worker.node.health.watch import HealthWatch
 from worker.ranks.environment import Packages, Supplied
 from worker.ranks.shim.messages import RankRecord
 from worker.storage.memory import MemoryAws, MemoryObjectStore
@@ -459,7 +461,7 @@ class Node:
         self.state_dir = state_dir
         self._objects = objects
         self.aws = MemoryAws(objects)
-        self._settings = AgentSettings(
+        self.settings = AgentSettings(
             node_id=node_id,
             address="127.0.0.1",
             state=state_dir,
@@ -470,9 +472,16 @@ class Node:
         )
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, *, health: HealthWatch | None = None) -> None:
         """Start an agent."""
-        self.agent = Agent(self._settings, self._objects, self.aws, self.shim, now=lambda: 1000.0)  # type: ignore[arg-type]
+        self.agent = Agent(
+            self.settings,
+            self._objects,
+            self.aws,
+            self.shim,  # type: ignore[arg-type]
+            now=lambda: 1000.0,
+            health=health,
+        )
         self._task = asyncio.create_task(self.agent.run())
 
     async def stop(self) -> None:
@@ -622,7 +631,7 @@ class Fleet:
                 PlanNode(
                     node_id=node.id,
                     address="127.0.0.1",
-                    peer_port=node.agent._listener.port,
+                    peer_port=node.agent.listener.port,
                     ranks=self.ranks_of(index),
                     keep=tuple(
                         SlotReference(

@@ -22,7 +22,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part_at_holder(fleet: Fleet, rank: int) -> int:
     """Return how many chunks of what a rank captures its holder has verified."""
-    holder = fleet.nodes[(rank + 1) % len(fleet.nodes)].agent._member
+    holder = fleet.nodes[(rank + 1) % len(fleet.nodes)].agent.lifecycle.member
     assert holder is not None
     found = [
         owner.receiver.current

@@ -41,11 +41,11 @@ async def test_the_line_is_tuned_to_the_lease_that_the_control_plane_names(
 async def test_an_agent_tries_one_replica_after_the_other(fleet: Fleet) -> None:
     node = fleet.nodes[0]
     await node.stop()
-    (url,) = node._settings.control_plane_urls
+    (url,) = node.settings.control_plane_urls
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: refused
-        node._settings = dataclasses.replace(
-            node._settings, control_plane_urls=(f"http://127.0.0.1:{nobody.getsockname()[1]}", url)
+        node.settings = dataclasses.replace(
+            node.settings, control_plane_urls=(f"http://127.0.0.1:{nobody.getsockname()[1]}", url)
         )
         node.start()
         await fleet.connected()
@@ -56,7 +56,7 @@ async def test_what_the_instance_announces_is_in_the_next_report(fleet: Fleet) -
     await node.stop()
     with served() as service:
         service.says["spot/instance-action"] = SPOT
-        node._settings = dataclasses.replace(node._settings, metadata_endpoint=service.url)
+        node.settings = dataclasses.replace(node.settings, metadata_endpoint=service.url)
         node.start()
         await until(
             "the notice", lambda: node.id in fleet.control.reports and len(fleet.control.reports[node.id].notices) == 1

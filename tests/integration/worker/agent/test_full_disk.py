@@ -40,9 +40,9 @@ def failing(number: int) -> Callable[[object], None]:
 
 async def cleared(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the quiet time pass, and wait for a report without the fault."""
-    disks = fleet.nodes[1].agent._full_disks
-    before = disks._monotonic
-    monkeypatch.setattr(disks, "_monotonic", lambda: before() + QUIET_SECONDS)
+    disks = fleet.nodes[1].agent.full_disks
+    before = disks.monotonic
+    monkeypatch.setattr(disks, "monotonic", lambda: before() + QUIET_SECONDS)
     await until("the end of the fault", lambda: faults_of(fleet) == [])
 
 
@@ -52,7 +52,7 @@ async def cleared(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_launch_that_finds_no_space_names_the_disk(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str
 ) -> None:
-    victim = fleet.nodes[1].agent._archives if kind is SourceArchives else fleet.nodes[1].agent._supplies
+    victim = fleet.nodes[1].agent.archives if kind is SourceArchives else fleet.nodes[1].agent.supplies
 
     def full(*_: object) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device", str(fleet.nodes[1].state_dir / "sources" / "tree"))
@@ -109,7 +109,7 @@ async def test_a_promise_that_the_disk_does_not_take_names_the_disk(
     node = fleet.nodes[1]
 
     with monkeypatch.context() as patched:
-        patched.setattr(node.agent._promises, "write", failing(errno.ENOSPC))
+        patched.setattr(node.agent.promises, "write", failing(errno.ENOSPC))
         await fleet.send(node, Prepare(job=JOB, run=RUN, generation=Generation(1), parent=Generation(0)))
         await until("the fault", lambda: faults_of(fleet))
     assert [fault.device for fault in faults_of(fleet)] == [str(node.state_dir)]
@@ -143,7 +143,7 @@ async def test_a_promise_that_the_disk_keeps_does_not_hold_up_the_release(
     node = fleet.nodes[1]
 
     with monkeypatch.context() as patched:
-        patched.setattr(node.agent._promises, "write", failing(errno.EIO))
+        patched.setattr(node.agent.promises, "write", failing(errno.EIO))
         await fleet.send(node, Release(run=RUN))
         await until(
             "a report without a member",

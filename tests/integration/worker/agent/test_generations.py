@@ -99,7 +99,7 @@ async def test_slots_of_own_ranks_are_made_near_their_gpus(fleet: Fleet, monkeyp
     await fleet.nodes[0].stop()
     fleet.nodes[0].start()
     await fleet.launch()
-    assert [node.agent._store.memory_nodes for node in fleet.nodes] == [{Rank(0): 1}, {}, {}]
+    assert [node.agent.store.memory_nodes for node in fleet.nodes] == [{Rank(0): 1}, {}, {}]
     await fleet.train(2)
 
 
@@ -140,7 +140,7 @@ async def test_a_new_node_gets_its_shard_from_a_peer(fleet: Fleet) -> None:
 @pytest.mark.parametrize("slot_count", [4, 100], ids=["of which there is just enough", "of which there is plenty"])
 async def test_shards_that_move_to_other_holders_leave_their_memory_behind(fleet: Fleet, slot_count: int) -> None:
     for node in fleet.nodes:
-        node.agent._store.memory_bytes = slot_count * (CAPACITY_BYTES + HEADER_BYTES)
+        node.agent.store.memory_bytes = slot_count * (CAPACITY_BYTES + HEADER_BYTES)
     await fleet.launch()
     await fleet.train(5)
     await fail(fleet)
@@ -202,7 +202,7 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
     await fleet.load()
     await fleet.start()
     check_restored(fleet)
-    assert begun[node.agent._store] == set(fleet.ranks_of(1))
+    assert begun[node.agent.store] == set(fleet.ranks_of(1))
     members = [fleet.control.member(node.id) for node in fleet.nodes]
     assert [member.restored_from for member in members if member is not None] == [
         ("local", "local"),
@@ -249,7 +249,7 @@ async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     assert found is not None
     assert [fault.code for fault in found.faults] == [code]
     assert fetched.is_set() is is_kept
-    assert (lost.agent._store.sealed(other, Content(Generation(1), plan.base_step)) is not None) is is_kept
+    assert (lost.agent.store.sealed(other, Content(Generation(1), plan.base_step)) is not None) is is_kept
 
 
 # -- an agent restarted in every state
@@ -273,7 +273,7 @@ async def test_restarted_while_promised(fleet: Fleet, number: int) -> None:
     assert before is not None
     assert after is not None
     assert after.inventory == before.inventory
-    assert {node.agent._listener.promised_run for node in fleet.nodes} == {RUN}, (
+    assert {node.agent.listener.promised_run for node in fleet.nodes} == {RUN}, (
         "peers of the run's other generations are no strangers"
     )
     await fleet.load()
@@ -331,7 +331,7 @@ async def test_ranks_are_started_while_their_shards_are_loaded_and_restore_when_
     await fleet.train(3)
     await fleet.prepare()
     await fleet.load()
-    members = [node.agent._member for node in fleet.nodes]
+    members = [node.agent.lifecycle.member for node in fleet.nodes]
     await until("ranks", lambda: all(member is not None and member.lines._waiting for member in members))
     assert {rank.connection_count for rank in fleet.ranks} == {0}, "nobody restores yet"
     await until("all to hear of their bases", lambda: all(rank.arriving is not None for rank in fleet.ranks))
@@ -451,7 +451,7 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
         promise.write(structs.replace(kept, plan=structs.replace(kept.plan, ranks=tuple(ranks))))
     owner.start()
     base = Content(fleet.plan.ranks[1].sources[0].origin_generation, fleet.plan.base_step)
-    await until("the base", lambda: owner.agent._store.sealed(Rank(1), base) is not None)
+    await until("the base", lambda: owner.agent.store.sealed(Rank(1), base) is not None)
     coordinator.start()
     await fleet.connected()
     await until("its load", lambda: fleet.control.member(coordinator.id).phase is MemberPhase.LOADED)  # type: ignore[union-attr]
@@ -501,7 +501,7 @@ async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
     await fleet.launch()
     await fleet.train(2)
     node = fleet.nodes[1]
-    port = node.agent._listener.port
+    port = node.agent.listener.port
     await node.stop()
     with socket.socket() as thief:
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -509,7 +509,7 @@ async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
         thief.listen()
         node.start()
         await fleet.connected()
-        assert node.agent._listener.port != port
+        assert node.agent.listener.port != port
         await fleet.launch()
         check_restored(fleet)
 
@@ -595,7 +595,10 @@ async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(
     await fleet.launch()
     await fleet.train(3)
     shards = [
-        shard for node in fleet.nodes if node.agent._member is not None for shard in node.agent._member.shards.values()
+        shard
+        for node in fleet.nodes
+        if node.agent.lifecycle.member is not None
+        for shard in node.agent.lifecycle.member.shards.values()
     ]
     with monkeypatch.context() as slow:
         slow.setattr(worker.member.member, "upload_shard", hang)
@@ -630,7 +633,7 @@ async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds
         raise StoreUnavailable("it is down")
 
     await fleet.launch()
-    member = fleet.nodes[0].agent._member
+    member = fleet.nodes[0].agent.lifecycle.member
     assert member is not None
     shard = member.shards[Rank(0)]
 
@@ -652,7 +655,7 @@ async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds
 
 async def test_the_coordinator_keeps_the_distance_that_its_own_node_can_pay_for(fleet: Fleet) -> None:
     await fleet.launch()
-    member, other = (node.agent._member for node in fleet.nodes[:2])
+    member, other = (node.agent.lifecycle.member for node in fleet.nodes[:2])
     assert member is not None
     assert member.server is not None
     assert other is not None
@@ -753,7 +756,7 @@ async def test_an_agent_that_is_killed_while_it_forgets_a_run_starts_none_of_its
         forgets.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(node.agent._supplies, "forget", ends)
+    monkeypatch.setattr(node.agent.supplies, "forget", ends)
     await fleet.send(node, Release(run=RUN))
     await forgets.wait()
     await node.stop()
@@ -777,14 +780,14 @@ async def test_a_disk_that_takes_no_promise_for_a_while_costs_a_while(
     await fleet.connected()
     node = fleet.nodes[1]
     refused: set[MemberPhase] = set()
-    write = node.agent._promises.write
+    write = node.agent.promises.write
 
     def refuse(promise: Promise | None) -> None:
         if promise is not None and promise.phase in refused:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(promise)
 
-    monkeypatch.setattr(node.agent._promises, "write", refuse)
+    monkeypatch.setattr(node.agent.promises, "write", refuse)
 
     async def is_refused(message: Prepare | Load | Start, phase: MemberPhase) -> MemberReport | None:
         caplog.clear()

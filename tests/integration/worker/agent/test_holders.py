@@ -45,7 +45,7 @@ async def test_a_holder_that_never_answers(fleet: Fleet, monkeypatch: pytest.Mon
     monkeypatch.setattr(harness, "TIMEOUTS", msgspec.structs.replace(harness.TIMEOUTS, holder_deadline_seconds=2.0))
     await fleet.launch()
     holder = fleet.nodes[1]
-    member = holder.agent._member
+    member = holder.agent.lifecycle.member
     assert member is not None
     answers = asyncio.Event()
     serve = member._receiver.replica
@@ -55,8 +55,8 @@ async def test_a_holder_that_never_answers(fleet: Fleet, monkeypatch: pytest.Mon
         await serve(session)
 
     member._receiver.replica = deaf  # type: ignore[method-assign]
-    await holder.agent._listener.revoke()
-    holder.agent._listener.admit(member._credentials, member._serve)
+    await holder.agent.listener.revoke()
+    holder.agent.listener.admit(member._credentials, member._serve)
     await fleet.train(MANY_STEPS)
     assert fleet.ranks[0].word.committed >= MANY_STEPS, "the owner's own C advances"
     await until("the report", lambda: protection(fleet, 0).in_view == (fleet.nodes[0].id,))
@@ -80,13 +80,13 @@ async def test_the_coordinator_cannot_be_reached(fleet: Fleet) -> None:
     await fleet.launch()
     await fleet.train(2)
     coordinator = fleet.nodes[0].agent
-    member = coordinator._member
+    member = coordinator.lifecycle.member
     assert member is not None
     assert told_of_coordinator(fleet) == [[], [], []]
-    await coordinator._listener.revoke()
+    await coordinator.listener.revoke()
     await until("the reports", lambda: [len(told) for told in told_of_coordinator(fleet)] == [0, 1, 1])
     assert told_of_coordinator(fleet)[1] == ["i-1 has not reached the coordinator i-0 for 0.5 s"]
-    coordinator._listener.admit(member._credentials, member._serve)
+    coordinator.listener.admit(member._credentials, member._serve)
     await until("silence", lambda: told_of_coordinator(fleet) == [[], [], []])
     await fleet.train(5)
 
@@ -112,7 +112,7 @@ async def test_a_holder_in_trouble_is_told_with_its_shard_and_no_longer_when_it_
     fleet: Fleet, tell: Callable[[OwnedShard, NodeId, str], None], words: str
 ) -> None:
     await fleet.launch()
-    holder, member = fleet.nodes[1], fleet.nodes[0].agent._member
+    holder, member = fleet.nodes[1], fleet.nodes[0].agent.lifecycle.member
     assert member is not None
     tell(member.shards[Rank(0)], holder.id, "what its link does")
     await until("the report", lambda: protection(fleet, 0).reason == f"{holder.id} is {words}: what its link does")
@@ -130,8 +130,8 @@ async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
     await fleet.launch()
     await fleet.train(2)
     node = fleet.nodes[number]
-    assert node.agent._member is not None
-    rounds, bugs = node.agent._member._rounds, [LookupError("a bug")]
+    assert node.agent.lifecycle.member is not None
+    rounds, bugs = node.agent.lifecycle.member._rounds, [LookupError("a bug")]
     newest = rounds._newest
 
     def look() -> Reports:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import worker.agent.agent
-from everstep.protocol.agent_messages import ExitClass, LogLines, MemberPhase, MemberReport, Release, SendLines
+import worker.agent.departure
+from everstep.protocol.agent_messages import AgentReport, ExitClass, LogLines, MemberPhase, Release, SendLines
 from everstep.protocol.ids import Generation, NodeId, Rank
 from everstep.protocol.log_chunks import LogLine, decode_chunk, parse_name, parse_tail
 from everstep.protocol.plan import ObjectReference
@@ -153,7 +153,7 @@ async def leave_output(fleet: Fleet) -> Path:
 async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.agent.agent, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker.agent.departure, "LOOK_SECONDS", 0.01)
     store, node, now, look_count = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0, 0
 
     def look() -> float:
@@ -161,7 +161,7 @@ async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
         look_count += 1
         return now
 
-    node.agent._logs.monotonic = look
+    node.agent.logs.monotonic = look
     output = await leave_output(fleet)
     await asyncio.to_thread(store.asked.wait, 30)
     for later in (0.0, STILL_SECONDS + 7):  # 64 MiB may take eight seconds more
@@ -174,28 +174,28 @@ async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
     store.taken.set()
     await until("the release", lambda: fleet.control.member(node.id) is None)
     assert "output/gen=1/rank=0/model" in fleet.objects.objects[BUCKET]
-    assert not output.exists()
+    await until("the end of its files", lambda: not output.exists())
 
 
 async def test_outputs_that_are_given_up_are_told(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker.agent.agent, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker.agent.departure, "LOOK_SECONDS", 0.01)
     store, node, now = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0
-    node.agent._logs.monotonic = lambda: now
+    node.agent.logs.monotonic = lambda: now
     output = await leave_output(fleet)
     await asyncio.to_thread(store.asked.wait, 30)
     told: list[str] = []
-    report = node.agent._member_report
+    report = node.agent.reports.report
 
-    def heard() -> MemberReport | None:
-        if (made := report()) is not None:
-            told.extend(fault.code for fault in made.faults)
+    def heard() -> AgentReport:
+        made = report()
+        told.extend(fault.code for fault in (made.member.faults if made.member is not None else ()))
         return made
 
-    monkeypatch.setattr(node.agent, "_member_report", heard)
+    monkeypatch.setattr(node.agent.reports, "report", heard)
     await fleet.send(node, Release(run=RUN))
-    await until("the release to begin", lambda: node.agent._letting_go is not None)
+    await until("the release to begin", lambda: node.agent.departure.has_begun)
     now = STILL_SECONDS + 9
     await until("the release", lambda: fleet.control.member(node.id) is None)
     assert set(told) == {"output_missing"}

@@ -17,10 +17,11 @@ pytestmark = pytest.mark.integration
 
 
 async def test_memory_is_reported_with_the_node_and_with_the_job(fleet: Fleet, tmp_path: Path) -> None:
-    await fleet.launch()
     watch = HealthWatch(NoGpus(), state=tmp_path, slots=tmp_path)
     watch.look()
-    fleet.nodes[1].agent._health = watch
+    await fleet.nodes[1].stop()
+    fleet.nodes[1].start(health=watch)
+    await fleet.launch()
     await fleet.train(3)
 
     def reported() -> NodeMemory | None:
@@ -33,6 +34,6 @@ async def test_memory_is_reported_with_the_node_and_with_the_job(fleet: Fleet, t
     assert memory.total_bytes == memory_facts().total_bytes
     assert 0 < memory.available_bytes <= memory.total_bytes
     assert memory.ranks == (RankMemory(rank=Rank(1), resident_bytes=1001, peak_bytes=2001),)
-    assert fleet.nodes[1].agent._usage().rank_memory_bytes == 1001
+    assert fleet.nodes[1].agent.usage.now().rank_memory_bytes == 1001
     idle = fleet.control.reports[fleet.nodes[0].id]
     assert idle.memory is None, "nobody measures that node"

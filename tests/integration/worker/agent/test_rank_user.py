@@ -34,7 +34,7 @@ def opened(root: Path) -> dict[str, int]:
 async def test_agents_open_what_their_ranks_need_and_nothing_else(fleet: Fleet) -> None:
     for node in fleet.nodes:
         await node.stop()
-        node._settings = replace(node._settings, rank_user=USER, exposure="told at the start")
+        node.settings = replace(node.settings, rank_user=USER, exposure="told at the start")
         node.start()
     await fleet.launch()
     await fleet.train(3)
@@ -64,7 +64,7 @@ async def test_what_a_restarted_agent_finds_is_opened_again(fleet: Fleet) -> Non
     closed = {path.name: path.stat().st_mode & 0o777 for path in (node.slots / RUN).iterdir()}
     assert set(closed.values()) == {0o600}
     await node.stop()
-    node._settings = replace(node._settings, rank_user=USER)
+    node.settings = replace(node.settings, rank_user=USER)
     node.start()
     await until("the page to be opened", lambda: (node.slots / RUN / "rank-0.word").stat().st_mode & 0o777 == 0o660)
     assert node.slots.stat().st_mode & 0o777 == 0o710

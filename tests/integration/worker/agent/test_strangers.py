@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 )
 async def test_noise_at_the_peer_port(fleet: Fleet, data: bytes) -> None:
     await fleet.launch()
-    reader, writer = await asyncio.open_connection("127.0.0.1", fleet.nodes[0].agent._listener.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", fleet.nodes[0].agent.listener.port)
     await refused(reader, writer, data)
     await fleet.train(3)
 
@@ -28,7 +28,7 @@ async def test_noise_at_the_peer_port(fleet: Fleet, data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"\xff" * 64, LENGTH.pack(3) + b"abc", LENGTH.pack(2**31 - 1)])
 async def test_noise_at_the_rank_socket(fleet: Fleet, data: bytes) -> None:
     await fleet.launch()
-    server = fleet.nodes[0].agent._ranks
+    server = fleet.nodes[0].agent.ranks
     reader, writer = await asyncio.open_unix_connection(server.path)
     await refused(reader, writer, data)
     await until("the count", lambda: server.refused_count == 1)
@@ -47,7 +47,7 @@ async def test_noise_at_the_rank_socket(fleet: Fleet, data: bytes) -> None:
 )
 async def test_a_rank_that_is_not_ours(fleet: Fleet, hello: RankHello) -> None:
     await fleet.launch()
-    server = fleet.nodes[0].agent._ranks
+    server = fleet.nodes[0].agent.ranks
     reader, writer = await asyncio.open_unix_connection(server.path)
     await refused(reader, writer, frame(hello))
     await until("the count", lambda: server.refused_count == 1)

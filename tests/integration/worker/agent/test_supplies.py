@@ -70,7 +70,7 @@ async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generati
     assert [node.shim.ranks for node in fleet.nodes] == [{}, {}, {}], (
         "no rank waits for a node that may fetch for hours"
     )
-    members = [node.agent._member for node in fleet.nodes]
+    members = [node.agent.lifecycle.member for node in fleet.nodes]
     for member in members:
         assert member is not None
         member.rank_statuses()
@@ -169,7 +169,9 @@ async def test_secrets_are_read_for_each_launch_and_are_nowhere_else(
     ]
     assert len(written) > len(fleet.nodes)
     assert [path for path in written if b"hunter2" in path.read_bytes()] == []
-    assert "hunter2" not in repr([fleet.control.reports, fleet.plan, [node.agent._supplied for node in fleet.nodes]])
+    assert "hunter2" not in repr(
+        [fleet.control.reports, fleet.plan, [node.agent.lifecycle.supplied for node in fleet.nodes]]
+    )
     assert "hunter2" not in caplog.text
 
 

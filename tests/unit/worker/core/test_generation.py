@@ -17,6 +17,7 @@ from worker.core.generation import (
     answer_prepare,
     is_current,
     is_own_run,
+    may_load,
 )
 
 RUN, OTHER = RunId("ab" * 16), RunId("cd" * 16)
@@ -64,6 +65,14 @@ def test_answers_to_a_prepare(before: Membership | None, run: RunId, generation:
 def test_only_the_promised_generation_is_current(run: RunId, generation: int, current: bool) -> None:
     assert is_current(member(), run, Generation(generation)) is current
     assert not is_current(None, run, Generation(generation))
+
+
+@pytest.mark.parametrize("phase", MemberPhase)
+def test_only_a_promised_generation_that_does_not_load_yet_is_loaded(phase: MemberPhase) -> None:
+    assert may_load(member(phase), RUN, Generation(3)) is (phase is MemberPhase.PROMISED)
+    assert not may_load(member(phase), OTHER, Generation(3))
+    assert not may_load(member(phase), RUN, Generation(4))
+    assert not may_load(None, RUN, Generation(3))
 
 
 @pytest.mark.parametrize(("promised", "own"), [(RUN, True), (OTHER, False), (None, False)])

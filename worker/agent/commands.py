@@ -1,0 +1,174 @@
+"""The commands of the control plane, executed one after another.
+
+Two messages bypass the queue: a halt of ranks takes effect immediately, and a confirmation of metrics has no order.
+
+Invariant: a command for another generation than the promised one changes nothing on this node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from everstep.protocol.agent_messages import (
+    HaltRanks,
+    KeepEvidence,
+    KeepSources,
+    KillForDrill,
+    Load,
+    MetricsStored,
+    Prepare,
+    Release,
+    RunCommand,
+    SendLines,
+    Start,
+    StopTraining,
+    TakeCheckpoint,
+    TakeStacks,
+)
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, Rank, RunId
+from worker.agent.departure import Departure
+from worker.agent.inspection import RankInspection
+from worker.agent.lifecycle import Lifecycle
+from worker.agent.lines import RankLogLines
+from worker.agent.own_log import Evidence
+from worker.agent.sources import SourcePrefetch
+from worker.core.generation import Membership, is_current
+from worker.core.metric_outbox import MetricOutbox
+from worker.ranks.supervisor import Supervisor
+from worker.replication.coordinator import RoundServer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _OutputsStored:
+    """Internal command: the output of a departing run is uploaded, or permanently abandoned."""
+
+    membership: Membership
+
+
+class Commands:
+    """Queues the commands of the control plane, and passes each one to the part of the agent that executes it."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        lifecycle: Lifecycle,
+        departure: Departure,
+        *,
+        supervisor: Supervisor,
+        inspection: RankInspection,
+        lines: RankLogLines,
+        sources: SourcePrefetch,
+        evidence: Evidence,
+        outbox: MetricOutbox,
+        on_change: Callable[[], None],
+    ) -> None:
+        """Create the queue; `run` executes the commands. The arguments are the parts that execute commands.
+
+        Args:
+            agent_id: random name of this agent process; confirmations for another process are ignored.
+            lifecycle: executes Prepare, Load and Start.
+            departure: executes Release in two parts.
+            supervisor: halts ranks, and kills them for drills.
+            inspection: samples stacks and runs commands beside ranks.
+            lines: sends log lines to followers.
+            sources: fetches source archives on an idle node.
+            evidence: stores the logs of this agent in S3.
+            outbox: holds metrics until they are confirmed.
+            on_change: called after each command that can change the report.
+        """
+        self._agent_id = agent_id
+        self._lifecycle = lifecycle
+        self._departure = departure
+        self._supervisor = supervisor
+        self._inspection = inspection
+        self._lines = lines
+        self._sources = sources
+        self._evidence = evidence
+        self._outbox = outbox
+        self._on_change = on_change
+        self._queue: asyncio.Queue[Message | _OutputsStored] = asyncio.Queue()
+
+    def take(self, command: Message) -> None:
+        """Queue a command, or execute it immediately if it bypasses the queue. Must not block."""
+        match command:
+            case HaltRanks(run=run, generation=generation):
+                if self._is_current(run, generation):
+                    self._supervisor.halt_now(run, generation)
+                    if (rounds := self._rounds) is not None:
+                        rounds.halt()
+                self._queue.put_nowait(command)
+            case MetricsStored(agent_id=agent_id, next_number=number):
+                if agent_id == self._agent_id:
+                    self._outbox.confirm(number)
+            case _:
+                self._queue.put_nowait(command)
+
+    async def run(self) -> None:
+        """Execute the queued commands until cancelled."""
+        while True:
+            await self._execute(await self._queue.get())
+
+    async def _execute(self, command: Message | _OutputsStored) -> None:
+        match command:
+            case Prepare():
+                if self._lifecycle.must_promise(command):
+                    await self._departure.make_way(command.run)
+                    self._sources.stop()
+                    await self._lifecycle.prepare(command)
+            case Load(plan=plan, key=key):
+                self._lifecycle.load(plan, key)
+            case Start(run=run, generation=generation) if self._is_current(run, generation):
+                await self._lifecycle.start()
+            case Release(run=run):
+                await self._departure.begin(run, then=lambda left: self._queue.put_nowait(_OutputsStored(left)))
+            case _OutputsStored(membership=membership):
+                await self._departure.finish(membership)
+            case StopTraining(run=run, generation=generation) if self._is_current(run, generation):
+                if (rounds := self._rounds) is not None:
+                    rounds.request_stop()
+            case TakeCheckpoint(run=run, generation=generation, step=step) if self._is_current(run, generation):
+                if (rounds := self._rounds) is not None:
+                    rounds.request_checkpoint(step)
+            case KillForDrill(run=run, generation=generation) if self._is_current(run, generation):
+                self._kill(run, generation, command.rank, command.drill)
+            case TakeStacks(run=run, generation=generation, number=number) if self._is_current(run, generation):
+                if (member := self._lifecycle.member) is not None:
+                    self._inspection.sample_stacks(member.plan, member.here, number)
+            case RunCommand(run=run, generation=generation):
+                self._inspection.run_command(command, is_current=self._is_current(run, generation))
+                return
+            case SendLines(run=run):
+                if run == self._lifecycle.promise.run:
+                    self._lines.follow()
+                return
+            case KeepEvidence(place=place):
+                await self._evidence.keep(place)
+            case KeepSources(sources=sources):
+                if self._lifecycle.promise.value is None:  # A node with a job ignores the request.
+                    await self._sources.want(sources)
+            case _:
+                log.debug("%s is not for what this node has promised", type(command).__name__)
+        self._on_change()
+
+    def _is_current(self, run: RunId, generation: Generation) -> bool:
+        return is_current(self._lifecycle.promise.membership, run, generation)
+
+    @property
+    def _rounds(self) -> RoundServer | None:
+        """The coordinator of the running generation; None on every other node."""
+        return self._lifecycle.member.server if self._lifecycle.member is not None else None
+
+    def _kill(self, run: RunId, generation: Generation, rank: Rank | None, drill: str) -> None:
+        log.warning("drill %s: killing %s", drill, "this agent" if rank is None else f"rank {rank}")
+        if rank is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            self._supervisor.kill_rank(run, generation, rank)

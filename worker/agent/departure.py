@@ -1,0 +1,161 @@
+"""The end of a run on this node: its outputs are uploaded, then its files and processes are removed.
+
+    Release ─▶ Departure.begin ─▶ outputs uploaded or stalled ─▶ Departure.finish ─▶ release
+    Prepare of another run ─▶ Departure.make_way ─────────────────────────────────▶ release
+
+Invariant: the node reports the run until its release, so that the node gets no other job before. After a release, no
+file, process or promise of the run remains on this node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable
+
+from everstep.protocol.ids import RunId
+from worker.agent.lifecycle import Lifecycle
+from worker.agent.outputs import EndedOutputs
+from worker.agent.promise import CurrentPromise
+from worker.agent.settings import AgentSettings
+from worker.core.generation import Membership
+from worker.logs.uploads import RankLogs
+from worker.node.rank_user import clear, end_processes
+from worker.provisioning.source import SourceArchives
+from worker.provisioning.supplies import Supplies
+from worker.ranks.files import home_of
+from worker.ranks.supervisor import Supervisor
+from worker.shm.store import SlotStore
+from worker.tasks import end
+
+log = logging.getLogger(__name__)
+LEAVING_SECONDS = 30.0
+"""Maximum seconds for which a node that another job needs still uploads output of its previous job."""
+LOOK_SECONDS = 1.0
+"""Seconds between two checks of the progress of uploads."""
+
+
+class Departure:
+    """Releases this node from its run."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        lifecycle: Lifecycle,
+        promise: CurrentPromise,
+        outputs: EndedOutputs,
+        *,
+        store: SlotStore,
+        supervisor: Supervisor,
+        supplies: Supplies,
+        logs: RankLogs,
+        archives: SourceArchives,
+    ) -> None:
+        """Create the object; nothing departs yet.
+
+        Args:
+            settings: names the folders of this node.
+            lifecycle: ends the work of the running generation.
+            promise: the node's promise, which a release deletes.
+            outputs: uploads of ended generations, for which a departure waits.
+            store: slots, which a release removes.
+            supervisor: owns the files and records of the run's ranks.
+            supplies: owns the inputs and packages of the run.
+            logs: owns the streams of the run's ranks.
+            archives: owns the source archives of runs.
+        """
+        self._settings = settings
+        self._lifecycle = lifecycle
+        self._promise = promise
+        self._outputs = outputs
+        self._store = store
+        self._supervisor = supervisor
+        self._supplies = supplies
+        self._logs = logs
+        self._archives = archives
+        self._waiting: asyncio.Task[None] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """True after `begin` until the wait for the run's outputs is over."""
+        return self._waiting is not None and not self._waiting.done()
+
+    async def begin(self, run: RunId, *, then: Callable[[Membership], None]) -> None:
+        """End a run's work on this node, and release the run once its output is uploaded or the uploads stall.
+
+        A repeated call changes nothing.
+
+        Args:
+            run: the run that the control plane releases; another run is ignored.
+            then: called when the wait for uploads is over. The caller must then call `finish`, in turn with other
+                commands.
+        """
+        if self._promise.run not in (None, run) or self.has_begun:
+            return
+        await self._lifecycle.end_member()
+        membership = self._promise.membership
+        if membership is None or not self._outputs.is_pending:
+            await self._release(run)
+        else:
+            self._waiting = asyncio.create_task(self._wait(membership, then), name="what a run has left")
+
+    async def _wait(self, membership: Membership, then: Callable[[Membership], None]) -> None:
+        await self._outputs.wait_while_moving(LOOK_SECONDS)
+        if self._outputs.is_pending:
+            self._lifecycle.fault(
+                "output_missing",
+                f"outputs of ranks of run {membership.run} that are not in S3 are lost with their node's release: "
+                "nothing has reached S3 for too long",
+            )
+        then(membership)
+
+    async def finish(self, membership: Membership) -> None:
+        """Release the run of `membership`, unless the node has made a newer promise."""
+        if membership == self._promise.membership:
+            await self._release(membership.run, wait_seconds=0.0)
+
+    async def make_way(self, run: RunId) -> None:
+        """Release another run than `run` if there is one, because the control plane has assigned this node to `run`."""
+        other = self._promise.run
+        if other is not None and other != run:
+            await self._release(other)
+        await end(self._waiting)
+
+    async def _release(self, run: RunId, *, wait_seconds: float = LEAVING_SECONDS) -> None:
+        """Wait for the uploads of a run, then remove the run's files and processes from this node.
+
+        The wait takes at most `wait_seconds`.
+        """
+        if self._promise.run not in (None, run):
+            return
+        log.info("release run %s", run)
+        self._lifecycle.is_unsettled = True
+        await self._lifecycle.end_member()
+        await self._outputs.wait(wait_seconds)
+        if self._outputs.is_pending:
+            log.error("run %s is released although not all that its ranks have left is in S3: the rest is lost", run)
+            self._outputs.abandon()
+        self._promise.lapse()
+        await self._store.release()
+        await asyncio.to_thread(self._forget_files, run)
+        await self._supplies.forget(run)
+        self._promise.drop(run)
+        self._lifecycle.forget()
+
+    def _forget_files(self, run: RunId) -> None:
+        if left := end_processes(self._settings.rank_user, seconds=self._supervisor.gone_seconds):
+            log.error("run %s has left what cannot be ended, and no job starts here meanwhile: %s", run, left)
+        self._supervisor.forget(run)
+        self._logs.forget(run)
+        self._archives.keep(())
+        # The pattern includes an unfinished tree of a killed agent.
+        trees = (self._settings.state / "sources").glob(f"{run}*")
+        for folder in (*trees, home_of(self._settings.state, run)):
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._settings.rank_user is not None:
+            clear(self._settings.rank_user)
+
+    async def close(self) -> None:
+        """End the wait. The control plane repeats its Release to the next agent process."""
+        await end(self._waiting)

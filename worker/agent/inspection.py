@@ -1,0 +1,112 @@
+"""What users request beside the ranks of the running generation: stack samples, and commands.
+
+Invariant: no command and no sample outlives the generation of its rank.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+from everstep.protocol.agent_messages import CommandEnded, RankStacks, RunCommand
+from everstep.protocol.ids import RunId
+from everstep.protocol.plan import GenerationPlan, PlanNode
+from worker.agent.settings import AgentSettings
+from worker.agent.usage import Usage
+from worker.node.network_cards import card_of
+from worker.node.rank_user import RankUser, user_of
+from worker.ranks.commands import RankCommands
+from worker.ranks.environment import inherited_as, node_environment
+from worker.ranks.files import make_home
+from worker.ranks.shim.messages import RankRecord
+from worker.ranks.stacks import StackWatch
+from worker.ranks.supervisor import Supervisor
+
+
+class RankInspection:
+    """Runs commands beside ranks and samples their stacks."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        supervisor: Supervisor,
+        usage: Usage,
+        *,
+        answer: Callable[[CommandEnded], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """Create the object without commands and samples.
+
+        Args:
+            settings: names the node's folders and users.
+            supervisor: lists the processes of the ranks.
+            usage: returns the load of a rank's GPU.
+            answer: called with the result of each command.
+            on_change: called when a sample is finished.
+        """
+        self._settings = settings
+        self._supervisor = supervisor
+        self._usage = usage
+        self._on_change = on_change
+        self._commands = RankCommands(self._environment, answer, self._user)
+        self._stacks: StackWatch | None = None
+        """Stack samples of the running ranks; created at the control plane's first request."""
+
+    def run_command(self, command: RunCommand, *, is_current: bool) -> None:
+        """Run a command beside a rank. The command is refused if that rank does not run here.
+
+        Args:
+            command: the request of the control plane.
+            is_current: whether the command is for the promised generation.
+        """
+        key = (command.run, command.generation, command.rank)
+        living = (
+            record
+            for record in (self._supervisor.records if is_current else ())
+            if (record.run, record.generation, record.rank) == key and record.end is None
+        )
+        self._commands.take(command, next(living, None))
+
+    def sample_stacks(self, plan: GenerationPlan, here: PlanNode, number: int) -> None:
+        """Sample the stacks of the ranks. The next reports contain the result.
+
+        Args:
+            plan: plan of the running generation.
+            here: this node in the plan.
+            number: number of the request; a repeated number takes no new sample.
+        """
+
+        def known() -> list[RankRecord]:
+            key = (plan.run, plan.generation)
+            return [record for record in self._supervisor.records if (record.run, record.generation) == key]
+
+        self._stacks = self._stacks or StackWatch(
+            lambda: [record for record in known() if record.end is None],
+            on_change=self._on_change,
+            monotonic=time.monotonic,
+            gpu_percent=partial(self._usage.gpu_percent, here),
+            unborn=lambda: set(here.ranks) - {record.rank for record in known()},
+        )
+        self._stacks.ask(number)
+
+    @property
+    def stacks(self) -> tuple[RankStacks, ...]:
+        """The newest stack samples."""
+        return self._stacks.shown() if self._stacks is not None else ()
+
+    async def close(self) -> None:
+        """End all commands and samples. New ones may be requested for the next generation."""
+        await self._commands.close()
+        stacks, self._stacks = self._stacks, None
+        if stacks is not None:
+            await stacks.close()
+
+    def _environment(self, run: RunId) -> dict[str, str]:
+        """Return the inherited environment of commands that run beside a run's ranks."""
+        user, inherited = self._user(run), node_environment(os.environ, card_of(self._settings.address))
+        return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
+
+    def _user(self, run: RunId) -> RankUser | None:
+        return user_of(run, self._settings.state, self._settings.rank_user)

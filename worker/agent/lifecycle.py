@@ -1,0 +1,420 @@
+"""The generations of this node, one after another: promise, load, start, and the exits of the ranks.
+
+    Prepare ─▶ promise ─▶ Load ─▶ load ─▶ Start ─▶ start ─▶ exits of all ranks
+                  ▲ a higher Prepare, from any phase
+
+`worker.core.generation` decides which phase follows. The promise on disk changes before the agent acts (`promise`), so
+that a restarted agent resumes the phase (`Lifecycle.resume`).
+
+Invariant: this node never acts on a generation below the promised one, and works for at most one generation at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from everstep.protocol.agent_messages import (
+    EndedRanks,
+    ExitClass,
+    FaultCode,
+    MemberPhase,
+    NodeFault,
+    PageCommit,
+    Prepare,
+    RankExit,
+)
+from everstep.protocol.ids import Rank, RunId
+from everstep.protocol.plan import GenerationPlan, SlotRecord
+from worker.agent.inspection import RankInspection
+from worker.agent.lines import RankLogLines
+from worker.agent.outputs import EndedOutputs
+from worker.agent.promise import CurrentPromise, Promise
+from worker.agent.settings import AgentSettings
+from worker.core.generation import Answer, Event, Membership, answer_prepare, may_load
+from worker.errors import LoadFailed, RanksNotGone
+from worker.logs.uploads import RankLogs
+from worker.member.member import Member, Node
+from worker.node.full_disks import FullDisks
+from worker.node.rank_user import user_of
+from worker.provisioning.supplies import Supplies, wait_for_start
+from worker.ranks.environment import Supplied
+from worker.ranks.server import RankServer
+from worker.ranks.supervisor import Supervisor
+from worker.shm.store import SlotStore
+from worker.tasks import end, together
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """Slots and pages of older generations, read when the promise is made. Valid in phase PROMISED."""
+
+    inventory: tuple[SlotRecord, ...] = ()
+    ended: EndedRanks | None = None
+    commits: tuple[PageCommit, ...] = ()
+    """Newest committed steps on the ranks' pages."""
+
+    @classmethod
+    def of(cls, store: SlotStore) -> Remains:
+        """Return what the slots and pages of this node contain."""
+        return cls(store.inventory(), store.ended_ranks(), store.page_commits())
+
+
+class Lifecycle:
+    """This node's part in the newest promised generation, from the promise to the exits of its ranks."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        node: Node,
+        promise: CurrentPromise,
+        *,
+        supervisor: Supervisor,
+        ranks: RankServer,
+        supplies: Supplies,
+        logs: RankLogs,
+        lines: RankLogLines,
+        outputs: EndedOutputs,
+        inspection: RankInspection,
+        full_disks: FullDisks,
+        on_change: Callable[[], None],
+    ) -> None:
+        """Create the object without a generation; `resume` reads the promise of an earlier agent process.
+
+        Args:
+            settings: names the node's folders and users.
+            node: the parts of this node that a generation uses.
+            promise: the node's promise, which every phase changes.
+            supervisor: starts, watches and ends this node's ranks.
+            ranks: accepts the connections of ranks.
+            supplies: provides inputs, packages and secrets.
+            logs: follows and uploads the streams of ranks.
+            lines: uploads the log lines of ranks.
+            outputs: uploads what ended generations have left.
+            inspection: commands and stack samples, which end with their generation.
+            full_disks: records each write that a disk refuses.
+            on_change: called after a change that is reported immediately.
+        """
+        self.promise = promise
+        self.member: Member | None = None
+        """The generation that this node works for; None between generations."""
+        self.is_unsettled = False
+        """True while the old membership ends and the new promise is not fulfilled. No membership is reported."""
+        self.remains = Remains()
+        self.exits: dict[Rank, RankExit] = {}
+        self.faults: tuple[NodeFault, ...] = ()
+        self.load_seconds = 0.0
+        self.supplied: Supplied | None = None
+        """Environment and packages of the loaded generation's ranks.
+
+        None before the load, and after a restart of the agent.
+        """
+        self._settings = settings
+        self._node = node
+        self._supervisor = supervisor
+        self._ranks = ranks
+        self._supplies = supplies
+        self._logs = logs
+        self._lines = lines
+        self._outputs = outputs
+        self._inspection = inspection
+        self._full_disks = full_disks
+        self._on_change = on_change
+        self._working: asyncio.Task[None] | None = None
+        """Background work of the current phase: the load, or the watch until all ranks have exited."""
+        self._stored: Member | None = None
+        """The member whose ranks' output was uploaded completely. None if the upload failed or has not finished."""
+
+    # -- after a restart
+
+    async def resume(self) -> None:
+        """Resume the promised membership of an earlier agent process on this node."""
+        promise = self.promise.resume()
+        if promise is None:
+            return
+        log.info("taking up run %s generation %d, %s", promise.run, promise.generation, promise.phase)
+        self._node.store.open_run(promise.membership.job, promise.membership.run)
+        match promise.phase:
+            case MemberPhase.PROMISED | MemberPhase.LOAD_FAILED:
+                await self._fulfil(promise.membership)
+            case MemberPhase.LOADING | MemberPhase.LOADED if promise.plan is not None:
+                self.promise.set(msgspec.structs.replace(promise, phase=MemberPhase.LOADING))
+                self._begin_load(promise.plan, promise.key)
+            case MemberPhase.RUNNING | MemberPhase.EXITED if promise.plan is not None:
+                self.member = Member(self._node, promise.plan, promise.key, on_change=self._on_change)
+                self.member.adopt()
+                self._open_to_ranks(self.member)
+                self.member.begin_rounds(is_restarted=True)
+                await self._supplies.adopt(promise.plan, promise.key)
+                await self._run_ranks(promise, self.member)
+
+    # -- promise
+
+    def must_promise(self, command: Prepare) -> bool:
+        """Return whether a Prepare is new. A repeated or late one changes nothing."""
+        answer = answer_prepare(self.promise.membership, command.run, command.generation)
+        if answer is not Answer.PROMISE:
+            log.debug("Prepare of generation %d: %s", command.generation, answer)
+        return answer is Answer.PROMISE
+
+    async def prepare(self, command: Prepare) -> None:
+        """Promise a generation. The disk must first accept the promise and the user of the run's ranks."""
+        log.info("promise generation %d of job %s", command.generation, command.job)
+        promise = Promise(job=command.job, run=command.run, generation=command.generation, phase=MemberPhase.PROMISED)
+        self.is_unsettled = True
+        if self._has_user(command.run) and self.promise.store(promise):
+            await self._fulfil(promise.membership)
+        else:
+            self.is_unsettled = False
+
+    def _has_user(self, run: RunId) -> bool:
+        """Assign a user to the run's ranks and store the assignment. Return False if the disk refuses the write."""
+        try:
+            user_of(run, self._settings.state, self._settings.rank_user)
+        except OSError as error:  # the node's health reports a disk that is full or broken
+            self._full_disks.note(error)
+            log.warning("the user of run %s cannot be written: %s", run, error)
+            return False
+        return True
+
+    async def _fulfil(self, membership: Membership) -> None:
+        """Fulfil a promise: end all ranks and streams of older generations, then list the remaining slots."""
+        self.is_unsettled = True
+        await self.end_member()
+        self.faults = ()
+        try:
+            await self._supervisor.prove_gone(membership.run)
+        except RanksNotGone as error:
+            self.faults = (NodeFault(code=FaultCode.RANKS_NOT_GONE, message=str(error), is_permanent=False),)
+        self._node.store.open_run(membership.job, membership.run)
+        self.remains = Remains.of(self._node.store)
+        self.exits = {}
+        self.is_unsettled = False
+        log.info("generation %d promised: %d sealed slots", membership.generation, len(self.remains.inventory))
+
+    # -- load
+
+    def load(self, plan: GenerationPlan, key: bytes) -> None:
+        """Begin to load a generation in the background, if the node has promised it and has not begun yet."""
+        if not may_load(self.promise.membership, plan.run, plan.generation):
+            log.debug("Load of generation %d is not for what this node has promised", plan.generation)
+            return
+        phase = MemberPhase.LOADING
+        if self.promise.store(
+            Promise(job=plan.job, run=plan.run, generation=plan.generation, phase=phase, plan=plan, key=key)
+        ):
+            self._begin_load(plan, key)
+
+    def _begin_load(self, plan: GenerationPlan, key: bytes) -> None:
+        for rank in list(self._node.store.shards):
+            self._node.store.settle_copiers(rank)
+        self.member = Member(self._node, plan, key, on_change=self._on_change)
+        self._begin(self._load_member(self.member))
+
+    async def _load_member(self, member: Member) -> None:
+        """Start the ranks and load their shards in parallel. Watch the ranks until their training starts.
+
+        While shards arrive, the ranks import modules, connect and build their model. Each rank copies its shard as the
+        shard is verified. When training starts, the watch in `start` replaces this watch.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        watching: asyncio.Task[None] | None = None
+        try:
+            entry = await member.open(has_ranks=self._has_ranks(member))
+            assert self.promise.value is not None
+            promise = msgspec.structs.replace(self.promise.value, entry_point=str(entry))
+            self.promise.set(promise)
+            self._open_to_ranks(member)
+
+            async def supply_ranks() -> None:
+                nonlocal watching
+                self.supplied = await self._supplies.gather(member.plan, promise.key, member.here, entry)
+                if not wait_for_start(member.plan):
+                    member.begin_clocks()
+                    await self._start_ranks(promise, member, self.supplied)
+                watching = asyncio.create_task(self._watch_exits(promise, member), name="exits before the start")
+
+            await together(supply_ranks(), member.load())
+            assert watching is not None
+            self.load_seconds = loop.time() - begun
+            self._finish(Event.LOADED)
+            log.info(
+                "generation %d loaded in %.3f s: base step %d",
+                member.plan.generation,
+                self.load_seconds,
+                member.plan.base_step,
+            )
+            await watching
+        except LoadFailed as error:
+            log.warning("generation %d cannot be loaded: %s", member.plan.generation, error)
+            self._full_disks.note(error, self._settings.slots if error.code == FaultCode.MEMORY_FULL else None)
+            if error.code == FaultCode.DISK_FULL:
+                self._full_disks.note_words(str(error))
+            fault = NodeFault(code=error.code, message=str(error), is_permanent=error.is_permanent)
+            self.faults = (*self.faults, fault)
+            self._finish(Event.LOAD_FAILED)
+        finally:
+            await end(watching)
+
+    def _has_ranks(self, member: Member) -> bool:
+        """Return whether ranks of the generation to load already run on this node, started by an earlier agent."""
+        key = (member.plan.run, member.plan.generation)
+        return any((record.run, record.generation) == key and record.end is None for record in self._supervisor.records)
+
+    def _open_to_ranks(self, member: Member) -> None:
+        """Accept connections of this member's ranks, and of no others. Upload their log lines."""
+        user = user_of(member.plan.run, self._settings.state, self._settings.rank_user)
+        self._ranks.admit(member.lines, user)
+        self._lines.begin(member.plan, member.here)
+
+    # -- start
+
+    async def start(self) -> None:
+        """Start the training of a loaded generation: begin the rounds, and watch the ranks."""
+        promise, member = self.promise.value, self.member
+        if promise is None or member is None or promise.phase is not MemberPhase.LOADED:
+            return
+        if not self.promise.begin(Event.START):
+            return
+        await end(self._working)
+        member.begin_rounds(is_restarted=False)
+        await self._run_ranks(self.promise.value or promise, member)
+
+    async def _run_ranks(self, promise: Promise, member: Member) -> None:
+        """Start those ranks that an earlier agent process has not started, and watch all ranks."""
+        if promise.phase is MemberPhase.RUNNING:
+            unborn = set(member.here.ranks) - {
+                key.rank
+                for key in self._supervisor.records
+                if (key.run, key.generation) == (promise.run, promise.generation)
+            }
+            supplied = self.supplied or Supplied()
+            try:
+                if unborn and self.supplied is None:
+                    supplied = await self._supplies.gather(
+                        member.plan, promise.key, member.here, Path(promise.entry_point)
+                    )
+            except (LoadFailed, OSError) as error:
+                self._full_disks.note(error)
+                for rank in sorted(unborn):
+                    self._supervisor.fail_rank(member.plan, rank, str(error))
+            else:
+                if unborn:
+                    member.begin_clocks()
+                await self._start_ranks(promise, member, supplied)
+        self._begin(self._watch(promise, member))
+
+    async def _start_ranks(self, promise: Promise, member: Member, supplied: Supplied) -> None:
+        """Start those of this node's ranks that have not been started yet."""
+        entry = Path(promise.entry_point)
+        for rank in member.here.ranks:
+            await self._supervisor.start_rank(
+                member.plan, member.here, rank, entry, agent_socket=self._ranks.path, supplied=supplied
+            )
+
+    async def _watch(self, promise: Promise, member: Member) -> None:
+        """Report each rank's exit immediately.
+
+        When all ranks have exited and their output is uploaded, the agent's phase becomes EXITED.
+        """
+        following = asyncio.create_task(self._logs.follow(member.plan, member.here), name="streams of ranks")
+        try:
+            await self._watch_exits(promise, member)
+        finally:
+            await end(following)
+        await member.uploads_done()
+        unshipped = await self._lines.finish()
+        every = (*unshipped, *await self._logs.upload_all(member.plan, member.here))
+        for missing in every:
+            member.lines.fault("output_missing", missing, is_permanent=False)
+        self._stored = None if every else member
+        if self.promise.value is not None and self.promise.value.phase is MemberPhase.RUNNING:
+            self._finish(Event.EXITED)
+
+    async def _watch_exits(self, promise: Promise, member: Member) -> None:
+        while len(self.exits) < len(member.here.ranks):
+            exited = await self._supervisor.next_exit(
+                promise.membership.run, promise.membership.generation, seen=set(self.exits)
+            )
+            boundary = next(status.boundary for status in member.rank_statuses() if status.rank == exited.rank)
+            found = self.exits[exited.rank] = exited.describe(boundary)
+            if found.exit_class is ExitClass.ERROR:
+                # A full disk may have prevented the start of the rank or a write of its script.
+                self._full_disks.note_words(found.last_lines)
+            log.info("rank %d: %s, code %d, after step %d", exited.rank, found.exit_class, found.code, boundary)
+            self._on_change()
+
+    # -- end
+
+    async def end_member(self) -> None:
+        """End all work for the current generation. Ranks are ended first, then the member.
+
+        What the ranks have left is uploaded in the background.
+        """
+        await end(self._working)
+        self._working = None
+        await self._inspection.close()
+        self._ranks.refuse()
+        self.supplied = None
+        await self._supervisor.stop_all()
+        await self._supplies.withdraw()
+        member, self.member = self.member, None
+        if member is not None:
+            await member.close()
+            is_stored, self._stored = self._stored is member, None
+            self._outputs.store(member, self._lines.hand_over(), is_stored=is_stored)
+
+    def forget(self) -> None:
+        """Forget the facts about a released run."""
+        self.remains, self.exits, self.faults = Remains(), {}, ()
+        self.is_unsettled = False
+
+    async def end_work(self) -> None:
+        """End the background work of the current phase. Called when the agent ends."""
+        await end(self._working)
+
+    async def detach(self) -> None:
+        """Leave the ranks and slots to the next agent process."""
+        if self.member is not None:
+            await self.member.detach()
+
+    # -- faults and background work
+
+    def fault(self, code: str, message: str) -> None:
+        """Report a fault of this node that another attempt may avoid."""
+        self.faults = (*self.faults, NodeFault(code=code, message=message, is_permanent=False))
+        self._on_change()
+
+    def _finish(self, event: Event) -> None:
+        """Store the outcome of the current phase in the promise, and report the outcome."""
+        self.promise.finish(event)
+        self._on_change()
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        self._working = asyncio.create_task(work, name="member")
+        self._working.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Report an unexpected exception in a member's background work as a fault.
+
+        Without the report, the control plane would mistake the failed node for a slow one.
+        """
+        if task.cancelled() or task.exception() is None:
+            return
+        error = task.exception()
+        assert error is not None
+        log.error("the member's work ended: %r", error, exc_info=error)
+        fault = self._full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
+        self.faults = (*self.faults, fault)
+        if self.promise.value is not None and self.promise.value.phase is MemberPhase.LOADING:
+            self._finish(Event.LOAD_FAILED)  # Without this report, the generation would wait for this node forever.
+        else:
+            self._on_change()

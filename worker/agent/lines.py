@@ -1,0 +1,93 @@
+"""The log lines of the running ranks: their upload, and the live lines for users who follow them.
+
+Invariant: at most one `LogShipper` uploads at a time, the one of the generation whose ranks were started last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from everstep.protocol.agent_messages import SEND_LINES_SECONDS, LogLines
+from everstep.protocol.plan import GenerationPlan, PlanNode
+from worker.core.line_tails import Tail
+from worker.logs.uploads import LogShipper
+from worker.node.full_disks import FullDisks
+from worker.storage.object_store import ObjectStore
+
+
+class RankLogLines:
+    """Uploads the lines of the newest generation, and sends them to the control plane while a user follows them."""
+
+    def __init__(
+        self,
+        state: Path,
+        objects: ObjectStore,
+        full_disks: FullDisks,
+        *,
+        now: Callable[[], float],
+        send: Callable[[LogLines], None],
+    ) -> None:
+        """Create the object; `begin` starts the uploads of a generation.
+
+        Args:
+            state: the node's state directory, which contains the ranks' streams.
+            objects: the store that receives the chunks of lines.
+            full_disks: records each write that a disk refuses.
+            now: returns Unix time in seconds.
+            send: sends lines to the control plane; must not block.
+        """
+        self._state = state
+        self._objects = objects
+        self._full_disks = full_disks
+        self._now = now
+        self._send = send
+        self._shipper: LogShipper | None = None
+        self._followed_until = 0.0
+        """Monotonic time until which a user follows the ranks' log lines."""
+
+    def begin(self, plan: GenerationPlan, here: PlanNode) -> None:
+        """Start to upload the log lines of a generation's ranks."""
+        self._shipper = LogShipper(
+            self._state,
+            self._objects,
+            plan,
+            here,
+            now=self._now,
+            live=self._show,
+            on_trouble=self._full_disks.note,
+        )
+        self._shipper.begin()
+
+    def follow(self) -> None:
+        """Send log lines to the control plane for `SEND_LINES_SECONDS`.
+
+        A new follower also receives lines that are not uploaded yet.
+        """
+        now = time.monotonic()
+        is_new, self._followed_until = now >= self._followed_until, now + SEND_LINES_SECONDS
+        if is_new and self._shipper is not None:
+            self._shipper.show_recent()
+
+    async def printed(self, number: int) -> Tail:
+        """Return the newest log lines of this node's ranks, which other nodes of the job also store."""
+        return await self._shipper.printed(number) if self._shipper is not None else Tail()
+
+    async def finish(self) -> tuple[str, ...]:
+        """Upload all lines of ended ranks, and return a sentence for each loss."""
+        return await self._shipper.finish() if self._shipper is not None else ()
+
+    def hand_over(self) -> LogShipper | None:
+        """Return the shipper of an ended generation. The caller finishes it."""
+        shipper, self._shipper = self._shipper, None
+        return shipper
+
+    async def close(self) -> None:
+        """End the uploads. The next agent process continues them."""
+        if self._shipper is not None:
+            await self._shipper.close()
+
+    def _show(self, lines: LogLines) -> None:
+        if time.monotonic() < self._followed_until:
+            self._send(lines)

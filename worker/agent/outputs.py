@@ -1,0 +1,78 @@
+"""Uploads of what the ranks of ended generations have left: log lines, streams and outputs.
+
+A new generation of the same run does not wait for these uploads. A departure waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from worker.logs.uploads import LogShipper, RankLogs
+from worker.member.member import Member
+from worker.storage.object_store import ObjectStore
+from worker.tasks import end
+
+
+class EndedOutputs:
+    """The background uploads of ended generations. The agent owns the object."""
+
+    def __init__(self, objects: ObjectStore, logs: RankLogs) -> None:
+        """Create the object without uploads.
+
+        Args:
+            objects: the store that receives the outputs.
+            logs: uploads the streams and outputs of ranks.
+        """
+        self._objects = objects
+        self._logs = logs
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    @property
+    def is_pending(self) -> bool:
+        """True while an upload runs."""
+        return bool(self._tasks)
+
+    def store(self, member: Member, shipper: LogShipper | None, *, is_stored: bool) -> None:
+        """Upload what an ended generation has left in the background, then delete the local streams.
+
+        Args:
+            member: the generation whose ranks have ended.
+            shipper: uploads the generation's last log lines; None if its ranks were never started.
+            is_stored: whether streams and outputs are already in the store.
+        """
+
+        async def work() -> None:
+            missing = await shipper.finish() if shipper is not None else ()
+            missing += await member.held_lines.ship(self._objects)
+            if not is_stored:
+                missing += await self._logs.upload_all(member.plan, member.here)
+            if not missing:
+                await asyncio.to_thread(self._logs.forget_streams, member.plan)
+
+        task: asyncio.Task[object] = asyncio.create_task(work(), name="streams of an ended generation")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait(self, timeout_seconds: float) -> None:
+        """Wait until all uploads have ended, at most for the given time."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_seconds)
+
+    async def wait_while_moving(self, look_seconds: float) -> None:
+        """Wait until all uploads have ended or nothing has reached the store for too long (`RankLogs.is_moving`).
+
+        Args:
+            look_seconds: seconds between two checks of the progress.
+        """
+        begun = self._logs.monotonic()
+        while self._tasks and self._logs.is_moving(begun):
+            await asyncio.wait(self._tasks, timeout=look_seconds)
+
+    def abandon(self) -> None:
+        """Cancel the uploads. A thread that still waits for the store ends without help."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel the uploads and wait for their end."""
+        await end(*self._tasks)

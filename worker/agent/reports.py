@@ -1,0 +1,174 @@
+"""What the agent reports: its first message, the state of the node, and the node's part in the promised generation.
+
+Invariant: every fact in a report is true when the report is sent. This module only reads; it changes nothing but the
+report's number.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from everstep import __version__
+from everstep.protocol.agent_messages import AgentReport, Hello, MemberReport, NodeFault
+from worker.agent.inspection import RankInspection
+from worker.agent.lifecycle import Lifecycle
+from worker.agent.own_log import Evidence
+from worker.agent.prometheus import AgentFacts
+from worker.agent.settings import AgentSettings
+from worker.agent.sources import SourcePrefetch
+from worker.agent.usage import Usage
+from worker.core.metric_outbox import MetricOutbox
+from worker.node.full_disks import FullDisks
+from worker.node.instance_metadata import InstanceMetadata
+from worker.provisioning.supplies import Supplies
+from worker.ranks.server import RankServer
+from worker.ranks.supervisor import Supervisor
+from worker.replication.tcp import PeerListener
+
+
+class Reports:
+    """Builds the agent's reports from its other parts."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        agent_id: str,
+        lifecycle: Lifecycle,
+        *,
+        listener: PeerListener,
+        ranks: RankServer,
+        supervisor: Supervisor,
+        supplies: Supplies,
+        sources: SourcePrefetch,
+        evidence: Evidence,
+        inspection: RankInspection,
+        usage: Usage,
+        full_disks: FullDisks,
+        outbox: MetricOutbox,
+        metadata: InstanceMetadata | None,
+    ) -> None:
+        """Create the object. The arguments are the parts of the agent that the reports describe.
+
+        Args:
+            settings: names the node and its address.
+            agent_id: random name of this agent process.
+            lifecycle: the node's part in the promised generation.
+            listener: counts the peers that this node refused.
+            ranks: counts the ranks that this node refused.
+            supervisor: shows whether ranks start warm.
+            supplies: counts refused requests for credentials.
+            sources: archives that were fetched ahead.
+            evidence: names the place of the stored logs.
+            inspection: holds the newest stack samples of ranks.
+            usage: reads the use of memory and devices.
+            full_disks: reports the faults of this node's disks.
+            outbox: holds metrics until they are confirmed.
+            metadata: AWS's notices; None outside of EC2.
+        """
+        self.exposure = settings.exposure
+        """Sentence that names what a job's code can reach beyond its own job; empty for nothing."""
+        self._settings = settings
+        self._agent_id = agent_id
+        self._lifecycle = lifecycle
+        self._listener = listener
+        self._ranks = ranks
+        self._supervisor = supervisor
+        self._supplies = supplies
+        self._sources = sources
+        self._evidence = evidence
+        self._inspection = inspection
+        self._usage = usage
+        self._full_disks = full_disks
+        self._outbox = outbox
+        self._metadata = metadata
+        self._sequence = 0
+        self._newest: AgentReport | None = None
+        """The last report that the agent sent; None before the first report."""
+
+    def hello(self) -> Hello:
+        """Return the first message of a connection."""
+        self._outbox.connected()
+        return Hello(
+            node_id=self._settings.node_id,
+            agent_id=self._agent_id,
+            address=self._settings.address,
+            peer_port=self._listener.port,
+            memory_bytes=self._settings.memory_bytes,
+            version=__version__,
+            run=self._lifecycle.promise.run,
+        )
+
+    def report(self) -> AgentReport:
+        """Return the newest state of this node. Called right before each send."""
+        self._sequence += 1
+        self._newest = AgentReport(
+            node_id=self._settings.node_id,
+            sequence=self._sequence,
+            member=self._member(),
+            metrics=self._outbox.due(time.monotonic()),
+            refused_count=self._listener.refused_count + self._ranks.refused_count + self._supplies.refused_count,
+            notices=self._metadata.notices if self._metadata is not None else (),
+            evidence_key=self._evidence.key,
+            is_warm=self._supervisor.is_warm,
+            exposure=self.exposure,
+            sources=self._sources.settled,
+            faults=self._node_faults(),
+            memory=self._usage.memory(),
+        )
+        return self._newest
+
+    def facts(self, *, is_connected: bool) -> AgentFacts:
+        """Return the facts for the Prometheus endpoint.
+
+        The endpoint calls this in another thread, so the method reads only immutable state.
+
+        Args:
+            is_connected: whether the agent is connected to the control plane.
+
+        Returns:
+            The newest report and the counters beside it.
+        """
+        return AgentFacts(self._newest, is_connected, len(self._outbox), self._outbox.dropped_count)
+
+    def _node_faults(self) -> tuple[NodeFault, ...]:
+        of_devices = self._usage.faults()
+        return (*of_devices, *self._full_disks.faults(of_devices))
+
+    def _member(self) -> MemberReport | None:
+        lifecycle, membership = self._lifecycle, self._lifecycle.promise.membership
+        if membership is None or lifecycle.is_unsettled:
+            return None
+        if (member := lifecycle.member) is None:
+            return MemberReport(
+                job=membership.job,
+                run=membership.run,
+                generation=membership.generation,
+                phase=membership.phase,
+                inventory=lifecycle.remains.inventory,
+                ended=lifecycle.remains.ended,
+                commits=lifecycle.remains.commits,
+                faults=lifecycle.faults,
+            )
+        exits = lifecycle.exits
+        return MemberReport(
+            job=membership.job,
+            run=membership.run,
+            generation=membership.generation,
+            phase=membership.phase,
+            ranks=tuple(
+                msgspec.structs.replace(status, exit=exits.get(status.rank)) for status in member.rank_statuses()
+            ),
+            longest=member.longest(),
+            stacks=self._inspection.stacks,
+            protection=member.protection(),
+            silent_peers=member.silent_peers(),
+            round=member.round_status(),
+            uploads=tuple(member.uploads),
+            faults=(*lifecycle.faults, *member.faults()),
+            load_seconds=lifecycle.load_seconds,
+            restored_from=member.restored_from,
+            target=member.target(),
+            measured=member.lines.measured,
+        )

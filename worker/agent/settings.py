@@ -1,0 +1,50 @@
+"""Settings of an agent: its node, addresses, folders and limits. They stay constant for the life of the process."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.protocol.ids import NodeId
+from everstep.protocol.log_records import LogFormat
+from worker.agent.attestation import Claim
+from worker.node.rank_user import RankUser
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Settings of an agent: its node, its addresses, its folders and its limits."""
+
+    node_id: NodeId
+    address: str
+    state: Path
+    slots: Path
+    """Folder on tmpfs for this node's slots and rank pages. No other node uses the folder."""
+    memory_bytes: int
+    control_plane_urls: tuple[str, ...]
+    """URLs of the control plane's servers, one of which serves this node's fleet."""
+    join_token: str
+    peer_port: int = 0
+    is_warm: bool = True
+    """True if the shim keeps a template process from which ranks are forked."""
+    tls: ssl.SSLContext | None = None
+    """Context that verifies the control plane's certificate; None uses the system's certificates."""
+    claim: Claim | None = None
+    """Identity with which this instance obtains a session token. None if the agent joins with a join token."""
+    input_bytes: int | None = None
+    """Disk space for job inputs, including those kept for later jobs; None means the disk's size minus a reserve."""
+    log_format: LogFormat = "text"
+    metrics_address: tuple[str, int] | None = None
+    """Address and port of the Prometheus endpoint; None for no endpoint."""
+    rank_user: RankUser | None = None
+    """Users that ranks run as; None means the agent's own user."""
+    allows_builds: bool = False
+    """True if pip may build those of a job's requirements that have no wheel."""
+    exposure: str = ""
+    """Sentence that names what a job's code can reach on this node beyond its own job; empty for nothing.
+
+    The agent determines it when it starts.
+    """
+    metadata_endpoint: str | None = None
+    """URL of the instance's metadata service. None if the service is disabled or the machine is not an EC2 instance."""

@@ -1,0 +1,81 @@
+"""Source archives that an idle node fetches ahead of its next job.
+
+Invariant: the archives on disk are those of the newest request. A node with a job fetches none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from everstep.protocol.plan import SourceArchive
+from worker.errors import SourceRefused, StorageError
+from worker.node.full_disks import FullDisks
+from worker.provisioning.source import SourceArchives
+from worker.tasks import Signal
+
+log = logging.getLogger(__name__)
+
+
+class SourcePrefetch:
+    """Fetches the source archives that the control plane requests on an idle node."""
+
+    def __init__(self, archives: SourceArchives, full_disks: FullDisks, *, on_change: Callable[[], None]) -> None:
+        """Create the object; `run` fetches.
+
+        Args:
+            archives: the archives on this node's disk.
+            full_disks: records each write that a disk refuses.
+            on_change: called after every attempt to fetch an archive.
+        """
+        self._archives = archives
+        self._full_disks = full_disks
+        self._on_change = on_change
+        self._wanted: tuple[SourceArchive, ...] = ()
+        self._asked = Signal()
+        self._unsound: set[str] = set()
+
+    @property
+    def settled(self) -> tuple[str, ...]:
+        """Digests of the archives that are on this node or that can never be used."""
+        return tuple(sorted({*self._archives.held, *self._unsound}))
+
+    async def run(self) -> None:
+        """Fetch the requested archives until cancelled.
+
+        A failed fetch is retried at the control plane's next request.
+        """
+        while True:
+            version = self._asked.version
+            for source in self._wanted:
+                if source.sha256 in self._unsound or source.sha256 in self._archives.held:
+                    continue
+                try:
+                    await asyncio.to_thread(self._archives.get, source)
+                except (StorageError, OSError) as error:
+                    self._full_disks.note(error)
+                    log.info("the source %s is not to be had ahead: %s", source.sha256[:12], error)
+                except SourceRefused as error:
+                    # The node has received a job, so it stops prefetching source archives.
+                    if source in self._wanted:
+                        log.warning("a source that this node is to have ready: %s", error)
+                        self._unsound.add(source.sha256)
+                self._on_change()
+            await self._asked.wait(version)
+
+    async def want(self, sources: tuple[SourceArchive, ...]) -> None:
+        """Prepare the given source archives and delete all others."""
+        self._wanted = sources
+        self._unsound &= {source.sha256 for source in sources}
+        try:
+            await asyncio.to_thread(self._archives.keep, {source.sha256 for source in sources})
+        except OSError as error:
+            # The next request decides again about these archives.
+            log.info("sources that are not wanted any more stay on this node: %s", error)
+        self._asked.notify()
+
+    def stop(self) -> None:
+        """Fetch no more archives, because the node has received a job."""
+        self._wanted = ()
+        self._unsound.clear()
