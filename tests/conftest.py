@@ -101,6 +101,25 @@ def postgresql() -> Iterator[PostgreSql]:
         yield server
 
 
+@pytest.fixture(scope="session", autouse=True)
+def sqlite_without_fsync() -> Iterator[None]:
+    """Let SQLite commit without waiting for the disk, which takes longer than the transactions of most tests.
+
+    Only a power failure shows the difference, and no test has one. Processes that a test starts still wait.
+    """
+    from sqlalchemy import Connection, Engine, event
+
+    def relax(connection: Connection) -> None:
+        if connection.dialect.name == "sqlite" and connection.info.setdefault("waits_for_disk", True):
+            connection.info["waits_for_disk"] = False
+            assert connection.connection.dbapi_connection is not None
+            connection.connection.dbapi_connection.cursor().execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "engine_connect", relax)
+    yield
+    event.remove(Engine, "engine_connect", relax)
+
+
 @pytest.fixture
 def engine() -> str:
     """Return the database engine of a test. Tests with the mark `BOTH_ENGINES` run on SQLite and on PostgreSQL."""

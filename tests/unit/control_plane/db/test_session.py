@@ -21,9 +21,13 @@ from tests.unit.control_plane.db.conftest import NOW, new_job
 
 @pytest.mark.parametrize("engine", ["sqlite"])
 def test_sqlite_is_durable_and_strict(database):
-    with database.read() as session:
+    """Read the driver's connection: `sqlite_without_fsync` of tests/conftest.py changes those of SQLAlchemy."""
+    with (
+        contextlib.closing(Database(str(database.url))) as made,
+        contextlib.closing(made.engine.raw_connection()) as connection,
+    ):
         settings = {
-            name: session.execute(text(f"PRAGMA {name}")).scalar()
+            name: connection.cursor().execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         }
     assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
