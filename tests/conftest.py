@@ -60,6 +60,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep only a random subset of the cases of each `sampled` test, except in the full matrix.
 
+    A fast run also keeps only a random subset of the tests of shells.
+
     pytest-randomly prints the seed. The option -p repeats a run with the same seed.
     """
     if "not full" not in config.getoption("markexpr"):
@@ -74,6 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = some[0].get_closest_marker("sampled")
         assert marker is not None
         dropped.update(draw.sample(some, max(0, len(some) - marker.args[0])))
+    if "fast" in config.getoption("markexpr"):
+        dropped |= fast.undrawn_shell_tests(set(items) - dropped, config.getoption("randomly_seed"))
     items[:] = [item for item in items if item not in dropped]
     config.hook.pytest_deselected(items=list(dropped))
 

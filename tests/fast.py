@@ -2,10 +2,14 @@
 
 A fast test needs neither Chromium, PostgreSQL nor a compiler, and starts no cluster. Nobody writes the mark by hand:
 `tests/conftest.py` sets it at collection, from the folder of the test, its other marks and its fixtures.
+
+Tests of a shell run a server, the local cloud or the control plane's loops. They take five sixths of the time of all
+fast tests, so `make test-fast` draws one in five of each file, and `make test` runs them all.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +24,11 @@ HEAVY_FIXTURES = {
     "warm_parent": "a C++ compiler, which builds an operator of DeepSpeed",
 }
 """Each fixture that starts a heavy program, with the program. No other fixture or fast test starts one of them."""
+
+SHELL_FOLDERS = ("golden",)
+SHELL_FIXTURES = frozenset({"aws", "served", "service", "world"})
+"""Fixtures that serve the API, the local cloud, or run the control plane's loops."""
+SHELL_TESTS_PER_DRAWN_TEST = 5
 
 
 def mark_fast_tests(items: Iterable[pytest.Item]) -> None:
@@ -52,3 +61,28 @@ def refuse_heavy_fixture(name: str, test: pytest.Item | None) -> None:
             f"{test.nodeid} has the mark `fast` and requests the fixture {name!r}, which needs {HEAVY_FIXTURES[name]}. "
             f"Name the fixture in the test's signature, or parametrize `engine`."
         )
+
+
+def undrawn_shell_tests(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
+    """Return the tests of shells that a fast run skips.
+
+    Args:
+        items: the fast tests of the run.
+        seed: seed of pytest-randomly, which every worker of a run shares. pytest prints it, and -p repeats it.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in sorted(items, key=lambda item: item.nodeid):
+        if is_test_of_shell(item):
+            files.setdefault(item.path, []).append(item)
+    draw = random.Random(seed)
+    skipped: set[pytest.Item] = set()
+    for tests in files.values():
+        skipped.update(draw.sample(tests, len(tests) - -(-len(tests) // SHELL_TESTS_PER_DRAWN_TEST)))
+    return skipped
+
+
+def is_test_of_shell(item: pytest.Item) -> bool:
+    """Return True for a test that runs a server, the local cloud or the control plane's loops."""
+    return item.path.relative_to(ROOT).parts[0] in SHELL_FOLDERS or not SHELL_FIXTURES.isdisjoint(
+        getattr(item, "fixturenames", ())
+    )

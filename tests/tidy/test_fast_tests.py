@@ -66,10 +66,15 @@ def test_make_runs_what_has_the_mark():
     )
 
 
+class Item(SimpleNamespace):
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
 def item(folder: str, fixtures: tuple[str, ...] = (), marks: tuple[str, ...] = (), **parameters: str) -> Any:
-    return SimpleNamespace(
+    return Item(
         path=fast.ROOT / folder / "test_it.py",
-        nodeid=f"tests/{folder}/test_it.py::test_it",
+        nodeid=f"tests/{folder}/test_it.py::test_it{list(parameters.values())}",
         fixturenames=fixtures,
         get_closest_marker=lambda name: name if name in marks else None,
         callspec=SimpleNamespace(params=parameters),
@@ -104,6 +109,16 @@ def test_a_fast_test_that_requests_a_heavy_fixture_while_it_runs_fails(fixture):
     fast.refuse_heavy_fixture(fixture, item("unit"))
     with pytest.raises(pytest.fail.Exception, match=f"requests the fixture '{fixture}'"):
         fast.refuse_heavy_fixture(fixture, item("unit", marks=("fast",)))
+
+
+def test_a_fast_run_draws_some_tests_of_shells_of_each_file_and_runs_all_others():
+    shells = [item("golden", number=str(number)) for number in range(11)]
+    single = item("contract/other", ("service",))
+    others = [item("unit", number=str(number)) for number in range(4)]
+    drawn = [{*shells, single, *others} - fast.undrawn_shell_tests([*shells, single, *others], seed) for seed in (1, 2)]
+    assert all(len(tests) == 3 + 1 + 4 and tests >= {single, *others} for tests in drawn)
+    assert drawn[0] != drawn[1]
+    assert fast.undrawn_shell_tests(shells, 1) == fast.undrawn_shell_tests(shells[::-1], 1)
 
 
 def test_every_fast_test_of_this_run_has_the_mark(request):
