@@ -50,7 +50,7 @@ def install(directory: Path, default: ClientConfig | None, *others: ClientConfig
         ConfigurationError: a token would cross a network unencrypted.
     """
     rules = _rules(json.loads(next((DATA / SERVICE).glob(f"*/{RULES}")).read_text()), default, others)
-    written = []
+    written: list[Path] = []
     for source in sorted((DATA / SERVICE).glob("*/*.json")):
         document: Json = json.loads(source.read_text())
         if source.name == "service-2.json":
@@ -76,7 +76,7 @@ def _without_streams(model: Json) -> Json:
     shapes = model["shapes"]
 
     def is_stream(operation: Json) -> bool:
-        output = shapes[operation["output"]["shape"]] if "output" in operation else {"members": {}}
+        output: Json = shapes[operation["output"]["shape"]] if "output" in operation else {"members": {}}
         return any(shapes[member["shape"]].get("eventstream") for member in output["members"].values())
 
     return {
@@ -123,7 +123,7 @@ def _rules(rules: Json, default: ClientConfig | None, others: Sequence[ClientCon
             for same in (url, f"{url}/")
         ]
     known = ", ".join(checked_endpoint(configuration.endpoint_url) for configuration in configured)
-    refusal = {
+    refusal: Json = {
         "conditions": [],
         "error": f"No token is configured for this endpoint, only for {known}: everstep configure",
         "type": "error",

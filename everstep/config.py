@@ -29,6 +29,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from everstep.errors import ConfigurationError
+from everstep.json_values import is_object
 from everstep.protocol.loopback import is_this_machine, url_host
 
 DEFAULT_PROFILE: Final = "default"
@@ -71,9 +72,9 @@ def load(
     Raises:
         ConfigurationError: a setting is missing, the endpoint is not a URL, or the token would be exposed.
     """
-    said = environment if profile is None else {}
+    said: Mapping[str, str] = environment if profile is None else {}
     name = profile or environment.get("EVERSTEP_PROFILE") or DEFAULT_PROFILE
-    filed = _profile(_path(environment), name) if not (endpoint_url and token) else {}
+    filed: Mapping[str, str] = _profile(_path(environment), name) if not (endpoint_url and token) else {}
     url = endpoint_url or said.get("EVERSTEP_ENDPOINT_URL") or filed.get("endpoint_url")
     secret = token or said.get("EVERSTEP_TOKEN")
     hint = (
@@ -200,7 +201,7 @@ def _read_file(path: Path) -> dict[str, dict[str, str]]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not TOML: {error}.") from error
     named = values.pop("profiles", {})
-    if not isinstance(named, dict) or not all(isinstance(settings, dict) for settings in named.values()):
+    if not is_object(named) or not all(is_object(settings) for settings in named.values()):
         raise ConfigurationError(f"{path}: profiles must be tables, as [profiles.staging].")
     profiles: dict[str, dict[str, str]] = {**named, **({DEFAULT_PROFILE: values} if values else {})}
     for settings in profiles.values():

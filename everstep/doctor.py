@@ -139,7 +139,7 @@ class AwsFacts:
     """Why AWS could not be queried at all. Empty otherwise."""
     caller: str = ""
     region: str = ""
-    permissions: Mapping[str, bool | None] = field(default_factory=dict)
+    permissions: Mapping[str, bool | None] = field(default_factory=dict[str, bool | None])
     """Whether each action is allowed. None: unknown."""
     quota: Quota | None = None
     quota_error: str = ""
@@ -156,7 +156,7 @@ class Facts:
     """The processor, as reported by `platform.machine()`."""
     python: tuple[int, int]
     version: str
-    packages: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict[str, str])
     """Versions of the packages that training uses. A package that is not installed has no entry."""
     service: ServiceFacts = ServiceFacts()
     shared_memory_free: int | None = None

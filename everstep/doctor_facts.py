@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from everstep import __version__, failures, sdk
 from everstep.doctor import (
@@ -145,7 +145,7 @@ def aws_facts(
     actions: Sequence[str], instance_type: str | None, node_count: int, region_name: str | None = None
 ) -> AwsFacts:
     """Return the facts about this machine's AWS credentials, without changing anything in AWS."""
-    import boto3
+    import boto3  # pyright: ignore[reportMissingTypeStubs]  its stubs are large, and this is its only use here
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -155,8 +155,8 @@ def aws_facts(
         retries={"mode": "standard", "total_max_attempts": 2},
     )
     try:
-        session = boto3.Session(region_name=region_name)
-        caller = session.client("sts", config=settings).get_caller_identity()["Arn"]
+        session = cast(Any, boto3.Session(region_name=region_name))
+        caller: str = session.client("sts", config=settings).get_caller_identity()["Arn"]
         clients = {name: session.client(name, config=settings) for name in ("ec2", "iam", "service-quotas")}
     except (BotoCoreError, ClientError) as error:
         return AwsFacts(error=f"AWS does not answer, or knows no credentials of this machine: {error}")
@@ -194,13 +194,13 @@ def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> M
         try:
             getattr(ec2, DRY_RUNS[action])(DryRun=True)
         except ClientError as error:
-            code = error.response["Error"]["Code"]
+            code = error.response.get("Error", {}).get("Code", "")
             found[action] = {"DryRunOperation": True, "UnauthorizedOperation": False}.get(code)
         except BotoCoreError:
             found[action] = None
     rest = [action for action, is_allowed in found.items() if is_allowed is None]
     try:
-        answer = (
+        answer: dict[str, Any] = (
             iam.simulate_principal_policy(PolicySourceArn=policy_source(caller), ActionNames=rest)
             if rest
             else {"EvaluationResults": []}
@@ -258,7 +258,7 @@ def quota_of(ec2: Any, quotas: Any, instance_type: str, node_count: int) -> Quot
 
 
 def _packages(names: Sequence[str]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for name in names:
         try:
             found[name] = version(name)

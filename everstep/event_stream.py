@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlencode
 
 import urllib3
@@ -121,12 +121,13 @@ class EventStream:
         if self._answer.status != 200:
             status, body = self._answer.status, self._answer.read()
             self.close()
-            raise ClientError(_refusal(status, body), OPERATION)
+            raise ClientError(cast(Any, _refusal(status, body)), OPERATION)
 
     def __iter__(self) -> Iterator[Json]:
         for frame in frames(_lines(self._answer)):
             if frame.kind == "end":
-                raise ClientError({"Error": frame.data, "ResponseMetadata": {"HTTPStatusCode": 200}}, OPERATION)
+                ended = {"Error": frame.data, "ResponseMetadata": {"HTTPStatusCode": 200}}
+                raise ClientError(cast(Any, ended), OPERATION)
             self.last_event_id = frame.event_id
             if frame.kind == "message":
                 yield {**frame.data, "Time": datetime.fromtimestamp(frame.data["Time"], UTC)}
@@ -147,7 +148,7 @@ def _lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 def _refusal(status: int, body: bytes) -> Json:
     try:
-        said = json.loads(body)
+        said: Json = json.loads(body)
     except ValueError:
         said = {}
     error = {"Code": str(said.get("Code", "")), "Message": str(said.get("Message", ""))}

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import botocore
 
@@ -115,9 +115,9 @@ def _masked(value: Any, shape: Any) -> Any:
     if shape.metadata.get("sensitive"):
         return MASK
     if shape.type_name == "structure" and isinstance(value, Mapping):
-        return {name: _masked(each, shape.members.get(name)) for name, each in value.items()}
+        return {name: _masked(each, shape.members.get(name)) for name, each in cast("Mapping[str, Any]", value).items()}
     if shape.type_name == "list" and isinstance(value, (list, tuple)):
-        return [_masked(each, shape.member) for each in value]
+        return [_masked(each, shape.member) for each in cast("Sequence[Any]", value)]
     if shape.type_name == "map" and isinstance(value, Mapping):
-        return {name: _masked(each, shape.value) for name, each in value.items()}
+        return {name: _masked(each, shape.value) for name, each in cast("Mapping[str, Any]", value).items()}
     return f"<{len(value)} bytes>" if isinstance(value, (bytes, bytearray)) else value

@@ -7,8 +7,9 @@ Invariant: every error that a client call raises deliberately becomes an `everst
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any, cast
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, WaiterError
 from botocore.exceptions import ConnectionError as NoConnection
@@ -23,7 +24,7 @@ _UNAVAILABLE_STATUSES = (502, 503, 504)
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translated() -> Generator[None]:
     """Convert errors of botocore inside the block into errors of `everstep.errors`.
 
     A `ServiceFailed` has the service's message, code and request id, if the service sent them.
@@ -52,7 +53,7 @@ def translated() -> Iterator[None]:
 
 
 def _from_waiter(error: WaiterError) -> ServiceFailed | WaitFailed | WaitTimedOut:
-    last = error.last_response or {}
+    last = cast(Any, error.last_response or {})  # botocore's type lacks the fields of this service
     if "Error" in last:
         return _from_answer(ClientError(last, error.kwargs["name"]))
     told = f" {last['Reason']}" if last.get("Reason") else ""
@@ -63,7 +64,7 @@ def _from_waiter(error: WaiterError) -> ServiceFailed | WaitFailed | WaitTimedOu
 
 
 def _from_answer(error: ClientError) -> ServiceFailed:
-    answer = error.response
+    answer = cast(Any, error.response)  # botocore's type lacks the fields of this service
     said, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     if not str(said.get("Code", "")).endswith("Exception"):  # A response of a proxy or of another service.

@@ -37,7 +37,7 @@ from everstep.errors import ConfigurationError, NothingToDownload, TransferFaile
 from everstep.protocol.loopback import is_loopback
 
 if TYPE_CHECKING:
-    from everstep.service import EverstepClient
+    from everstep.service import EverstepClient  # pyright: ignore[reportMissingModuleSource]  a stub only
 
 Json = dict[str, Any]
 
@@ -109,7 +109,7 @@ def client(
     )
     add_to(made, found.token)
     exchanges.watch(made)
-    made.everstep_configuration = found
+    cast(Any, made).everstep_configuration = found
     return cast("EverstepClient", made)
 
 

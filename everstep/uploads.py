@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final, cast
 
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import ConnectionError as NoConnection
@@ -68,7 +68,7 @@ def put(
     if not (url.startswith("https://") or is_loopback(url)):
         return Outcome.NOT_TAKEN
     session = URLLib3Session(
-        timeout=(CONNECT_SECONDS, SILENT_SECONDS),
+        timeout=cast(Any, (CONNECT_SECONDS, SILENT_SECONDS)),  # the stubs know one timeout for both
         proxies={} if is_loopback(url) else get_environ_proxies(url),
         max_pool_connections=1,
     )

@@ -42,7 +42,7 @@ class Board:
 
     jobs: tuple[Json, ...] = ()
     """Job summaries as the service lists them, newest first."""
-    paces: Mapping[str, Pace] = field(default_factory=dict)
+    paces: Mapping[str, Pace] = field(default_factory=dict[str, Pace])
     """Step rates by run id."""
     events: tuple[Json, ...] = ()
     """The latest `EVENTS_SHOWN` events, oldest first."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from everstep.service import EverstepClient as Service
+    from everstep.service import EverstepClient as Service  # pyright: ignore[reportMissingModuleSource]  a stub only
 else:
 
     class Service:
@@ -245,7 +245,7 @@ def command(app: typer.Typer, name: str | None = None, *, asks: Asks | None = No
 
 
 @contextmanager
-def connect(**options: Any) -> Iterator[Service]:
+def connect(**options: Any) -> Generator[Service]:
     """Provide a client that is closed at the end of the `with` block.
 
     Errors of the client leave the block as `EverstepError`s, which `main` prints.
@@ -267,7 +267,7 @@ def connect(**options: Any) -> Iterator[Service]:
 
 
 @contextmanager
-def _exchanges_on_stderr() -> Iterator[None]:
+def _exchanges_on_stderr() -> Generator[None]:
     import logging  # a local import keeps `--help` fast
 
     from everstep import exchanges
@@ -311,7 +311,7 @@ def _compiled(query: str) -> Any:
 
 
 @contextmanager
-def _refusing(query: str) -> Iterator[None]:
+def _refusing(query: str) -> Generator[None]:
     from jmespath.exceptions import JMESPathError  # a local import keeps `--help` fast
 
     try:

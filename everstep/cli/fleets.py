@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -75,7 +75,7 @@ def create(
 
     The command first shows the settings of the group that Everstep will change.
     """
-    request = {
+    request: dict[str, Any] = {
         "FleetName": name,
         "AutoScalingGroupName": auto_scaling_group,
         "SpareCount": spare_count,
@@ -94,7 +94,7 @@ def create(
     }
     is_for_people = output is OutputFormat.TABLE and query is None
     if dry_run or is_for_people or not yes:
-        planned: Json = service.create_fleet(**request, DryRun=True)
+        planned = cast(Json, service.create_fleet(**request, DryRun=True))
         changes = planned["Changes"]
         if dry_run:
             nothing = f"Nothing of {auto_scaling_group} would be changed."
@@ -113,7 +113,7 @@ def create(
             raise typer.Exit(FAILED)
         # The service refuses if the changes differ from those that the user confirmed.
         request["ExpectedChanges"] = changes
-    created: Json = service.create_fleet(**request)
+    created = cast(Json, service.create_fleet(**request))
     made = sum(change["Applies"] == "Now" for change in created["Changes"])
     told = (
         f"Everstep changed {counted(made, 'setting')} of {auto_scaling_group}"

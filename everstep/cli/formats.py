@@ -12,7 +12,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, cast
+
+from everstep.json_values import is_array, is_object
 
 Value = Any
 """A value that JSON can represent."""
@@ -36,9 +38,10 @@ def plain(value: object) -> Value:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items() if name != "ResponseMetadata"}
+        named = cast("Mapping[object, object]", value)
+        return {str(name): plain(inner) for name, inner in named.items() if name != "ResponseMetadata"}
     if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
+        return [plain(inner) for inner in cast("Sequence[object]", value)]
     return value
 
 
@@ -77,15 +80,15 @@ def text_lines(value: Value, name: str = "", fields: Sequence[str] | None = None
         Lines. Source: AWS CLI User Guide, text output format; awscli/text.py.
     """
     head = [name.upper()] if name else []
-    if isinstance(value, dict):
+    if is_object(value):
         own = sorted(field for field, inner in value.items() if not _is_deep(inner))
         cells = [_cell(value[field]) if field in value else "" for field in (own if fields is None else fields)]
         if cells:
             yield "\t".join([*head, *cells])
         for field in sorted(value.keys() - set(own)):
             yield from text_lines(value[field], field)
-    elif isinstance(value, list):
-        rows = [inner for inner in value if isinstance(inner, dict)]
+    elif is_array(value):
+        rows = [inner for inner in value if is_object(inner)]
         shared = sorted({field for row in rows for field, inner in row.items() if not _is_deep(inner)})
         flat = [_cell(inner) for inner in value if not _is_deep(inner)]
         if flat and name:
@@ -94,7 +97,7 @@ def text_lines(value: Value, name: str = "", fields: Sequence[str] | None = None
             yield "\t".join(flat)
         for inner in value:
             if _is_deep(inner):
-                yield from text_lines(inner, name, shared if isinstance(inner, dict) else None)
+                yield from text_lines(inner, name, shared if is_object(inner) else None)
     else:
         yield "\t".join([*head, _cell(value)])
 
@@ -113,14 +116,14 @@ def headings_and_cells(value: Value) -> tuple[list[str], list[list[str]]]:
     Returns:
         The headings, empty except for a list of objects, and the rows of cells.
     """
-    if isinstance(value, dict):
+    if is_object(value):
         return [], [[name, _cell(inner)] for name, inner in value.items()]
-    if not isinstance(value, list):
+    if not is_array(value):
         return [], [] if value is None else [[_cell(value)]]
-    if value and all(isinstance(inner, dict) for inner in value):
+    if value and all(is_object(inner) for inner in value):
         headings = list(dict.fromkeys(name for row in value for name in row))
         return headings, [[_cell(row[name]) if name in row else "" for name in headings] for row in value]
-    return [], [[_cell(cell) for cell in inner] if isinstance(inner, list) else [_cell(inner)] for inner in value]
+    return [], [[_cell(cell) for cell in inner] if is_array(inner) else [_cell(inner)] for inner in value]
 
 
 def _is_deep(value: Value) -> bool:

@@ -69,7 +69,7 @@ def _seen(incident: Json) -> str | None:
 
 def _sources(incident: Json) -> str:
     """Return the restore source of each range of ranks as text."""
-    told = []
+    told: list[str] = []
     for run in incident["RankSources"]:
         first, last = run["FirstRank"], run["LastRank"]
         told.append(f"{run['Source']} ({f'rank {first}' if first == last else f'ranks {first}-{last}'})")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import typer
 
@@ -217,15 +217,15 @@ def submit(
         options["InputDataConfig"] = submission.channels(
             written.get("InputDataConfig"), pairs("--input", input_channel)
         )
-    request = submission.named(submission.joined(written, options))
+    request: dict[str, Any] = submission.named(submission.joined(written, options))
     dry_run = bool(request.pop("DryRun", False)) or dry_run
     directory = submission.directory_of(request)
     if directory is not None:
         request["Source"] = service.upload_source(Directory=directory)
     name = request["TrainingJobName"]
-    planned: Json = (
-        service.create_training_job(**{**request, "DryRun": True}) if dry_run or output is OutputFormat.TABLE else {}
-    )
+    planned: Json = {}
+    if dry_run or output is OutputFormat.TABLE:
+        planned = cast(Json, service.create_training_job(**request, DryRun=True))
     plan = Facts(plans.facts(planned["Plan"])) if planned else Facts(())
     if dry_run:
         return Shown(
@@ -505,8 +505,8 @@ def update(
     job: Json = service.describe_training_job(TrainingJobName=name)
     written = submission.from_file(file) if file is not None else {}
     wanted = submission.changed({**submission.texts_of(job, set_field or []), **written}, set_field or [])
-    request = submission.difference(job, wanted)
-    answer: Json = service.update_training_job(**{**request, "TrainingJobName": name})
+    request: dict[str, Any] = {**submission.difference(job, wanted), "TrainingJobName": name}
+    answer: Json = service.update_training_job(**request)
     if not answer["Changes"]:
         return Shown(answer, f"{name} is so already: revision {answer['Revision']}")
     return Shown(answer, (f"{name} has revision {answer['Revision']}", Rows(answer["Changes"], _CHANGES, empty="")))
@@ -565,11 +565,11 @@ def delete(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> Shown:
     """Delete a training job that has ended. Its objects in S3 are kept unless --delete-objects is set."""
-    gone: Json = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects, DryRun=dry_run)
+    gone = cast(Json, service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects, DryRun=dry_run))
     count, total = gone["ObjectCount"], gone["ObjectBytes"]
     while not dry_run and gone["HasMoreObjects"]:
         say(f"{counted(count, 'object')} deleted, {size(total)}")
-        gone = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects)
+        gone = cast(Json, service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects))
         count, total = count + gone["ObjectCount"], total + gone["ObjectBytes"]
     whole = {**gone, "ObjectCount": count, "ObjectBytes": total}
     rows = ", ".join(
@@ -676,7 +676,7 @@ def _queue(job: Json) -> str:
 
 
 def _story(job: Json) -> list[str]:
-    lines = []
+    lines: list[str] = []
     for transition in job["SecondaryStatusTransitions"]:
         time = transition["StartTime"].astimezone(UTC).strftime("%H:%M:%S")
         lines.append(f"{time} {transition['Status']}: {transition['StatusMessage']}")

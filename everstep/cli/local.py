@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from typing import Any, Final
 
 import typer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 # This package must not import infra, so infra.local_cloud parses all options, --help included.
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_PASS_ON: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 @app.command(context_settings=_PASS_ON)

@@ -137,7 +137,8 @@ def show(events: Iterator[Json], each: Callable[[Json], None] | None) -> None:
             say(f"--- generation {event['Generation']} · {event['Message']}")
         else:
             moment = event["Timestamp"].astimezone(UTC).strftime("%H:%M:%S.%f")[:-3]
-            who = colored(f"{moment} g{event['Generation']} r{event['Rank']}", _COLORS[event["Rank"] % len(_COLORS)])
+            color = _COLORS[int(event["Rank"]) % len(_COLORS)]
+            who = colored(f"{moment} g{event['Generation']} r{event['Rank']}", color)
             echo(f"{who} {safe_line(event['Message'])}", err=event["Stream"] == "stderr")
             sys.stdout.flush()
     if not has_any:

@@ -9,11 +9,12 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, Final
 
 import typer
 
 # The started program parses all options, --help included.
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_PASS_ON: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def add_to(app: typer.Typer) -> None:

@@ -22,9 +22,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from everstep.errors import ConfigurationError
+from everstep.json_values import is_array, is_object
 
 Request = dict[str, Any]
 
@@ -63,10 +64,10 @@ def from_file(path: Path) -> Request:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{where} cannot be read: {error}") from error
     request = _parsed(text, where)
-    if not isinstance(request, dict) or not all(isinstance(name, str) for name in request):
+    if not is_object(request) or not all(isinstance(name, str) for name in cast("dict[object, Any]", request)):
         raise ConfigurationError(f"{where} is not a job: it must be fields with values, as TrainingJobName: my-job.")
     source = request.get("Source")
-    if isinstance(source, dict) and isinstance(source.get("Directory"), str):
+    if is_object(source) and isinstance(source.get("Directory"), str):
         request["Source"] = {**source, "Directory": str(path.parent / source["Directory"])}
     return request
 
@@ -122,7 +123,7 @@ def joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> Request:
     request = dict(below)
     for name, value in above.items():
         inner = request.get(name)
-        request[name] = joined(inner, value) if isinstance(value, dict) and isinstance(inner, dict) else value
+        request[name] = joined(inner, value) if is_object(value) and is_object(inner) else value
     return request
 
 
@@ -137,8 +138,8 @@ def channels(below: Any, given: Mapping[str, str]) -> list[Any]:
         InputDataConfig.
     """
     others = (
-        [each for each in below if not (isinstance(each, dict) and each.get("ChannelName") in given)]
-        if isinstance(below, list)
+        [each for each in below if not (is_object(each) and each.get("ChannelName") in given)]
+        if is_array(below)
         else []
     )
     return others + [{"ChannelName": name, "DataSource": _data_source(where)} for name, where in given.items()]
@@ -180,7 +181,7 @@ def named(request: Request, *, now: datetime | None = None, token: str | None = 
 def directory_of(request: Request) -> str | None:
     """Return the directory to upload for a request, or None if the request has no `Source.Directory`."""
     source = request.get("Source")
-    return source.get("Directory") if isinstance(source, dict) else None
+    return source.get("Directory") if is_object(source) else None
 
 
 def difference(job: Mapping[str, Any], wanted: Request) -> Request:
@@ -198,7 +199,7 @@ def difference(job: Mapping[str, Any], wanted: Request) -> Request:
         if name in _ABOUT_THE_REQUEST or (name == "Source" and directory_of(wanted) is not None):
             continue
         there = job.get(name)
-        if isinstance(value, dict) and isinstance(there, dict) and name not in TEXTS:
+        if is_object(value) and is_object(there) and name not in TEXTS:
             inner = {key: each for key, each in value.items() if not _is_so(job, there, key, each)}
             if inner:
                 different[name] = inner
@@ -226,9 +227,9 @@ def lines(job: Mapping[str, Any], different: Request) -> list[dict[str, str]]:
     Returns:
         One row per field.
     """
-    rows = []
+    rows: list[dict[str, str]] = []
     for name, value in different.items():
-        inner = isinstance(value, dict) and name not in TEXTS
+        inner = is_object(value) and name not in TEXTS
         pairs = (
             [(f"{name}.{key}", job.get(name, {}).get(key), each) for key, each in value.items()]
             if inner
@@ -246,7 +247,7 @@ def _parsed(text: str, where: str) -> Any:
         value, written = _of_json(text)
     except ValueError:
         value, written = _of_yaml(text, where)
-    if isinstance(value, dict) and isinstance(written, dict):
+    if is_object(value) and is_object(written):
         value.update({name: written[name] for name in TEXTS if name in written})
     return value
 
@@ -266,9 +267,9 @@ def _of_json(text: str) -> tuple[Any, Any]:
 
 
 def _as_text(value: Any) -> Any:
-    if isinstance(value, dict):
+    if is_object(value):
         return {name: _as_text(each) for name, each in value.items()}
-    if isinstance(value, list):
+    if is_array(value):
         return [_as_text(each) for each in value]
     return value if isinstance(value, str) else json.dumps(value)
 

@@ -76,10 +76,12 @@ class AgentLink(Protocol):
     @property
     def generation(self) -> Generation:
         """Number of the generation to which this rank belongs."""
+        ...
 
     @property
     def has_agent(self) -> bool:
         """Whether an agent may request snapshots. False only for `NullLink`."""
+        ...
 
     @property
     def slots(self) -> SlotsGranted | SlotsRefused | None:
@@ -98,6 +100,7 @@ class AgentLink(Protocol):
 
     def welcome(self) -> Arriving | Welcome:
         """Wait for the agent, and return its newest message about the snapshot to restore."""
+        ...
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
         """Pass the result of `poll` to `is_enough` until it returns True.

@@ -105,6 +105,7 @@ class Copier(Protocol):
         Returns:
             The ticket.
         """
+        ...
 
     def do_later(self, work: Callable[[], object]) -> None:
         """Run `work` in the copier's thread after all copies that were started before.
@@ -123,6 +124,7 @@ class Copier(Protocol):
 
         Afterwards the copier starts no copy. Called when a process ends without `close`.
         """
+        ...
 
     def close(self) -> None:
         """Wait for the started copies and end the copier."""

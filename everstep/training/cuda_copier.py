@@ -76,6 +76,7 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Return whether the stream has reached the event. Never waits."""
+        ...
 
     def synchronize(self) -> None:
         """Block the host until the stream has reached the event."""
@@ -86,6 +87,7 @@ class Device(Protocol):
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor is on this device."""
+        ...
 
     def enter_thread(self) -> None:
         """Prepare the calling thread for device calls.
@@ -102,9 +104,11 @@ class Device(Protocol):
 
     def is_capturing(self) -> bool:
         """Return whether the script captures a CUDA graph on the calling thread's current stream."""
+        ...
 
     def new_event(self) -> Event:
         """Return an event without timing."""
+        ...
 
     def wait(self, stream: Any, event: Event) -> None:
         """Make a stream wait for an event that has been recorded."""
@@ -119,12 +123,15 @@ class Device(Protocol):
 
     def buffer(self, size: int) -> torch.Tensor:
         """Return memory of the device, uint8[size]."""
+        ...
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return pinned host memory, uint8[size]."""
+        ...
 
     def register(self, address: int, size: int) -> bool:
         """Register host pages with the driver. Return whether the driver accepted them."""
+        ...
 
     def unregister(self, address: int) -> None:
         """Undo `register`."""

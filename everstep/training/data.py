@@ -69,15 +69,18 @@ class Resumable(Protocol):
     @property
     def generators(self) -> Sequence[rng.Generator]:
         """Random generators that its batches draw from, except the generators of the process."""
+        ...
 
     def begin(self, epoch: int) -> Iterator[object]:
         """Return the batches of an epoch: all batches, or the remaining batches after `load_state_dict`."""
+        ...
 
     def end(self) -> None:
         """End the epoch: until the next `begin`, `state_dict` returns a position between two epochs."""
 
     def state_dict(self) -> dict[str, Tree]:
         """Return the source's part of the position."""
+        ...
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         """Restore a position, from which the next `begin` continues."""

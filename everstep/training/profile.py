@@ -54,12 +54,15 @@ class Trace(Protocol):
 
     def begin(self) -> bool:
         """Start to record. Return False if a recording cannot start now."""
+        ...
 
     def mark(self) -> bool:
         """Record a boundary. Return False if other code has ended the recording."""
+        ...
 
     def end(self) -> Read:
         """End the recording, and return a function that reads it."""
+        ...
 
 
 class NetworkProfiler:

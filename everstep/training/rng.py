@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import random
 import struct
+from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FunctionType, MethodType
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def observe(*, with_devices: bool = True) -> RandomState:
         A tree for `state_tree.encode`.
     """
     version, words, gauss = random.getstate()
-    numpy_state = np.random.get_state()
+    numpy_state = cast("tuple[Any, ...] | dict[str, Any]", np.random.get_state())
     state: RandomState = {
         # Each state is one bytes object. Tensors would be planned and copied separately, and 625 integers would take
         # longer than all other work at a boundary.
@@ -170,7 +171,7 @@ def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> No
 
 
 @contextmanager
-def kept(generators: Sequence[Generator]) -> Iterator[None]:
+def kept(generators: Sequence[Generator]) -> abc.Generator[None]:
     """Return a context that restores the process's generators and the given generators at its end."""
     before = states(generators)
     try:

@@ -29,7 +29,7 @@ import mmap
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -74,7 +74,7 @@ from everstep.training.script import Environment, input_dir
 from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState
 from everstep.training.step_rules import Decision, RankView, decide, decide_alone, is_final_round_over
-from everstep.training.step_watch import StepWatch
+from everstep.training.step_watch import StepWatch, uncompiled
 
 LOOK_SECONDS = 0.05
 """Longest pause, in seconds, between two reads of the page while a rank waits at a boundary.
@@ -200,9 +200,11 @@ class TrainingSession:
         # The idle spans of local rank 0 represent the whole node.
         if link.has_agent and environment.world_size > 1 and environment.local_rank == 0:
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
-        self.fence_hook = torch.compiler.disable(  # type: ignore[no-untyped-call]
-            lambda *_: self.fence(), reason=NOT_COMPILED
-        )
+
+        def fence(*_: object) -> None:
+            self.fence()
+
+        self.fence_hook = uncompiled(fence, NOT_COMPILED)
         """`fence` as a hook for torch.
 
         Compiled code leaves its graph to call this hook. A hook that torch.compile traces would not wait.
@@ -359,7 +361,7 @@ class TrainingSession:
     @contextlib.contextmanager
     def phase(
         self, name: Literal["train", "eval", "checkpoint", "wait"], *, limit_seconds: float | None = None
-    ) -> Iterator[None]:
+    ) -> Generator[None]:
         """Return a context that reports the script's activity to the service.
 
         Each phase has its own time limit.

@@ -313,7 +313,8 @@ def _decode_leaf(tag: int, parts: list[object], tensor: Callable[[str], torch.Te
             return torch.Size(shape)
         case _Tag.DEVICE, [str(name)]:
             return torch.device(name)
-    raise CorruptSlot(f"a value of unknown kind {tag}")
+        case _:
+            raise CorruptSlot(f"a value of unknown kind {tag}")
 
 
 def _placed(tensor: torch.Tensor, place: list[object]) -> torch.Tensor:
@@ -322,4 +323,5 @@ def _placed(tensor: torch.Tensor, place: list[object]) -> torch.Tensor:
             return tensor
         case [str(kind)]:
             return tensor.to(kind)
-    raise CorruptSlot(f"a tensor on {place}")
+        case _:
+            raise CorruptSlot(f"a tensor on {place}")

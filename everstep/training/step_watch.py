@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,11 +30,28 @@ from torch.utils.hooks import RemovableHandle
 from everstep.training.adapters.base import qualified_name
 from everstep.training.errors import CannotResume
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 NOT_COMPILED = (
     "Everstep checks here whether this optimizer updates a registered model: compile optimizer.step() without "
     "fullgraph=True, or pass the optimizer to init()"
 )
 """Reason that torch.compile prints if it must trace the check of an unregistered optimizer into a whole graph."""
+
+
+def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:
+    """Return the function as compiled code calls it: outside the graph.
+
+    Args:
+        function: a function that torch.compile cannot trace or must not move.
+        reason: printed by torch.compile if the user requires a whole graph.
+
+    Returns:
+        The wrapped function.
+    """
+    # The type of torch's `disable` covers everything that it accepts and returns.
+    return cast("Callable[P, R]", torch.compiler.disable(function, reason=reason))  # type: ignore[no-untyped-call]
 
 
 class StepWatch:
@@ -62,9 +79,7 @@ class StepWatch:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """Optimizers that update no parameter of this session, each with its number of parameters at the last check."""
-        self._updated_outside_graphs = torch.compiler.disable(  # type: ignore[no-untyped-call]
-            self._updated_by, reason=NOT_COMPILED
-        )
+        self._updated_outside_graphs = uncompiled(self._updated_by, NOT_COMPILED)
         """`_updated_by` as compiled code calls it: outside the graph, because torch.compile cannot trace addresses."""
         _open(self)
 

@@ -79,6 +79,7 @@ class Adapter(Protocol):
 
         A launch can restore a snapshot of another launch only if these facts are equal. They are constant after `init`.
         """
+        ...
 
     def check(self) -> None:
         """Reject changes since `init` that a restarted script could not restore.
@@ -91,6 +92,7 @@ class Adapter(Protocol):
 
     def observe(self) -> AdapterState:
         """Return the current state without copying. Called at every captured boundary."""
+        ...
 
     def foresee(self) -> AdapterState | None:
         """Return the state that is expected after each optimizer's first step.
@@ -100,6 +102,7 @@ class Adapter(Protocol):
 
     def expect_restore(self) -> Sequence[Arena]:
         """Reserve memory for the tensors that `load` will create. Called once, before `load`."""
+        ...
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:
         """Write a saved state into the live objects, in place, without communication between ranks.
@@ -124,18 +127,22 @@ class Adapter(Protocol):
 
         Only the steps of these optimizers change the tensors with `StateTensor.is_deferred`.
         """
+        ...
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """Return the parameters by their names in a slot.
 
         Only registered optimizers may update them.
         """
+        ...
 
     def schedulers(self) -> Sequence[object]:
         """Return the schedulers that the framework owns, because a snapshot contains their state."""
+        ...
 
     def modules(self) -> Sequence[torch.nn.Module]:
         """Return the root modules."""
+        ...
 
     def steps_made(self) -> int | None:
         """Return the framework's count of optimizer steps.

@@ -57,7 +57,8 @@ class DDPAdapter(PlainAdapter):
 
 def _check(name: str, model: DistributedDataParallel) -> None:
     # The first step of a static graph cannot use the layout of later steps.
-    if model.static_graph and model.process_group.size() > 2:
+    group = model.process_group
+    if model.static_graph and group is not None and group.size() > 2:
         raise CannotResume(
             name,
             "DDP with static_graph=True over three or more ranks does not come back bit for bit; leave "

@@ -77,7 +77,7 @@ class DeepSpeedAdapter:
         self._name = name or "engine"
         self._prefix = f"{name}." if name else ""
         self._engine = cast(Any, engine)
-        self._zero = cast(Any, self._engine.optimizer)
+        self._zero = self._engine.optimizer
         _check_engine(self._name, self._engine)
         base: Optimizer = self._zero.optimizer
         self._is_cpu_adam = qualified_name(type(base)) == _CPU_ADAM
