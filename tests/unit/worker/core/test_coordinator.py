@@ -406,6 +406,19 @@ class TestEnd:
             standing = standing.report(*self.closing(7, 1, NONE))
         assert standing.proposed == 7
 
+    def test_a_final_step_that_a_rank_passed_unheard_is_proposed_again(self) -> None:
+        """The rank passed the boundary before it read the proposal, and then waited there. It can still capture it."""
+        core = running().report(rank(0, 5, 1, 2, Vote.ABANDON, is_late=True), rank(1, 5, 1, 2))
+        core = core.report(*self.closing(7, 1, NONE))
+        assert (core.proposed, core.final) == (7, 7)
+        passed = rank(0, 7, 1, 7, Vote.ABANDON, is_late=True, standing=Standing.CLOSING)
+        core = core.report(passed, rank(1, 7, 1, 7, standing=Standing.CLOSING))
+        assert (core.proposed, core.is_finished) == (NONE, False)
+        core = core.report(*self.closing(7, 1, NONE))
+        assert (core.proposed, core.is_finished) == (7, False)
+        core = core.report(*self.closing(7, 1, 7, Vote.ACKED))
+        assert (core.committed, core.is_finished) == (7, True)
+
 
 def test_steps_are_proposed_as_far_apart_as_the_budget_wants() -> None:
     core = running().keep_distance(10)

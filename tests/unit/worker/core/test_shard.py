@@ -137,6 +137,13 @@ def test_a_holder_that_has_lost_c_leaves_the_view() -> None:
     assert shard.wanted(A) == 7
 
 
+@pytest.mark.parametrize("base", [0, 7])
+def test_an_empty_inventory_before_the_first_commit_leaves_a_holder_in_the_view(base: int) -> None:
+    """Every holder connects without the base at a launch. The job is not degraded because of it."""
+    shard = Shard.begin(step(base), (A, B)).inventory(A, frozenset())
+    assert (shard.view, shard.returning) == ({A, B}, frozenset())
+
+
 def test_an_inventory_of_others_leaves_the_rest_alone() -> None:
     assert (B, 7) in committed().inventory(A, frozenset()).held
 
