@@ -1,0 +1,81 @@
+"""Few tests read private attributes of the product: such a test fails at each rename and shows nothing to a user.
+
+A test observes an object by its public methods, by its messages and files, or by a method such as `idle` that waits for
+background work. Limits are options of the object, which a test sets at construction.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("control_plane", "everstep", "infra", "worker")
+MAX_PRIVATE_ACCESSES = 414
+"""Lower this number with each access that you remove. Nobody raises it."""
+NO_ACCESS = {"_asdict", "_fields", "_make", "_replace"}
+"""Public methods of named tuples."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in NO_ACCESS
+
+
+def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path, ast.parse(path.read_text())
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """Return the private names that a module defines: functions, classes, variables, fields and attributes."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return {name for name in names if is_private(name)}
+
+
+def accesses(tree: ast.AST, names: set[str]) -> Iterator[str]:
+    """Return each access to one of these names of another object, also by `monkeypatch.setattr(object, "_name", …)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in names and not is_own(node.value):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in {
+            "getattr",
+            "setattr",
+        }:
+            yield from (
+                ast.unparse(node) for word in node.args if isinstance(word, ast.Constant) and word.value in names
+            )
+
+
+def is_own(node: ast.expr) -> bool:
+    """Return True for `self`, `cls` and `super()`."""
+    call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+    return call or (isinstance(node, ast.Name) and node.id in {"self", "cls"})
+
+
+def test_tests_access_few_private_attributes_of_the_product():
+    names = set[str]().union(*(defined(tree) for _, tree in trees(*PRODUCT)))
+    counts = Counter({path: len(list(accesses(tree, names))) for path, tree in trees("tests")})
+    most = "\n".join(f"{count:4} {path.relative_to(ROOT)}" for path, count in counts.most_common(20) if count)
+    assert counts.total() <= MAX_PRIVATE_ACCESSES, (
+        f"{counts.total()} private accesses, MAX_PRIVATE_ACCESSES is {MAX_PRIVATE_ACCESSES}. Observe the object "
+        f"through its public interface, or lower the number. Files with most of them:\n{most}"
+    )
+
+
+def test_each_kind_of_access_counts():
+    product = ast.parse("class A:\n    _field: int = 0\n    def _do(self):\n        self._set = 1\n_CONSTANT = 3")
+    names = defined(product)
+    assert names == {"_field", "_do", "_set", "_CONSTANT"}
+    test = ast.parse(
+        "a._field\na.b._do()\nself._set\nsuper()._do()\nmonkeypatch.setattr(module, '_CONSTANT', 4)\n"
+        "getattr(a, '_set')\nworld._replace(x=1)\ntorch._dynamo\na.__dict__"
+    )
+    assert len(list(accesses(test, names))) == 4
