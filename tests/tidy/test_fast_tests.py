@@ -66,12 +66,21 @@ def test_make_runs_what_has_the_mark():
     )
 
 
+class NotComparable:
+    """A parameter such as an array, which cannot be compared with a string."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError(other)
+
+
 class Item(SimpleNamespace):
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
 
-def item(folder: str, fixtures: tuple[str, ...] = (), marks: tuple[str, ...] = (), **parameters: str) -> Any:
+def item(folder: str, fixtures: tuple[str, ...] = (), marks: tuple[str, ...] = (), **parameters: object) -> Any:
     return Item(
         path=fast.ROOT / folder / "test_it.py",
         nodeid=f"tests/{folder}/test_it.py::test_it{list(parameters.values())}",
@@ -84,6 +93,7 @@ def item(folder: str, fixtures: tuple[str, ...] = (), marks: tuple[str, ...] = (
 @pytest.mark.parametrize("folder", fast.FOLDERS)
 def test_a_test_of_a_fast_folder_is_fast(folder):
     assert fast.is_fast(item(folder, ("tmp_path", "engine"), engine="sqlite"))
+    assert fast.is_fast(item(folder, array=NotComparable()))
 
 
 @pytest.mark.parametrize(
