@@ -161,7 +161,7 @@ def recorded_calls() -> Iterator[list[str]]:
     """
     from botocore.client import BaseClient
 
-    from infra.local_cloud.documented import undocumented
+    from tests.documented import undocumented
 
     wrong: list[str] = []
     make = BaseClient._make_api_call

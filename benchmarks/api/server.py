@@ -24,7 +24,6 @@ from fastapi import FastAPI
 from control_plane.__main__ import listening
 from control_plane.app import Server, create_app, server_config
 from control_plane.cloud.connection import CloudMode
-from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.core.states import JobState
 from control_plane.db import fleets, jobs, schema, tokens
 from control_plane.db.jobs import JobSpec, NewJob
@@ -32,6 +31,7 @@ from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.gate import Gate
 from control_plane.settings import Settings
+from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 
 BUCKET = "everstep"
 FLEET = "main"

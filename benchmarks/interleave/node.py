@@ -27,13 +27,14 @@ from typing import Any
 from benchmarks.interleave.budgeted import Budgeted
 from benchmarks.interleave.network import Network
 from benchmarks.interleave.schemes import BUFFER_BYTES, BUFFERS, Scheme
+from benchmarks.interleave.uniform import UniformPacer
 from benchmarks.interleave.wire import read_case
 from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.rank_messages import IdleSpan
 from everstep.protocol.slot import CHUNK_BYTES
 from worker.core.chunks import MU_RATIO, UNIFORM_SHARE, Link, ScheduledChunk, partition
 from worker.member.traffic import ALPHA_SECONDS
-from worker.replication.pacing import NodePacer, Pacer, SpanPacer, UniformPacer
+from worker.replication.pacing import NodePacer, Pacer, SpanPacer
 from worker.replication.streams import ChunkQueue, Streams, send_chunks
 
 PORT = 7077

@@ -317,11 +317,6 @@ def find(session: Session, incident_id: str) -> IncidentRecord | None:
     return None if row is None else record_of(row, IncidentRecord)
 
 
-def count_of_run(session: Session, run_id: str) -> int:
-    """Return the number of incidents of a run."""
-    return session.scalar(select(func.count()).select_from(Incident).where(Incident.run_id == run_id)) or 0
-
-
 def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, int]]:
     """Return the numbers of all and of open incidents of several runs, in one query.
 

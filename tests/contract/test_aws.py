@@ -15,9 +15,9 @@ from moto.server import ThreadedMotoServer
 
 from everstep.protocol.plan import ObjectReference
 from tests.contract.test_object_store import environment
+from tests.fakes.storage import MemoryAws, MemoryObjectStore
 from worker.errors import ForbiddenEndpoint, ObjectMissing, StoreDenied, StoreRefused, StoreUnavailable
 from worker.storage.aws import ROLE_SECONDS, Aws, RoleKeys, SecretPlace, aws_errors, session_name_of
-from worker.storage.memory import MemoryAws, MemoryObjectStore
 from worker.storage.node_aws import NodeAws
 
 ROLE = "arn:aws:iam::123456789012:role/training"

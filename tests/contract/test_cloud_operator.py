@@ -15,11 +15,11 @@ from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.contract import SUSPENDED_PROCESSES, TERMINATION_HOOK, Ensured, changes, drift, ensure
 from control_plane.cloud.errors import CloudError, ContractViolation, GroupNotOurs, InvalidRequest, NotFound
-from control_plane.cloud.fake import FakeOperator
 from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState, InstanceStatus
 from everstep.protocol.ids import NodeId
 from infra.local_cloud.fault_kinds import FailStatus
 from infra.local_cloud.faults import Conditions
+from tests.fakes.cloud import FakeOperator
 from tests.unit.local_cloud.served import QUICK, ServedAws, eventually, served_aws
 
 ABSENT = NodeId("i-0123456789abcdef0")

@@ -14,11 +14,11 @@ import pytest
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import NotFound, PreconditionFailed
-from control_plane.cloud.fake import MemoryObjectStore
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectStore
 from control_plane.cloud.s3 import S3ObjectStore
 from everstep import uploads
 from everstep.protocol.plan import ObjectReference
+from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.local_cloud.served import ServedAws, served_aws
 
 BUCKET = "store"

@@ -14,6 +14,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from everstep.protocol.plan import ObjectReference
+from tests.fakes.storage import MemoryObjectStore
 from worker.errors import (
     CorruptCheckpoint,
     ForbiddenEndpoint,
@@ -23,7 +24,6 @@ from worker.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from worker.storage.memory import MemoryObjectStore
 from worker.storage.object_store import ObjectStore
 from worker.storage.s3 import S3ObjectStore, s3_store
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from tests.dashboard.recording import every, load
 from tests.dashboard.shuffle import deal, shuffled
+from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
 
 

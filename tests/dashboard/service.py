@@ -17,7 +17,6 @@ from typing import Any, Protocol, Self, TypeVar
 from control_plane.api.deps import Services
 from control_plane.app import Server, create_app, server_config
 from control_plane.cloud.connection import CloudMode
-from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.db import tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -26,6 +25,7 @@ from control_plane.loop.agents import AgentRegistry
 from control_plane.settings import Settings
 from tests.dashboard.replay import Replay
 from tests.dashboard.seeded import Story
+from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.ports import ReservedPort
 from tests.unit.control_plane.loop.world import BUCKET, World
 

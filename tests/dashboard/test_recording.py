@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from control_plane.cloud.fake import MemoryObjectStore
 from control_plane.db import metrics, schema
 from control_plane.db.session import Database
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
@@ -28,6 +27,7 @@ from tests.dashboard.printed import print_run
 from tests.dashboard.record import STORIES
 from tests.dashboard.recording import FOLDER, Recording, RecordingStale, every, load, read, rows_of, write
 from tests.dashboard.shuffle import Deal, deal, shuffled
+from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.loop.world import BUCKET, World
 
 SEEDS = st.integers(0, 2**32)

@@ -81,7 +81,7 @@ def server(tmp_path_factory, files):
     tls = ["--tls-certificate", str(files[0]), "--tls-key", str(files[1])]
     program = (
         "import sys, control_plane.__main__ as program\n"
-        "from control_plane.cloud.fake import FakeOperator, MemoryObjectStore\n"
+        "from tests.fakes.cloud import FakeOperator, MemoryObjectStore\n"
         "make = program.create_app\n"
         "program._announce = lambda settings: None\n"
         "program.create_app = lambda settings, **more: make(settings, operator=FakeOperator(), "

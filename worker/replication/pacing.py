@@ -149,44 +149,6 @@ class Unpaced:
         """Return immediately (see `Pacer`)."""
 
 
-class UniformPacer:
-    """Pacer with a constant rate that ignores training. Unused time is lost: later chunks are not sent faster.
-
-    Args:
-        bytes_per_second: rate of the node: the bytes of all copies of an iteration's snapshots, divided by the intended
-            duration of sending.
-        chunk_bytes: size of a chunk.
-        clock: the event loop's clock, for use in threads.
-    """
-
-    def __init__(self, bytes_per_second: float, chunk_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.chunk_bytes = chunk_bytes
-        self._rate = bytes_per_second
-        self._clock = clock
-        self._free_at = 0.0
-        self._turn = asyncio.Lock()
-        self._lock = threading.Lock()
-
-    async def admit(self, bytes_count: int) -> None:
-        """Wait until the time reserved for the earlier chunks has passed (see `Pacer`)."""
-        now = asyncio.get_running_loop().time
-        async with self._turn:
-            begin = max(now(), self._free_at)
-            await asyncio.sleep(begin - now())
-            with self._lock:
-                self._free_at = begin + bytes_count / self._rate
-
-    def book(self, bytes_count: int) -> float | None:
-        """Admit the chunk if the time reserved for earlier chunks ends within `SHORT_SECONDS` (see `Pacer`)."""
-        with self._lock:
-            now = self._clock()
-            begin = max(now, self._free_at)
-            if begin - now > SHORT_SECONDS or self._turn.locked():
-                return None
-            self._free_at = begin + bytes_count / self._rate
-            return begin - now
-
-
 class SpanPacer:
     """Pacer that sends chunks in the profiled idle spans of an iteration, relative to the last boundary.
 

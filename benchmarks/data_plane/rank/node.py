@@ -42,6 +42,7 @@ from everstep.protocol.plan import (
     Timeouts,
 )
 from everstep.protocol.rank_messages import RankHello
+from tests.fakes.storage import MemoryObjectStore
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.slots import Content
 from worker.member.member import Member, Node
@@ -54,7 +55,6 @@ from worker.replication.tcp import PeerListener, TcpSession
 from worker.replication.transport import Credentials
 from worker.shm import tmpfs
 from worker.shm.store import SlotStore
-from worker.storage.memory import MemoryObjectStore
 
 JOB, RUN, RANK = JobName("waiting"), RunId("b" * 32), Rank(0)
 OWNER, HOLDER = NodeId("i-owner"), NodeId("i-holder")

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from everstep.protocol.ids import RunId
+from tests.fakes.storage import MemoryAws, MemoryObjectStore
 from tests.unit.worker.rank_plans import rank_plan
 from tests.wheels import make_wheel
 from worker.errors import LoadFailed
 from worker.provisioning.supplies import Supplies
 from worker.ranks.environment import Packages
 from worker.ranks.shim import processes
-from worker.storage.memory import MemoryAws, MemoryObjectStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 KEY = b"k" * 32

@@ -8,7 +8,8 @@ import pytest
 from botocore.model import ServiceModel
 from moto.core.utils import get_service_model
 
-from infra.local_cloud.documented import filter_names, is_documented, undocumented
+from infra.local_cloud.documented import filter_names, is_documented
+from tests.documented import undocumented
 
 EC2: ServiceModel = get_service_model("ec2")
 AUTO_SCALING: ServiceModel = get_service_model("autoscaling")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from everstep.protocol.ids import NodeId
+from tests.fakes.storage import MemoryObjectStore
 from tests.integration.worker.agent.fleet import BUCKET, ControlPlane, Fleet, Node, source_archive
-from worker.storage.memory import MemoryObjectStore
 
 NODE_COUNT = 3
 

@@ -71,13 +71,13 @@ from everstep.protocol.rank_messages import (
     write_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
+from tests.fakes.storage import MemoryAws, MemoryObjectStore
 from worker.agent.agent import Agent
 from worker.agent.settings import AgentSettings
 from worker.node.health.memory import ProcessMemory
 from worker.node.health.watch import HealthWatch
 from worker.ranks.environment import Packages, Supplied
 from worker.ranks.shim.messages import RankRecord
-from worker.storage.memory import MemoryAws, MemoryObjectStore
 from worker.tasks import Signal
 
 JOB, RUN = JobName("job"), RunId("ab" * 16)

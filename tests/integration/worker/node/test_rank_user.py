@@ -25,6 +25,7 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId
 from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference, SourceArchive
 from everstep.protocol.rank_messages import RankHello
 from everstep.protocol.slot import digest
+from tests.fakes.storage import MemoryObjectStore
 from tests.integration.worker.own_mounts import in_own_mounts, may_have_one
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from tests.wheels import make_wheel
@@ -43,7 +44,6 @@ from worker.ranks.stacks import stacks_of
 from worker.ranks.supervisor import Supervisor
 from worker.shm.rank_page import RankPage
 from worker.shm.store import SlotStore
-from worker.storage.memory import MemoryObjectStore
 
 pytestmark = [
     pytest.mark.integration,

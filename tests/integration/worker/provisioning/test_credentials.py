@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.fakes.storage import MemoryAws, MemoryObjectStore
 from tests.unit.worker.rank_plans import rank_plan
 from worker.errors import StoreDenied, StoreUnavailable
 from worker.provisioning.credentials import RENEW_SECONDS, RETRY_SECONDS, RoleCredentials, token_of
 from worker.ranks.environment import node_environment
 from worker.storage.aws import ROLE_SECONDS, RoleKeys
-from worker.storage.memory import MemoryAws, MemoryObjectStore
 
 pytestmark = pytest.mark.integration
 ROLE = "arn:aws:iam::123456789012:role/training"

@@ -17,7 +17,6 @@ import everstep
 from control_plane.api import envelope
 from control_plane.app import Server, create_app, server_config
 from control_plane.cloud.connection import CloudMode
-from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.db import tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -25,6 +24,7 @@ from control_plane.gate import Gate
 from control_plane.settings import Settings
 from everstep import failures
 from everstep.errors import ServiceFailed
+from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
 
 BUCKET = "everstep"

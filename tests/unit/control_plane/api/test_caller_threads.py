@@ -13,7 +13,7 @@ from contextlib import closing
 import pytest
 
 from control_plane.app import LOOP_THREADS
-from control_plane.cloud.fake import MemoryObjectStore
+from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.api.conftest import Service
 from tests.unit.control_plane.api.test_results import Job
 from tests.unit.control_plane.api.test_sources import archive

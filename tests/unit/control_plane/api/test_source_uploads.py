@@ -20,13 +20,13 @@ import pytest
 
 from control_plane.api.routes.sources import UPLOAD_SECONDS
 from control_plane.cloud.errors import CloudUnavailable
-from control_plane.cloud.fake import EPOCH, MemoryObjectStore
 from control_plane.cloud.objects import DELETED_AT_ONCE, SignedUpload
 from control_plane.db.tokens import Role
 from control_plane.loop.upload_keeper import KEPT, UploadKeeper
 from everstep import exchanges, uploads
 from everstep.protocol.plan import ObjectReference
 from everstep.uploads import Outcome
+from tests.fakes.cloud import EPOCH, MemoryObjectStore
 from tests.unit.control_plane.api.conftest import BUCKET, Service, refused
 from tests.unit.control_plane.api.test_sources import archive, special
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from control_plane.cloud.errors import CloudError, NotFound
-from control_plane.cloud.fake import MemoryObjectStore
 from control_plane.core.log_batches import Line
 from control_plane.core.states import JobState
 from control_plane.db import exports, jobs, nodes
@@ -26,6 +25,7 @@ from control_plane.loop.log_reader import Cursor
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, encode_head, encode_lines
 from everstep.protocol.plan import ObjectReference
+from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.db.conftest import NOW, new_job
 from tests.unit.control_plane.db.test_jobs import plan
 

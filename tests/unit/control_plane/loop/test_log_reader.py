@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from control_plane.cloud.fake import MemoryObjectStore
 from control_plane.loop import log_reader
 from control_plane.loop.log_reader import GenerationFacts, LogFilter, LogReader
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, TailName, encode_head, encode_lines
 from everstep.protocol.plan import ObjectReference
+from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.db.conftest import NOW
 
 MS = int(NOW.timestamp() * 1000)

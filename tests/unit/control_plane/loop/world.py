@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar
 
 from control_plane.cloud.contract import ensure
-from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.cloud.operator import GroupState, ScheduledEvent
 from control_plane.core.observed.steps import NO_GENERATION
 from control_plane.core.states import FleetStatus, JobState, NodeState
@@ -66,6 +65,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
+from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
 
 BUCKET = "everstep"

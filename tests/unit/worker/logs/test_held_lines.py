@@ -12,11 +12,11 @@ from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.log_chunks import LogLine, decode_chunk, encode_lines, parse_name, parse_tail
 from everstep.protocol.peer_messages import PrintedLines
 from everstep.protocol.plan import GenerationPlan, ObjectReference
+from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.rank_plans import rank_plan
 from worker.errors import StoreDenied
 from worker.logs import held_lines
 from worker.logs.held_lines import HeldLines
-from worker.storage.memory import MemoryObjectStore
 from worker.storage.object_store import StoredObject
 
 OWNER, HOLDER, STRANGER = NodeId("i-0"), NodeId("i-1"), NodeId("i-2")

@@ -15,6 +15,7 @@ from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, Rank
 from everstep.protocol.log_chunks import LINE_BYTES, LogLine, decode_chunk, decode_lines
 from everstep.protocol.plan import GenerationPlan, ObjectReference
+from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker.errors import StoreDenied, StoreUnavailable
 from worker.logs import journal as log_journal
@@ -22,7 +23,6 @@ from worker.logs import uploads as logs
 from worker.logs.journal import LogJournal
 from worker.logs.uploads import LIVE_LINES, MAX_TOLD, SHORT_BYTES, LogShipper, RankLogs, batches, is_due
 from worker.ranks.files import RankFiles
-from worker.storage.memory import MemoryObjectStore
 
 PREFIX = "jobs/job/"
 

@@ -14,9 +14,9 @@ import pytest
 import worker.provisioning.inputs
 from everstep.protocol.ids import RunId
 from everstep.protocol.plan import InputChannel, ObjectReference
+from tests.fakes.storage import MemoryObjectStore
 from worker.errors import InputRefused, StoreDenied, StoreUnavailable
 from worker.provisioning.inputs import InputCache
-from worker.storage.memory import MemoryObjectStore
 from worker.storage.object_store import ObjectReader, Span
 
 BUCKET = "data"

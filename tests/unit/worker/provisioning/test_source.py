@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from everstep.protocol.plan import ObjectReference, ScriptPlan, SourceArchive
+from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.rank_plans import rank_plan
 from worker.errors import ObjectMissing, SourceRefused
 from worker.provisioning.source import SourceArchives, fetch_source, unpack
-from worker.storage.memory import MemoryObjectStore
 
 BUCKET = "bucket"
 

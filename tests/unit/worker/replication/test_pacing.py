@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from benchmarks.interleave.uniform import UniformPacer
 from everstep.protocol.rank_messages import IdleSpan
 from tests.unit.worker.replication.wire import BEGIN, Wire
 from worker.core.chunks import Link, ScheduledChunk, uniform
@@ -19,7 +20,6 @@ from worker.replication.pacing import (
     NodePacer,
     Pacer,
     SpanPacer,
-    UniformPacer,
     Unpaced,
 )
 

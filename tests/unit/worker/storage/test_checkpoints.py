@@ -15,6 +15,7 @@ from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import ObjectReference, ShardSource
 from everstep.protocol.slot import SlotState
+from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
 from worker.core.slots import Content
@@ -23,7 +24,6 @@ from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 from worker.storage import checkpoints
 from worker.storage.checkpoints import download_shard, upload_shard
-from worker.storage.memory import MemoryObjectStore
 from worker.storage.object_store import ObjectReader, Piece, Span, StoredObject
 
 CONTENT = Content(Generation(2), Step(7))

@@ -462,11 +462,11 @@ class MemoryObjectStore:
 
     def sign_upload(
         self,
-        reference: ObjectReference,  # noqa: ARG002
+        reference: ObjectReference,
         *,
-        sha256: str,  # noqa: ARG002
-        size_bytes: int,  # noqa: ARG002
-        seconds: int,  # noqa: ARG002
+        sha256: str,
+        size_bytes: int,
+        seconds: int,
     ) -> SignedUpload | None:
         """Return None, because no client can reach an object in memory; see `ObjectStore`."""
         return None
