@@ -15,20 +15,27 @@ from control_plane.core.observed.fleets import NodeRecord, Vacancies
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Implication
-from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.agent_messages import (
+    HaltRanks,
+    KeepSources,
+    Prepare,
+    Release,
+    Start,
+    StopTraining,
+    TakeCheckpoint,
+    TakeStacks,
+)
+from everstep.protocol.ids import FleetName, NodeId, RunId
 from everstep.protocol.manifest import CheckpointManifest
-from everstep.protocol.plan import GenerationPlan, ObjectReference, SourceArchive
+from everstep.protocol.plan import GenerationPlan, ObjectReference
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendPrepare:
-    """Ask a node's agent to promise a generation. From then on, the agent obeys no older generation."""
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to a node's agent."""
 
     node_id: NodeId
-    job: JobName
-    run: RunId
-    generation: Generation
-    parent: Generation
+    message: Prepare | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | Release | KeepSources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,67 +44,6 @@ class SendLoad:
 
     node_id: NodeId
     plan: GenerationPlan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendStart:
-    """Command a node to start its ranks."""
-
-    node_id: NodeId
-    job: JobName
-    run: RunId
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendStop:
-    """Ask the coordinator for an agreed stop."""
-
-    node_id: NodeId
-    job: JobName
-    run: RunId
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendHalt:
-    """Command a node to kill its ranks immediately, because their generation has ended."""
-
-    node_id: NodeId
-    job: JobName
-    run: RunId
-    generation: Generation
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendTakeCheckpoint:
-    """Ask the coordinator to order the upload of this step or a later one."""
-
-    node_id: NodeId
-    job: JobName
-    run: RunId
-    generation: Generation
-    step: Step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendTakeStacks:
-    """Command a node to read and report the stacks of its ranks."""
-
-    node_id: NodeId
-    job: JobName
-    run: RunId
-    generation: Generation
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendRelease:
-    """Command a node to delete its state of a run."""
-
-    node_id: NodeId
-    run: RunId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,14 +105,6 @@ class SendKeepEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendKeepSources:
-    """Command a spare to hold these source archives of its fleet's jobs, and to delete all others."""
-
-    node_id: NodeId
-    sources: tuple[SourceArchive, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteTermination:
     """Permit AWS to terminate an instance immediately although a terminating hook holds it."""
 
@@ -205,7 +143,7 @@ class ResumeLaunch:
     """AWS's reason for the suspension."""
 
 
-JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | SendTakeCheckpoint | SendTakeStacks | PutManifest
+JobAction = Send | SendLoad | PutManifest
 MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
 """Actions that change the group's members or their state.
 
@@ -216,7 +154,7 @@ GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch
 
 The executor stores an intent before each of them.
 """
-FleetAction = GroupAction | SendHalt | SendRelease | SendKeepEvidence | SendKeepSources
+FleetAction = GroupAction | Send | SendKeepEvidence
 Action = JobAction | FleetAction
 
 

@@ -36,10 +36,8 @@ from control_plane.core.actions import (
     RebootMember,
     ResumeLaunch,
     RetryLaunch,
-    SendHalt,
+    Send,
     SendKeepEvidence,
-    SendKeepSources,
-    SendRelease,
     SetDesired,
     TerminateMember,
 )
@@ -69,7 +67,7 @@ from control_plane.core.states import (
     advance,
 )
 from control_plane.core.timeouts import HOLD_SECONDS, JOIN_SECONDS, REBOOT_SECONDS
-from everstep.protocol.agent_messages import MemberPhase, NoticeKind
+from everstep.protocol.agent_messages import HaltRanks, KeepSources, MemberPhase, NoticeKind, Release
 from everstep.protocol.ids import NodeId, RunId
 from everstep.protocol.plan import SourceArchive
 
@@ -738,20 +736,22 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
             continue
         if node.member.phase is MemberPhase.RUNNING:
             actions.append(
-                SendHalt(
-                    node_id=node_id,
-                    job=node.member.job,
-                    run=node.member.run,
-                    generation=node.member.generation,
-                    reason="the node works for this job no longer",
+                Send(
+                    node_id,
+                    HaltRanks(
+                        job=node.member.job,
+                        run=node.member.run,
+                        generation=node.member.generation,
+                        reason="the node works for this job no longer",
+                    ),
                 )
             )
         else:
-            actions.append(SendRelease(node_id=node_id, run=node.member.run))
+            actions.append(Send(node_id, Release(run=node.member.run)))
     return actions
 
 
-def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
+def _sources(table: _Table, policy: Policy) -> list[Send]:
     """Return orders to spares to hold source archives.
 
     The fleet repeats the order until a spare reports these archives. The archives of the jobs that may need a node
@@ -769,7 +769,7 @@ def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
             held.setdefault(job.source.sha256, job.source)
     spares = [(row.node_id, table.node(row.node_id)) for row in table.in_state(NodeState.SPARE)]
     return [
-        SendKeepSources(node_id=node_id, sources=tuple(held.values()))
+        Send(node_id, KeepSources(sources=tuple(held.values())))
         for node_id, node in spares
         if node.is_connected
         and node.has_reported

@@ -36,16 +36,9 @@ from control_plane.core.actions import (
     RebootMember,
     ResumeLaunch,
     RetryLaunch,
-    SendHalt,
+    Send,
     SendKeepEvidence,
-    SendKeepSources,
     SendLoad,
-    SendPrepare,
-    SendRelease,
-    SendStart,
-    SendStop,
-    SendTakeCheckpoint,
-    SendTakeStacks,
     SetDesired,
     TerminateMember,
     reboot_key,
@@ -60,20 +53,7 @@ from control_plane.db.intents import IntentState
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
-from everstep.protocol.agent_messages import (
-    ControlToAgent,
-    HaltRanks,
-    KeepEvidence,
-    KeepSources,
-    KillForDrill,
-    Load,
-    Prepare,
-    Release,
-    Start,
-    StopTraining,
-    TakeCheckpoint,
-    TakeStacks,
-)
+from everstep.protocol.agent_messages import KeepEvidence, KillForDrill, Load
 from everstep.protocol.ids import Generation, NodeId, RunId
 from everstep.protocol.manifest import encode_manifest
 from everstep.protocol.plan import ObjectReference
@@ -152,18 +132,12 @@ class Executor:
         If the agent is not connected, the message is dropped. The next pass repeats the message.
         """
         match action:
+            case Send(node_id, message):
+                self._registry.send(node_id, message)
             case SendLoad(node_id=node_id, plan=plan):
                 self._registry.send(
                     node_id, Load(plan=plan, key=generation_key(self._secret, plan.run, plan.generation))
                 )
-            case SendPrepare(node_id=node_id, job=job, run=run, generation=generation, parent=parent):
-                self._registry.send(node_id, Prepare(job=job, run=run, generation=generation, parent=parent))
-            case SendStart() | SendStop() | SendHalt() | SendTakeCheckpoint() | SendTakeStacks():
-                self._registry.send(action.node_id, _command(action))
-            case SendRelease(node_id=node_id, run=run):
-                self._registry.send(node_id, Release(run=run))
-            case SendKeepSources(node_id=node_id, sources=sources):
-                self._registry.send(node_id, KeepSources(sources=sources))
             case _:
                 pass
 
@@ -451,17 +425,3 @@ class Executor:
             job_name=job.name,
         )
         events.append(session, event)
-
-
-def _command(action: SendStart | SendStop | SendHalt | SendTakeCheckpoint | SendTakeStacks) -> ControlToAgent:
-    match action:
-        case SendStart():
-            return Start(job=action.job, run=action.run, generation=action.generation)
-        case SendStop():
-            return StopTraining(job=action.job, run=action.run, generation=action.generation)
-        case SendHalt():
-            return HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason)
-        case SendTakeCheckpoint():
-            return TakeCheckpoint(job=action.job, run=action.run, generation=action.generation, step=action.step)
-        case SendTakeStacks():
-            return TakeStacks(job=action.job, run=action.run, generation=action.generation, number=action.number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from control_plane.core import accounting, hangs, incidents, moves, queue
-from control_plane.core.actions import Decision, SendHalt, SendStop
+from control_plane.core.actions import Decision, Send
 from control_plane.core.incidents import Fault
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
 from control_plane.core.job.restart import start_new_generation
@@ -11,6 +11,7 @@ from control_plane.core.job.view import (
     JobView,
     durable_step,
     durable_words,
+    halt,
     has_agreed_stop,
     has_finished,
     have_all_succeeded,
@@ -25,7 +26,7 @@ from control_plane.core.job.view import (
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
-from everstep.protocol.agent_messages import MemberPhase
+from everstep.protocol.agent_messages import MemberPhase, StopTraining
 
 PAUSE_PATIENCE_TIMES = 5
 """Limit for the upload after a job's end, in units of `blind_wait`.
@@ -137,12 +138,7 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
     how = f"at step {record.boundary}" if is_over else "without agreement"
     running = [node.node_id for node in plan.nodes if is_in_phase(view, node.node_id, MemberPhase.RUNNING)]
     told = [*running, plan.coordinator] if is_in_phase(view, plan.coordinator, MemberPhase.EXITED) else running
-    halts = tuple(
-        SendHalt(
-            node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason="the job stops"
-        )
-        for node_id in told
-    )
+    halts = tuple(halt(view, node_id, plan.generation, "the job stops") for node_id in told)
     if running:
         return stay(view, f"stops {how}: {why}", halts, requeue=LAUNCH_SECONDS)
     if _awaits_checkpoint(view, is_durable=is_durable):
@@ -184,12 +180,12 @@ def pause(view: JobView, *, is_durable: bool) -> Decision:
     return stay(view, record.reason, ask_to_stop(view), requeue=LAUNCH_SECONDS)
 
 
-def ask_to_stop(view: JobView) -> tuple[SendStop, ...]:
+def ask_to_stop(view: JobView) -> tuple[Send, ...]:
     """Return the message that requests the agreed stop from the coordinator, while its ranks run."""
     plan = view.plan
     if not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
         return ()
-    return (SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation),)
+    return (Send(plan.coordinator, StopTraining(job=view.spec.job, run=view.spec.run, generation=plan.generation)),)
 
 
 def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:

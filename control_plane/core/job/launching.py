@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import reduce
 
 from control_plane.core import accounting, faults, incidents, recovery
-from control_plane.core.actions import Decision, SendLoad, SendStart
+from control_plane.core.actions import Decision, Send, SendLoad
 from control_plane.core.job.losses import reported_besides
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, durable_step, is_in_phase, with_record
 from control_plane.core.states import JobEvent, JobState
-from everstep.protocol.agent_messages import MemberPhase
+from everstep.protocol.agent_messages import MemberPhase, Start
 from everstep.protocol.ids import FIRST_STEP
 
 
@@ -46,7 +46,7 @@ def load_and_start(view: JobView) -> Decision:
     ]
     if waiting:
         starts = tuple(
-            SendStart(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation)
+            Send(node_id, Start(job=view.spec.job, run=view.spec.run, generation=plan.generation))
             for node_id in waiting
             if is_in_phase(view, node_id, MemberPhase.LOADED)
         )

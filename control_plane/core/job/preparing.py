@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from control_plane.core import faults, incidents, launch, recovery
-from control_plane.core.actions import Decision, JobAction, SendPrepare
+from control_plane.core.actions import Decision, JobAction, Send
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
 from control_plane.core.job.roster import (
     NODE_LOSS_CAUSES,
@@ -20,6 +20,7 @@ from control_plane.core.job.ruling import with_ruling
 from control_plane.core.job.sources import step_left_in_s3
 from control_plane.core.job.view import JobView, waiting_words, watched_seconds, with_record
 from control_plane.core.states import IncidentEvent, JobEvent
+from everstep.protocol.agent_messages import Prepare
 from everstep.protocol.ids import FIRST_STEP, Generation
 
 
@@ -47,17 +48,10 @@ def prepare(view: JobView) -> Decision:
     view, gives_up = with_ruling(view)
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
-    asks: list[JobAction] = [
-        SendPrepare(
-            node_id=node_id,
-            job=view.spec.job,
-            run=view.spec.run,
-            generation=record.issued_generation,
-            parent=launch.parent_of(view.seen),
-        )
-        for node_id in roll.late
-        if view.nodes[node_id].is_connected
-    ]
+    request = Prepare(
+        job=spec.job, run=spec.run, generation=record.issued_generation, parent=launch.parent_of(view.seen)
+    )
+    asks: list[JobAction] = [Send(node_id, request) for node_id in roll.late if view.nodes[node_id].is_connected]
     if gives_up:
         return end_job(view, JobEvent.GAVE_UP, gives_up)
     if roll.is_complete:

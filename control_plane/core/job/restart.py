@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from control_plane.core import accounting, breakers, drills, faults, incidents, launch, moves
-from control_plane.core.actions import Decision, EventDraft, SendHalt
+from control_plane.core.actions import Decision, EventDraft
 from control_plane.core.incidents import Fault
 from control_plane.core.job.losses import (
     decision_words,
@@ -15,7 +15,7 @@ from control_plane.core.job.losses import (
     with_implications,
 )
 from control_plane.core.job.outcome import change_state
-from control_plane.core.job.view import JobView, has_agreed_stop, is_in_phase, with_record
+from control_plane.core.job.view import JobView, halt, has_agreed_stop, is_in_phase, with_record
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
@@ -74,13 +74,7 @@ def start_new_generation(
         doubted=tuple(dict.fromkeys([*record.doubted, *failed.doubted])),
     )
     halts = tuple(
-        SendHalt(
-            node_id=node.node_id,
-            job=view.spec.job,
-            run=view.spec.run,
-            generation=plan.generation,
-            reason=found[0].evidence,
-        )
+        halt(view, node.node_id, plan.generation, found[0].evidence)
         for node in plan.nodes
         if is_in_phase(view, node.node_id, MemberPhase.RUNNING)
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from control_plane.core import checkpoints, faults
-from control_plane.core.actions import Decision, JobAction, SendHalt
+from control_plane.core.actions import Decision, JobAction
 from control_plane.core.evidence import Standing
 from control_plane.core.job.outcome import stay
 from control_plane.core.job.progress import with_progress
-from control_plane.core.job.view import JobView
+from control_plane.core.job.view import JobView, halt
 from control_plane.core.states import JobState
 from everstep.protocol.agent_messages import MemberPhase
 
@@ -25,13 +25,7 @@ def observe_only(view: JobView) -> Decision:
             view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
         )
     ended = [
-        SendHalt(
-            node_id=node_id,
-            job=view.spec.job,
-            run=view.spec.run,
-            generation=node.member.generation,
-            reason="its generation has ended",
-        )
+        halt(view, node_id, node.member.generation, "its generation has ended")
         for node_id, node in view.nodes.items()
         if node.is_connected
         and node.member is not None

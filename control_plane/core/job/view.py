@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from control_plane.core import accounting, checkpoints, faults
-from control_plane.core.actions import EventDraft
+from control_plane.core.actions import EventDraft, Send
 from control_plane.core.evidence import (
     Verdict,
     blamed,
@@ -26,8 +26,8 @@ from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Po
 from control_plane.core.observed.nodes import Implication, NodeObserved
 from control_plane.core.observed.steps import NO_STEP
 from control_plane.core.states import LAUNCHED_JOBS, IncidentState, JobState
-from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit
-from everstep.protocol.ids import NodeId, Step
+from everstep.protocol.agent_messages import ExitClass, HaltRanks, MemberPhase, MemberReport, RankExit
+from everstep.protocol.ids import Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
 GAP_LEASES = 4
@@ -197,6 +197,11 @@ def with_record(view: JobView, **changes: object) -> JobView:
 def is_in_phase(view: JobView, node_id: NodeId, *phases: MemberPhase) -> bool:
     """Return whether a member is connected and reports one of the phases."""
     return node_id in view.reports and view.reports[node_id].phase in phases and view.nodes[node_id].is_connected
+
+
+def halt(view: JobView, node_id: NodeId, generation: Generation, reason: str) -> Send:
+    """Return the order to a node to kill its ranks of a generation."""
+    return Send(node_id, HaltRanks(job=view.spec.job, run=view.spec.run, generation=generation, reason=reason))
 
 
 def has_agreed_stop(view: JobView) -> bool:

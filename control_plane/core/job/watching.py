@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from control_plane.core import accounting, checkpoints, faults, hangs, launch, moves
-from control_plane.core.actions import Decision, JobAction, SendTakeCheckpoint, SendTakeStacks
+from control_plane.core.actions import Decision, JobAction, Send
 from control_plane.core.evidence import Standing, is_silent, progress_without
 from control_plane.core.job.ending import finish, pause, stop
 from control_plane.core.job.leaving import leave
@@ -15,7 +15,7 @@ from control_plane.core.job.progress import with_progress
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
 from control_plane.core.states import JobEvent, JobState
-from everstep.protocol.agent_messages import MemberPhase
+from everstep.protocol.agent_messages import MemberPhase, TakeCheckpoint, TakeStacks
 
 
 def watch(view: JobView) -> Decision:
@@ -71,12 +71,11 @@ def watch(view: JobView) -> Decision:
         pausing = with_record(view, moves=())
         return with_actions(change_state(pausing, JobEvent.PAUSE_ASKED, f"pauses {view.wants_pause}"), puts)
     looks: tuple[JobAction, ...] = tuple(
-        SendTakeStacks(
-            node_id=node_id,
-            job=view.spec.job,
-            run=view.spec.run,
-            generation=plan.generation,
-            number=watched.suspicion.number,
+        Send(
+            node_id,
+            TakeStacks(
+                job=view.spec.job, run=view.spec.run, generation=plan.generation, number=watched.suspicion.number
+            ),
         )
         for node_id in watched.ask
         if watched.suspicion is not None
@@ -112,11 +111,8 @@ def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
     newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, plan.generation)
     if newest is not None and newest.step >= wanted:
         return ()
-    return (
-        SendTakeCheckpoint(
-            node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation, step=wanted
-        ),
-    )
+    order = TakeCheckpoint(job=view.spec.job, run=view.spec.run, generation=plan.generation, step=wanted)
+    return (Send(plan.coordinator, order),)
 
 
 def _watch_clocks(view: JobView) -> hangs.Watched:

@@ -22,13 +22,8 @@ from control_plane.core.actions import (
     FleetDecision,
     PutManifest,
     RebootMember,
-    SendHalt,
+    Send,
     SendLoad,
-    SendPrepare,
-    SendRelease,
-    SendStart,
-    SendStop,
-    SendTakeStacks,
     SetDesired,
     TerminateMember,
 )
@@ -61,6 +56,7 @@ from everstep.protocol.agent_messages import (
     Release,
     Start,
     StopTraining,
+    TakeStacks,
     UploadedShard,
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
@@ -391,13 +387,8 @@ class Simulation:
                     self.rebooted[node_id, since] = self.control_seconds
                     self.agents.pop(node_id, None)
                     self.booting[node_id] = self.seconds + 5
-                case SendRelease(node_id=node_id, run=run):
-                    self.send(node_id, Release(run=run))
-                case SendHalt():
-                    self.send(
-                        action.node_id,
-                        HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason),
-                    )
+                case Send(node_id, Release() | HaltRanks() as message):
+                    self.send(node_id, message)
                 case _:
                     raise AssertionError(action)
         return decision
@@ -468,28 +459,14 @@ class Simulation:
             job.started.add(job.record.generation)
         for action in decision.actions:
             match action:
-                case SendPrepare():
-                    assert action.generation == job.record.issued_generation
-                    self.send(
-                        action.node_id,
-                        Prepare(job=action.job, run=action.run, generation=action.generation, parent=action.parent),
-                    )
                 case SendLoad():
                     assert action.plan is job.plan
                     self.send(action.node_id, Load(plan=action.plan, key=b""))
-                case SendStart():
-                    self.send(action.node_id, Start(job=action.job, run=action.run, generation=action.generation))
-                case SendHalt():
-                    self.send(
-                        action.node_id,
-                        HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason),
-                    )
-                case SendStop():
-                    self.send(
-                        action.node_id, StopTraining(job=action.job, run=action.run, generation=action.generation)
-                    )
-                case SendTakeStacks():
+                case Send(_, TakeStacks()):
                     pass  # these agents do not answer: nothing is proven of ranks that stand still
+                case Send(node_id, Prepare() | Start() | HaltRanks() | StopTraining() as message):
+                    assert not isinstance(message, Prepare) or message.generation == job.record.issued_generation
+                    self.send(node_id, message)
                 case PutManifest(manifest=manifest):
                     record = CheckpointRecord(
                         generation=manifest.generation, step=manifest.step, bucket="b", shards=manifest.shards

@@ -14,10 +14,8 @@ from control_plane.core.actions import (
     RebootMember,
     ResumeLaunch,
     RetryLaunch,
-    SendHalt,
+    Send,
     SendKeepEvidence,
-    SendKeepSources,
-    SendRelease,
     SetDesired,
     TerminateMember,
 )
@@ -37,7 +35,15 @@ from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObse
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import HOLD_SECONDS, JOIN_SECONDS, REBOOT_SECONDS, ladder
-from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, NoticeKind
+from everstep.protocol.agent_messages import (
+    HaltRanks,
+    KeepSources,
+    MemberPhase,
+    MemberReport,
+    NodeFault,
+    NoticeKind,
+    Release,
+)
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId
 from everstep.protocol.plan import ObjectReference, SourceArchive
 
@@ -308,7 +314,7 @@ def test_nodes_of_an_ended_job_are_spares_again_and_forget_it() -> None:
     )
     decision = decide(observed)
     assert states(decision) == {"i1": ("spare", None)}
-    assert decision.actions == (SendRelease(node_id=NodeId("i1"), run=RunId("a")),)
+    assert decision.actions == (Send(NodeId("i1"), Release(run=RunId("a"))),)
 
 
 def test_ranks_of_a_job_that_failed_elsewhere_are_halted_before_it_is_forgotten() -> None:
@@ -317,7 +323,7 @@ def test_ranks_of_a_job_that_failed_elsewhere_are_halted_before_it_is_forgotten(
         [],
         working={"i1": member_of("a", MemberPhase.RUNNING)},
     )
-    assert [type(action) for action in decide(observed).actions] == [SendHalt]
+    assert [type(action.message) for action in decide(observed).actions] == [HaltRanks]
 
 
 def test_an_ended_member_is_removed_by_name_and_replaced() -> None:
@@ -482,7 +488,7 @@ def test_an_excluded_node_is_ended_if_aws_or_its_agent_said_so_and_held_if_nobod
     held = excluded(False)
     assert states(held)["i1"] == ("held", None)
     assert held.actions == (
-        SendRelease(node_id=NodeId("i1"), run=RunId("a")),
+        Send(NodeId("i1"), Release(run=RunId("a"))),
         SetDesired(group="group", desired_count=4),
     )
     assert states(held)["i3"] == ("assigned", "a")
@@ -1007,9 +1013,9 @@ def with_source(of: FleetJob, archive: SourceArchive) -> FleetJob:
 
 def told(decision) -> dict[str, tuple[str, ...]]:
     return {
-        action.node_id: tuple(each.sha256 for each in action.sources)
+        action.node_id: tuple(each.sha256 for each in action.message.sources)
         for action in decision.actions
-        if isinstance(action, SendKeepSources)
+        if isinstance(action, Send) and isinstance(action.message, KeepSources)
     }
 
 
