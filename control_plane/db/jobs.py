@@ -151,7 +151,7 @@ class JobRecord:
     cost_usd: float | None
     """Cost of the node time at the fleet's price. None if the fleet has no price."""
     memo: Mapping[str, Any]
-    """State that the job loop keeps between passes (`loop.records.Memo`). JSON values only."""
+    """State that the job loop keeps between passes (`core.observed.jobs.Memo`). JSON values only."""
     project_quota: int | None = None
     """Nodes per fleet that the project's jobs may use together.
 

@@ -11,7 +11,9 @@ independent. Both directions of a kind stay side by side, so that a new field is
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
 
@@ -20,19 +22,9 @@ from control_plane.core import incidents as core_incidents
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
 from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRecord, NodeRequest
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
-from control_plane.core.observed.jobs import (
-    Departure,
-    Exclusion,
-    Impairment,
-    JobRecord,
-    JobSpec,
-    Pace,
-    Silence,
-    Suspicion,
-    Trial,
-)
+from control_plane.core.observed.jobs import JobRecord, JobSpec, Memo, Suspicion
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
-from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord, RefusedSource
+from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, NoticeKind
@@ -40,37 +32,7 @@ from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, SourceArchive
 
-
-class Memo(msgspec.Struct, frozen=True, kw_only=True):
-    """State that the job loop needs in its next pass, stored as one JSON column.
-
-    The API shows only `suspicion`, through `suspicion_of`.
-    """
-
-    state_since: float | None = None
-    progress_at: float = 0.0
-    asked: tuple[tuple[NodeId, float], ...] = ()
-    exclusions: tuple[Exclusion, ...] = ()
-    silences: tuple[Silence, ...] = ()
-    refused: tuple[RefusedSource, ...] = ()
-    doubted: tuple[RefusedSource, ...] = ()
-    impairments: tuple[Impairment, ...] = ()
-    moves: tuple[Departure, ...] = ()
-    moves_after: float = 0.0
-    trials: tuple[Trial, ...] = ()
-    stop_reason: str = ""
-    upload_seconds: float | None = None
-    node_count: int = 0
-    gang_attempts: int = 0
-    paused_microseconds_before_start: int = 0
-    not_before: float | None = None
-    no_pause_before: float | None = None
-    incident: IncidentRecord | None = None
-    boundary_at: float | None = None
-    stepped_at: float | None = None
-    pace: Pace = msgspec.field(default_factory=Pace)
-    suspicion: Suspicion | None = None
-    unwatched: tuple[float, float] | None = None
+_MEMO: Final = tuple(field.name for field in fields(Memo))
 
 
 def at(seconds: float) -> datetime:
@@ -135,12 +97,12 @@ def suspicion_of(job: jobs.JobRecord) -> Suspicion | None:
 
 def job_record(job: jobs.JobRecord) -> JobRecord:
     """Convert a row of the job table to the core's record."""
-    memo = msgspec.convert(dict(job.memo), Memo)
+    memo = msgspec.convert({"state_since": job.created_at.timestamp(), **job.memo}, Memo)
     return JobRecord(
+        **{name: getattr(memo, name) for name in _MEMO},
         state=JobState(job.state),
         reason=job.reason,
         created_at=job.created_at.timestamp(),
-        state_since=job.created_at.timestamp() if memo.state_since is None else memo.state_since,
         stop_requested_at=_seconds(job.stop_requested_at),
         pause_requested_at=_seconds(job.pause_requested_at),
         checkpoint_wanted=Step(job.checkpoint_wanted_step),
@@ -156,33 +118,10 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         max_boundary=Step(job.max_boundary),
         target=Step(job.target_step),
         committed_at=_seconds(job.committed_at),
-        progress_at=memo.progress_at,
-        asked=memo.asked,
         failures=tuple(msgspec.convert(dict(failure), FailureRecord) for failure in job.failures),
-        exclusions=memo.exclusions,
-        silences=memo.silences,
-        refused=memo.refused,
-        doubted=memo.doubted,
-        impairments=memo.impairments,
-        moves=memo.moves,
-        moves_after=memo.moves_after,
-        trials=memo.trials,
-        stop_reason=memo.stop_reason,
-        upload_seconds=memo.upload_seconds,
         microseconds=dict(job.accounting),
         node_microseconds=job.node_microseconds,
-        node_count=memo.node_count,
-        gang_attempts=memo.gang_attempts,
-        paused_microseconds_before_start=memo.paused_microseconds_before_start,
-        not_before=memo.not_before,
-        no_pause_before=memo.no_pause_before,
         accounted_until=_seconds(job.accounted_until),
-        incident=memo.incident,
-        boundary_at=memo.boundary_at,
-        stepped_at=memo.stepped_at,
-        pace=memo.pace,
-        suspicion=memo.suspicion,
-        unwatched=memo.unwatched,
     )
 
 
@@ -193,32 +132,6 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
 
     The job's state is not among them: `jobs.transition` writes it.
     """
-    memo = Memo(
-        state_since=record.state_since,
-        progress_at=record.progress_at,
-        asked=record.asked,
-        exclusions=record.exclusions,
-        silences=record.silences,
-        refused=record.refused,
-        doubted=record.doubted,
-        impairments=record.impairments,
-        moves=record.moves,
-        moves_after=record.moves_after,
-        trials=record.trials,
-        stop_reason=record.stop_reason,
-        node_count=record.node_count,
-        gang_attempts=record.gang_attempts,
-        paused_microseconds_before_start=record.paused_microseconds_before_start,
-        not_before=record.not_before,
-        no_pause_before=record.no_pause_before,
-        upload_seconds=record.upload_seconds,
-        incident=record.incident,
-        boundary_at=record.boundary_at,
-        stepped_at=record.stepped_at,
-        pace=record.pace,
-        suspicion=record.suspicion,
-        unwatched=record.unwatched,
-    )
     return jobs.JobUpdate(
         reason=record.reason,
         started_at=_moment(record.started_at),
@@ -237,7 +150,7 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         node_microseconds=record.node_microseconds,
         cost_usd=accounting.cost_usd(record.node_microseconds, price_usd_per_hour),
         accounted_until=_moment(record.accounted_until),
-        memo=msgspec.to_builtins(memo),
+        memo=msgspec.to_builtins({name: getattr(record, name) for name in _MEMO}),
     )
 
 

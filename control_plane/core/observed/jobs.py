@@ -197,13 +197,73 @@ class Suspicion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class Memo:
+    """The part of a job's record that the job loop keeps between passes, stored as one JSON column.
+
+    The API shows only `suspicion` and the cost of `incident`. To keep another value between passes, add a field with a
+    default, which stored records without the field get.
+    """
+
+    state_since: float
+    """Time at which the job entered its state, in Unix seconds."""
+    boundary_at: float | None = None
+    """Time at which the first rank passed `boundary`, by the rank's own time stamp.
+
+    None if no rank reported it.
+    """
+    stepped_at: float | None = None
+    """Time at which a rank completed the first new step of the newest generation, in Unix seconds.
+
+    The time stamp is the rank's own. None until a rank has completed that step.
+    """
+    progress_at: float = 0.0
+    asked: tuple[tuple[NodeId, float], ...] = ()
+    """Members that have not yet promised the issued generation.
+
+    Each entry has the time of the first request. Members that have promised have no entry.
+    """
+    exclusions: tuple[Exclusion, ...] = ()
+    silences: tuple[Silence, ...] = ()
+    refused: tuple[RefusedSource, ...] = ()
+    doubted: tuple[RefusedSource, ...] = ()
+    """Memory slots that were unreachable in one load. If a second load fails too, plans no longer use the slot."""
+    impairments: tuple[Impairment, ...] = ()
+    moves: tuple[Departure, ...] = ()
+    moves_after: float = 0.0
+    """Earliest time for the next departure, because the last agreed stop failed."""
+    trials: tuple[Trial, ...] = ()
+    stop_reason: str = ""
+    """Why the job stops, if no user requested the stop."""
+    upload_seconds: float | None = None
+    """Upload time of the slowest shard of the newest checkpoint, in seconds.
+
+    None before the first checkpoint.
+    """
+    paused_microseconds_before_start: int = 0
+    """The part of the job's paused time before `started_at`."""
+    node_count: int = 0
+    """Number of nodes that have worked for the job since `accounted_until`."""
+    gang_attempts: int = 0
+    """Number of attempts with an incomplete gang since the last complete gang."""
+    not_before: float | None = None
+    """Time until which the job stands aside: it neither holds nodes nor delays other jobs."""
+    no_pause_before: float | None = None
+    """The control plane requests no pause before this time, because the last pause failed."""
+    incident: IncidentRecord | None = None
+    """The job's open incident, or None."""
+    pace: Pace = field(default_factory=Pace)
+    suspicion: Suspicion | None = None
+    unwatched: tuple[float, float] | None = None
+    """Start and end, in Unix seconds, of the last period in which no control plane worked on the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord(Memo):
     """The stored record of a job. Each pass reads the record, and `decide` returns its successor."""
 
     state: JobState
     reason: str
     created_at: float
-    state_since: float
     stop_requested_at: float | None = None
     pause_requested_at: float | None = None
     """Time at which a person paused the job. None if no person paused it, or once a person has resumed it."""
@@ -222,66 +282,17 @@ class JobRecord:
     proposed: Step = NO_STEP
     boundary: Step = NO_STEP
     """The highest boundary in the newest generation."""
-    boundary_at: float | None = None
-    """Time at which the first rank passed `boundary`, by the rank's own time stamp.
-
-    None if no rank reported it.
-    """
-    stepped_at: float | None = None
-    """Time at which a rank completed the first new step of the newest generation, in Unix seconds.
-
-    The time stamp is the rank's own. None until a rank has completed that step.
-    """
     max_boundary: Step = NO_STEP
     """The highest boundary in any generation."""
     target: Step = NO_STEP
     """The number of finished steps at which the script ends, as the ranks last reported."""
     committed_at: float | None = None
-    progress_at: float = 0.0
-    asked: tuple[tuple[NodeId, float], ...] = ()
-    """Members that have not yet promised the issued generation.
-
-    Each entry has the time of the first request. Members that have promised have no entry.
-    """
     failures: tuple[FailureRecord, ...] = ()
-    exclusions: tuple[Exclusion, ...] = ()
-    silences: tuple[Silence, ...] = ()
-    refused: tuple[RefusedSource, ...] = ()
-    doubted: tuple[RefusedSource, ...] = ()
-    """Memory slots that were unreachable in one load. If a second load fails too, plans no longer use the slot."""
-    impairments: tuple[Impairment, ...] = ()
-    moves: tuple[Departure, ...] = ()
-    moves_after: float = 0.0
-    """Earliest time for the next departure, because the last agreed stop failed."""
-    trials: tuple[Trial, ...] = ()
-    stop_reason: str = ""
-    """Why the job stops, if no user requested the stop."""
-    upload_seconds: float | None = None
-    """Upload time of the slowest shard of the newest checkpoint, in seconds.
-
-    None before the first checkpoint.
-    """
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
     """The ledger: time by `accounting.Bucket`, up to `accounted_until`."""
-    paused_microseconds_before_start: int = 0
-    """The part of the job's paused time before `started_at`."""
     node_microseconds: int = 0
     """Time that nodes have worked for the job, summed over nodes, up to `accounted_until`."""
-    node_count: int = 0
-    """Number of nodes that have worked for the job since `accounted_until`."""
-    gang_attempts: int = 0
-    """Number of attempts with an incomplete gang since the last complete gang."""
-    not_before: float | None = None
-    """Time until which the job stands aside: it neither holds nodes nor delays other jobs."""
-    no_pause_before: float | None = None
-    """The control plane requests no pause before this time, because the last pause failed."""
     accounted_until: float | None = None
-    incident: IncidentRecord | None = None
-    """The job's open incident, or None."""
-    pace: Pace = field(default_factory=Pace)
-    suspicion: Suspicion | None = None
-    unwatched: tuple[float, float] | None = None
-    """Start and end, in Unix seconds, of the last period in which no control plane worked on the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from botocore.exceptions import WaiterError
 
 from control_plane.core import domain_loss
 from control_plane.core.observed.incidents import IncidentRecord as OpenIncident
+from control_plane.core.observed.jobs import Memo
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentState
 from control_plane.db import checkpoints, events, incidents, jobs, nodes, protection
@@ -25,7 +26,6 @@ from control_plane.db.models import Job as JobRow
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.protection import HolderRecord, ShardRecord, VerifiedRecord
 from control_plane.errors import TooManyCases
-from control_plane.loop.records import Memo
 from everstep.errors import NothingToDownload, TransferFailed
 from everstep.protocol.agent_messages import AgentReport, Hello, NodeFault
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
@@ -663,7 +663,7 @@ def test_an_open_incident_costs_on_and_one_that_is_over_has_the_cost_that_is_sto
         node_microseconds_before=1_000_000,
     )
     stood = service.clock()
-    memo = msgspec.to_builtins(Memo(incident=record, node_count=2))
+    memo = msgspec.to_builtins(Memo(state_since=0.0, incident=record, node_count=2))
     job.write(jobs.change, memo=memo, node_microseconds=1_000_000, accounted_until=stood)
     service.clock.advance(50)
     told = [client.describe_incident(IncidentId="inc-0"), *client.list_incidents()["Incidents"]]
