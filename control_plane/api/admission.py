@@ -6,6 +6,8 @@ Invariant: a returned `JobSpec` needs no further check. All errors of a request 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Final
 
 from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
@@ -41,6 +43,9 @@ KEY_VARIABLES = frozenset(
     }
 )
 """Variables that would make AWS SDKs use other credentials than those of RoleArn."""
+
+_STORED_AS_SENT: Final = CreateTrainingJobRequest.model_fields.keys() & {field.name for field in fields(JobSpec)}
+"""Fields that the specification has under the request's name, and with the request's value if that is not None."""
 
 
 def admit(
@@ -96,17 +101,14 @@ def admit(
         )
     own = own_place(bucket, request.training_job_name, run_id)
     return JobSpec(
+        **{name: value for name in _STORED_AS_SENT if (value := getattr(request, name)) is not None},
         source_sha256=source.sha256,
         source_bucket=source.bucket,
         source_key=source.key,
         source_bytes=source.archive_bytes,
-        entry_point=request.entry_point,
-        node_count=request.node_count,
-        ranks_per_node=request.ranks_per_node,
         copies=copies,
         max_slowdown=(request.protection or ProtectionConfig()).max_slowdown or default_max_slowdown,
         hyperparameters=dict(request.hyper_parameters),
-        environment=dict(request.environment),
         checkpoint_every_steps=request.checkpoint_config.every_steps,
         checkpoint_uri=_asked_checkpoints(request) or f"{own}checkpoints/",
         checkpoint_max_count=request.checkpoint_config.max_count,
@@ -118,11 +120,7 @@ def admit(
         max_pending_seconds=request.stopping_condition.max_pending_time_in_seconds,
         max_cost_usd=request.stopping_condition.max_cost_usd,
         max_attempts=request.retry_strategy.max_attempts,
-        preemptible=request.preemptible,
         fleet_names=[fleet.name, *request.alternative_fleet_names] if request.alternative_fleet_names else [],
-        requirements=request.requirements or "",
-        role_arn=request.role_arn or "",
-        secrets=dict(request.secrets),
         inputs=tuple(_input(channel) for channel in request.input_data_config),
     )
 

@@ -6,9 +6,10 @@ Invariant: only this module derives a status from a stored state, with `core.sta
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import accumulate
+from typing import Any, Final
 
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import drills as drills_schemas
@@ -45,7 +46,7 @@ from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.incidents import IncidentRecord, IncidentTotals
-from control_plane.db.jobs import JobInput, JobRecord, JobTotals
+from control_plane.db.jobs import JobInput, JobRecord, JobSpec, JobTotals
 from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord, ShardTotals
 from control_plane.db.tokens import TokenRecord
@@ -59,6 +60,9 @@ MICRO = 1_000_000
 MIB = 1 << 20
 FULL_DISK_HINT = "Free space there or enlarge the disk. Jobs that train go on meanwhile; nothing has to be restarted."
 _CHECKPOINT_STATUS = {checkpoints.DELETING: CheckpointStatus.DELETING, checkpoints.DELETED: CheckpointStatus.DELETED}
+
+_SHOWN_AS_STORED: Final = jobs_schemas.TrainingJob.model_fields.keys() & {field.name for field in fields(JobSpec)}
+"""Fields that the description has under the specification's name. An empty text is absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +303,11 @@ def job(
     """
     job, plan, incidents = found.job, found.plan, found.incidents
     spec = job.spec
+    as_stored: dict[str, Any] = {
+        name: None if (value := getattr(spec, name)) == "" else value for name in _SHOWN_AS_STORED
+    }
     return jobs_schemas.TrainingJob(
+        **as_stored,
         training_job_name=job.name,
         run_id=job.run_id,
         fleet_name=job.fleet_name,
@@ -312,14 +320,7 @@ def job(
         failure_reason=job.reason if job.state == JobState.FAILED else None,
         conditions=list(conditions),
         source=jobs_schemas.SourceConfig(source_id=spec.source_sha256),
-        entry_point=spec.entry_point,
-        requirements=spec.requirements or None,
         hyper_parameters=spec.hyperparameters,
-        environment=spec.environment,
-        secrets=spec.secrets,
-        role_arn=spec.role_arn or None,
-        node_count=spec.node_count,
-        ranks_per_node=spec.ranks_per_node,
         protection=jobs_schemas.ProtectionConfig(copies=spec.copies, max_slowdown=spec.max_slowdown),
         checkpoint_config=jobs_schemas.CheckpointConfig(
             every_steps=spec.checkpoint_every_steps,
@@ -337,7 +338,6 @@ def job(
         ),
         retry_strategy=jobs_schemas.RetryStrategy(max_attempts=spec.max_attempts),
         priority=job.priority,
-        preemptible=spec.preemptible,
         queue_position=turns.place_of(RunId(job.run_id)),
         queued_behind=queued_behind(turns, RunId(job.run_id), only_project),
         tags=dict(job.tags),

@@ -33,7 +33,7 @@ def typescript(model: Json) -> str:
     Returns:
         The module.
     """
-    return "\n".join([*_head(model), *_interfaces(model), *_operations(model)]) + "\n"
+    return "\n".join([*_head(model), *_interfaces(model), *_operations(model), *_settings(model)]) + "\n"
 
 
 def _head(model: Json) -> Iterator[str]:
@@ -80,6 +80,13 @@ def _operations(model: Json) -> Iterator[str]:
             f"  {name}: {{ method: '{http['method']}', path: '{http['requestUri']}', query: [{', '.join(in_query)}] }},"
         )
     yield "} as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>"
+
+
+def _settings(model: Json) -> Iterator[str]:
+    asked, shown = (model["shapes"][name]["members"] for name in ("CreateTrainingJobRequest", "TrainingJob"))
+    names = ", ".join(repr(name) for name in asked if name in shown)
+    yield "\n/** Fields of a job that are also fields of the request for one. */"
+    yield f"export const jobSettings = [{names}] as const satisfies readonly (keyof TrainingJob)[]"
 
 
 def _type(model: Json, name: str) -> str:

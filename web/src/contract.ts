@@ -1674,3 +1674,6 @@ export const operations = {
   UpdateTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
   VerifyCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/verify', query: ['Generation'] },
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>
+
+/** Fields of a job that are also fields of the request for one. */
+export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]

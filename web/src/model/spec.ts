@@ -1,7 +1,7 @@
 /** A job's request, and the same as YAML, command line, Python and curl. Pure. */
 import { parse, stringify } from 'yaml'
 
-import type { CreateTrainingJobRequest, TrainingJob } from '../contract'
+import { jobSettings, type CreateTrainingJobRequest, type TrainingJob } from '../contract'
 
 export type Draft = Partial<CreateTrainingJobRequest>
 
@@ -28,28 +28,12 @@ export function requestOf(job: TrainingJob): Draft {
   const asked = (uri: string | undefined, place: string) =>
     uri?.endsWith(`/${place}`) ? uri.slice(0, -place.length) : uri && !uri.includes(own) ? uri : undefined
   return shortest({
-    TrainingJobName: job.TrainingJobName,
-    FleetName: job.FleetName,
+    ...Object.fromEntries(jobSettings.map((name) => [name, job[name]])),
     AlternativeFleetNames: job.AlternativeFleetNames?.length ? job.AlternativeFleetNames : undefined,
-    Source: job.Source,
-    EntryPoint: job.EntryPoint,
-    Requirements: job.Requirements,
-    HyperParameters: job.HyperParameters,
-    Environment: job.Environment,
-    Secrets: job.Secrets,
-    RoleArn: job.RoleArn,
-    NodeCount: job.NodeCount,
-    RanksPerNode: job.RanksPerNode,
-    Protection: job.Protection,
     CheckpointConfig: { ...job.CheckpointConfig, S3Uri: asked(job.CheckpointConfig?.S3Uri, `${job.TrainingJobName}/`) },
     InputDataConfig: job.InputDataConfig?.length ? job.InputDataConfig : undefined,
     OutputDataConfig: { S3OutputPath: asked(job.OutputDataConfig?.S3OutputPath, `${job.TrainingJobName}/${run}`) },
-    StoppingCondition: job.StoppingCondition,
-    RetryStrategy: job.RetryStrategy,
-    Priority: job.Priority,
     Preemptible: job.Preemptible || undefined,
-    Project: job.Project,
-    Tags: job.Tags,
   })
 }
 
