@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import cache
 from itertools import accumulate
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import drills as drills_schemas
@@ -21,16 +22,16 @@ from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas import nodes as nodes_schemas
 from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.schemas import tokens as tokens_schemas
+from control_plane.api.schemas.common import Shape
 from control_plane.cloud import contract
 from control_plane.core import accounting, domain_loss, hangs, placement, states
 from control_plane.core.checkpoints import CheckpointStatus, Verification
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
-from control_plane.core.observed.nodes import Cause, Remedy
+from control_plane.core.observed.nodes import Remedy
 from control_plane.core.queue import Schedule
 from control_plane.core.states import (
     FleetStatus,
-    IncidentPhase,
     JobState,
     NodeState,
     ProtectionState,
@@ -46,7 +47,7 @@ from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.incidents import IncidentRecord, IncidentTotals
-from control_plane.db.jobs import JobInput, JobRecord, JobSpec, JobTotals
+from control_plane.db.jobs import JobInput, JobRecord, JobTotals
 from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord, ShardTotals
 from control_plane.db.tokens import TokenRecord
@@ -55,14 +56,14 @@ from control_plane.loop.agents import AgentView
 from control_plane.loop.records import suspicion_of
 from everstep.protocol.ids import FIRST_STEP, NodeId, RunId
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 ODDS_UP_TO_LOST = 3
 MICRO = 1_000_000
 MIB = 1 << 20
 FULL_DISK_HINT = "Free space there or enlarge the disk. Jobs that train go on meanwhile; nothing has to be restarted."
 _CHECKPOINT_STATUS = {checkpoints.DELETING: CheckpointStatus.DELETING, checkpoints.DELETED: CheckpointStatus.DELETED}
-
-_SHOWN_AS_STORED: Final = jobs_schemas.TrainingJob.model_fields.keys() & {field.name for field in fields(JobSpec)}
-"""Fields that the description has under the specification's name. An empty text is absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,16 @@ class History:
 
     jobs: JobTotals
     incidents: IncidentTotals
+
+
+def _alike(stored: DataclassInstance, shape: type[Shape], *others: str) -> dict[str, Any]:
+    """Return the fields that a response has under the names of a stored record, except `others`."""
+    return {name: getattr(stored, name) for name in _shared(type(stored), shape) if name not in others}
+
+
+@cache
+def _shared(stored: type[DataclassInstance], shape: type[Shape]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(stored) if field.name in shape.model_fields)
 
 
 def status_of(job: JobRecord) -> TrainingJobStatus:
@@ -118,18 +129,13 @@ def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> job
         The summary.
     """
     return jobs_schemas.TrainingJobSummary(
+        **_alike(listed, jobs_schemas.TrainingJobSummary),
+        **_alike(job, jobs_schemas.TrainingJobSummary, "reason", "target_step"),
         training_job_name=job.name,
-        run_id=job.run_id,
-        fleet_name=job.fleet_name,
-        project=job.project,
         training_job_status=status_of(job),
         secondary_status=secondary_status_of(job),
         reason=reason_of(job, now),
-        priority=job.priority,
         node_count=job.spec.node_count,
-        generation=job.generation,
-        committed_step=job.committed_step,
-        boundary=job.boundary,
         target_step=_target_step(job),
         estimated_remaining_seconds=_remaining_seconds(job),
         creation_time=job.created_at,
@@ -137,11 +143,6 @@ def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> job
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
         ettr_ratio=accounting.ettr_ratio(job.accounting) if job.started_at is not None else None,
-        cost_usd=job.cost_usd,
-        protection_state=listed.protection_state,
-        healthy_node_count=listed.healthy_node_count,
-        incident_count=listed.incident_count,
-        open_incident_count=listed.open_incident_count,
     )
 
 
@@ -303,16 +304,13 @@ def job(
     """
     job, plan, incidents = found.job, found.plan, found.incidents
     spec = job.spec
-    as_stored: dict[str, Any] = {
-        name: None if (value := getattr(spec, name)) == "" else value for name in _SHOWN_AS_STORED
-    }
     return jobs_schemas.TrainingJob(
-        **as_stored,
+        **_alike(spec, jobs_schemas.TrainingJob, "requirements", "role_arn"),
+        **_alike(job, jobs_schemas.TrainingJob, "reason", "target_step", "taken_over_by"),
+        requirements=spec.requirements or None,
+        role_arn=spec.role_arn or None,
         training_job_name=job.name,
-        run_id=job.run_id,
-        fleet_name=job.fleet_name,
         alternative_fleet_names=[name for name in spec.fleet_names if name != job.fleet_name],
-        project=job.project,
         training_job_status=status_of(job),
         secondary_status=secondary_status_of(job),
         secondary_status_transitions=_transitions(job),
@@ -337,25 +335,17 @@ def job(
             max_cost_usd=spec.max_cost_usd,
         ),
         retry_strategy=jobs_schemas.RetryStrategy(max_attempts=spec.max_attempts),
-        priority=job.priority,
         queue_position=turns.place_of(RunId(job.run_id)),
         queued_behind=queued_behind(turns, RunId(job.run_id), only_project),
-        tags=dict(job.tags),
         creation_time=job.created_at,
         last_modified_time=job.modified_at,
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
         stop_requested_time=job.stop_requested_at,
         pause_requested_time=job.pause_requested_at,
-        revision=job.revision,
         observed_revision=found.observed_revision,
         taken_over_time=job.taken_over_at,
         taken_over_by=job.taken_over_by or None,
-        generation=job.generation,
-        base_step=job.base_step,
-        committed_step=job.committed_step,
-        boundary=job.boundary,
-        max_boundary=job.max_boundary,
         target_step=_target_step(job),
         estimated_remaining_seconds=_remaining_seconds(job),
         healthy_node_count=healthy_node_count,
@@ -366,10 +356,8 @@ def job(
         open_incident_count=incidents.count - incidents.closed_count,
         open_drill_id=found.open_drill_id,
         accounting_seconds={name: spent / MICRO for name, spent in job.accounting.items()},
-        accounted_until=job.accounted_until,
         reliability=_reliability(job.accounting, incidents, is_started=job.started_at is not None),
         node_seconds=job.node_microseconds / MICRO,
-        cost_usd=job.cost_usd,
     )
 
 
@@ -522,33 +510,11 @@ def incident(
     no such event is stored.
     """
     return incidents_schemas.Incident(
+        **_alike(record, incidents_schemas.Incident, "cost_usd", "rank_sources", "acknowledged_by", "acknowledgement"),
         incident_id=record.id,
         training_job_name=record.job_name,
-        run_id=record.run_id,
-        cause=Cause(record.cause),
-        phase=IncidentPhase(record.phase),
-        evidence=list(record.evidence),
-        decision=record.decision,
-        reason=record.reason,
-        restore_source=record.restore_source,  # type: ignore[arg-type]  # the database stores only these values
-        from_step=record.from_step,
-        reached_step=record.reached_step,
-        lost_steps=record.lost_steps,
-        generation_before=record.generation_before,
-        generation_after=record.generation_after,
         instance_id=next(iter(record.instance_ids), None),
         replacement_instance_id=next(iter(record.replacement_instance_ids), None),
-        instance_ids=list(record.instance_ids),
-        faulted_instance_ids=list(record.faulted_instance_ids),
-        replacement_instance_ids=list(record.replacement_instance_ids),
-        failed_at=record.failed_at,
-        opened_at=record.opened_at,
-        restored_at=record.restored_at,
-        closed_at=record.closed_at,
-        detect_seconds=record.detect_seconds,
-        replace_seconds=record.replace_seconds,
-        restore_seconds=record.restore_seconds,
-        rework_seconds=record.rework_seconds,
         cost_usd=cost_usd,
         rank_sources=_rank_sources(record),
         stacks_event_id=stacks_event_id,
@@ -573,14 +539,11 @@ def _rank_sources(record: IncidentRecord) -> list[incidents_schemas.RankSource]:
 def drill(record: DrillRecord) -> drills_schemas.Drill:
     """Convert the record of a drill into its response model."""
     return drills_schemas.Drill(
+        **_alike(record, drills_schemas.Drill, "incident_id", "outcome"),
         drill_id=record.id,
         drill_type=DrillKind(record.kind),
         drill_status=DrillState(record.state),
         training_job_name=record.job_name,
-        fleet_name=record.fleet_name,
-        node_id=record.node_id,
-        rank=record.rank,
-        requested_by=record.requested_by,
         creation_time=record.requested_at,
         strike_time=record.struck_at,
         end_time=record.ended_at,
@@ -592,12 +555,9 @@ def drill(record: DrillRecord) -> drills_schemas.Drill:
 def token(record: TokenRecord) -> tokens_schemas.Token:
     """Convert the record of a token into its response model, without the secret."""
     return tokens_schemas.Token(
+        **_alike(record, tokens_schemas.Token, "project"),
         token_id=record.id,
-        kind=record.kind,  # type: ignore[arg-type]  # session tokens are never shown
-        role=record.role,  # type: ignore[arg-type]  # the database stores only these values
         project=record.project or None,
-        fleet_name=record.fleet_name,
-        description=record.description,
         creation_time=record.created_at,
         expiration_time=record.expires_at,
         revocation_time=record.revoked_at,
@@ -607,14 +567,10 @@ def token(record: TokenRecord) -> tokens_schemas.Token:
 def event(record: EventRecord) -> events_schemas.Event:
     """Convert the record of an event into its response model."""
     return events_schemas.Event(
+        **_alike(record, events_schemas.Event),
         event_id=record.id,
         time=record.at,
-        type=record.type,
-        message=record.message,
-        fleet_name=record.fleet_name,
         training_job_name=record.job_name,
-        node_id=record.node_id,
-        detail=dict(record.detail),
     )
 
 
@@ -646,36 +602,21 @@ def fleet(
     """
     connected = {view.node_id for view in agents if view.is_connected}
     return fleets_schemas.Fleet(
+        **_alike(record, fleets_schemas.Fleet, "node_role_name"),
         fleet_name=record.name,
-        auto_scaling_group_name=record.auto_scaling_group_name,
-        project=record.project,
         fleet_status=FleetStatus.DELETING if record.delete_requested_at is not None else FleetStatus(record.state),
-        reason=record.reason,
-        spare_count=record.spare_count,
         spare_policy=None
         if record.spare_probability is None
         else fleets_schemas.SparePolicy(probability=record.spare_probability),
-        min_node_count=record.min_node_count,
-        hold_failed_instances=record.hold_failed_instances,
         node_role_name=record.node_role_name or None,
-        allow_drills=record.allow_drills,
-        allow_commands=record.allow_commands,
-        max_replacements_per_hour=record.max_replacements_per_hour,
-        max_node_count=record.max_node_count,
-        desired_node_count=record.desired_node_count,
         node_count=len(nodes),
         connected_node_count=sum(node.id in connected for node in nodes),
-        instance_type=record.instance_type,
-        availability_zone=record.availability_zone,
-        price_usd_per_hour=record.price_usd_per_hour,
         accounting_seconds={name: spent / MICRO for name, spent in history.jobs.spent.items()},
         reliability=_reliability(history.jobs.spent, history.incidents, is_started=history.jobs.node_microseconds > 0),
         incident_count=history.incidents.count,
         lost_node_count=history.incidents.lost_node_count,
         node_seconds=history.jobs.node_microseconds / MICRO,
         cost_usd=history.jobs.cost_usd,
-        drift=list(record.drift),
-        tags=dict(record.tags),
         creation_time=record.created_at,
     )
 
@@ -701,8 +642,8 @@ def node(
         The description.
     """
     return nodes_schemas.Node(
+        **_alike(record, nodes_schemas.Node, "hold", "request"),
         node_id=record.id,
-        fleet_name=record.fleet_name,
         node_status=NodeState(record.state),
         hold=None if record.hold is None else Hold(record.hold),
         request=NodeRequest(record.request) if record.request else None,
@@ -710,14 +651,8 @@ def node(
         connected=agent is not None and agent.is_connected,
         warm=agent is not None and agent.is_connected and agent.report is not None and agent.report.is_warm,
         training_job_name=job_name,
-        address=record.address,
-        memory_bytes=record.memory_bytes,
         memory=_memory(agent, with_ranks=job_name is not None),
-        instance_type=record.instance_type,
-        availability_zone=record.availability_zone,
-        failure_domain=record.failure_domain,
         agent_version=record.version,
-        reason=record.reason,
         conditions=_conditions(agent, with_member=job_name is not None),
         incidents=[
             nodes_schemas.NodeIncident(

@@ -26,36 +26,6 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetRecord:
-    """A stored fleet."""
-
-    name: str
-    auto_scaling_group_name: str
-    project: str
-    state: str
-    delete_requested_at: datetime | None
-    min_node_count: int
-    spare_count: int
-    spare_probability: float | None
-    hold_failed_instances: bool
-    max_replacements_per_hour: int
-    node_role_name: str
-    allow_drills: bool
-    allow_commands: bool
-    blindness_lifted_at: datetime | None
-    max_node_count: int
-    instance_type: str
-    availability_zone: str
-    price_usd_per_hour: float | None
-    desired_node_count: int
-    vacancies: tuple[tuple[float, int], ...]
-    drift: tuple[str, ...]
-    reason: str
-    tags: Mapping[str, str]
-    created_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NewFleet:
     """Columns of a new fleet. The caller has checked the group in AWS."""
 
@@ -78,6 +48,19 @@ class NewFleet:
     allow_commands: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRecord(NewFleet):
+    """A stored fleet: the columns of its creation, which users may change since, and the fleet loop's observations."""
+
+    delete_requested_at: datetime | None
+    blindness_lifted_at: datetime | None
+    desired_node_count: int
+    vacancies: tuple[tuple[float, int], ...]
+    drift: tuple[str, ...]
+    reason: str
+    created_at: datetime
+
+
 class FleetUpdate(TypedDict, total=False):
     """Columns that the fleet loop may change. A missing key leaves its column unchanged."""
 
@@ -90,20 +73,6 @@ class FleetUpdate(TypedDict, total=False):
     drift: tuple[str, ...]
     reason: str
     blindness_lifted_at: datetime | None
-
-
-class FleetWishes(TypedDict, total=False):
-    """Settings that a user may change. A missing key leaves its column unchanged."""
-
-    min_node_count: int
-    spare_count: int
-    spare_probability: float | None
-    price_usd_per_hour: float
-    hold_failed_instances: bool
-    max_replacements_per_hour: int
-    node_role_name: str
-    allow_drills: bool
-    allow_commands: bool
 
 
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
@@ -195,13 +164,13 @@ def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecor
     return tuple(record_of(row, FleetRecord) for row in session.scalars(query))
 
 
-def set_wanted(session: Session, name: str, **wishes: Unpack[FleetWishes]) -> FleetRecord:
+def set_wanted(session: Session, name: str, **settings: object) -> FleetRecord:
     """Change a user's settings of a fleet.
 
-    `wishes` contains the changed settings only. `session` comes from `Database.write`. Raises NotFound if the fleet
+    `settings` contains the changed columns only. `session` comes from `Database.write`. Raises NotFound if the fleet
     does not exist.
     """
-    if wishes and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**wishes))):
+    if settings and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**settings))):
         raise NotFound("fleet", name)
     return get(session, name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
@@ -23,10 +23,12 @@ from control_plane.core.observed.fleets import FleetSpec
 from control_plane.core.states import FleetStatus
 from control_plane.db import events, fleets, incidents, jobs, nodes
 from control_plane.db.events import NewEvent
-from control_plane.db.fleets import FleetRecord, FleetWishes, NewFleet
+from control_plane.db.fleets import FleetRecord, NewFleet
 from everstep.protocol.ids import FleetName
 
 _LOOK: Final = "Ask once more with DryRun what would be changed."
+_SETTINGS: Final = fleets_schemas.UpdateFleetRequest.model_fields.keys() - {"spare_policy"}
+"""Settings that are columns of the same name."""
 
 router = Router(prefix="/v1/fleets", tags=["Fleets"])
 
@@ -86,7 +88,7 @@ def update_fleet(
     """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
     with services.database.write() as session:
         before = fleets.get(session, fleet_name)
-        fleet = fleets.set_wanted(session, fleet_name, **_wishes(request))
+        fleet = fleets.set_wanted(session, fleet_name, **_settings(request))
         if fleet != before:
             failed = "held for inspection" if fleet.hold_failed_instances else "ended"
             policy = fleet.spare_probability
@@ -158,29 +160,13 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
     return _shown(services, fleet)
 
 
-def _wishes(request: fleets_schemas.UpdateFleetRequest) -> FleetWishes:
-    """Return the columns that a request changes. A request with SpareCount also removes the spare policy."""
-    wishes: FleetWishes = {}
-    if request.min_node_count is not None:
-        wishes["min_node_count"] = request.min_node_count
-    if request.price_usd_per_hour is not None:
-        wishes["price_usd_per_hour"] = request.price_usd_per_hour
-    if request.spare_count is not None:
-        wishes["spare_count"] = request.spare_count
-        wishes["spare_probability"] = None
-    if request.spare_policy is not None:
-        wishes["spare_probability"] = request.spare_policy.probability
-    if request.node_role_name is not None:
-        wishes["node_role_name"] = request.node_role_name
-    if request.allow_drills is not None:
-        wishes["allow_drills"] = request.allow_drills
-    if request.allow_commands is not None:
-        wishes["allow_commands"] = request.allow_commands
-    if request.hold_failed_instances is not None:
-        wishes["hold_failed_instances"] = request.hold_failed_instances
-    if request.max_replacements_per_hour is not None:
-        wishes["max_replacements_per_hour"] = request.max_replacements_per_hour
-    return wishes
+def _settings(request: fleets_schemas.CreateFleetRequest | fleets_schemas.UpdateFleetRequest) -> dict[str, Any]:
+    """Return the columns that a request sets. A request with SpareCount alone also removes the spare policy."""
+    sent = {name: getattr(request, name) for name in _SETTINGS}
+    columns = {name: value for name, value in sent.items() if value is not None}
+    if request.spare_policy is not None or request.spare_count is not None:
+        columns["spare_probability"] = _spare_probability(request)
+    return columns
 
 
 def _require_room(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> None:
@@ -255,7 +241,9 @@ def _later(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> lis
     ]
 
 
-def _spare_probability(request: fleets_schemas.CreateFleetRequest) -> float | None:
+def _spare_probability(
+    request: fleets_schemas.CreateFleetRequest | fleets_schemas.UpdateFleetRequest,
+) -> float | None:
     return request.spare_policy.probability if request.spare_policy is not None else None
 
 
@@ -267,23 +255,15 @@ def _store(
         fleet = fleets.create(
             session,
             NewFleet(
+                **_settings(request),
                 name=request.fleet_name,
                 auto_scaling_group_name=group.name,
                 project=project,
                 state=FleetStatus.ACTIVE,
-                min_node_count=request.min_node_count,
-                spare_count=request.spare_count,
-                hold_failed_instances=request.hold_failed_instances,
-                node_role_name=request.node_role_name or "",
-                allow_drills=request.allow_drills,
-                allow_commands=request.allow_commands,
-                max_replacements_per_hour=request.max_replacements_per_hour,
                 max_node_count=group.max_size,
                 instance_type=group.instance_type,
                 availability_zone=next(iter(group.availability_zones), ""),
                 tags=request.tags,
-                price_usd_per_hour=request.price_usd_per_hour,
-                spare_probability=_spare_probability(request),
             ),
             now,
         )
