@@ -3,6 +3,8 @@
     SQLite        the pragma `data_version` changes with each commit of another connection; this module only reads
     PostgreSQL    counts commits of this process only; callers must limit the age of their caches
 
+`api.answers` and `api.held_tokens` depend on this check; their docstrings contain the savings.
+
 Invariant: two equal versions mean that no visible commit happened in between. Commits of other processes are visible
 only if `sees_everything` is true.
 """
