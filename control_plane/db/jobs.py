@@ -17,13 +17,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from control_plane.core.membership import Launch
+from control_plane.core.observed.jobs import JobSettings
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
 from control_plane.db.models import Checkpoint, Generation, Incident, Job, Node, Quota
 from control_plane.db.session import changed_rows, columns_of, values_of
 from everstep.protocol.codec import decode, encode, resolve
-from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan
+from everstep.protocol.plan import GenerationPlan
 
 LAUNCHES_LIMIT = 400
 """Limit of launches that `launches` returns. Older launches are omitted."""
@@ -45,7 +46,7 @@ class JobInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
+class JobSpec(JobSettings):
     """A job's specification.
 
     The API checks it against fleet and source before it is stored.
@@ -56,27 +57,15 @@ class JobSpec:
     source_key: str
     source_bytes: int
     entry_point: str
-    node_count: int
-    ranks_per_node: int
-    copies: int
-    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     hyperparameters: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    checkpoint_every_steps: int = 0
-    """Steps between two checkpoints. 0: checkpoints only at a planned stop."""
     checkpoint_uri: str
     """Prefix of the job's checkpoints, as `s3://bucket/prefix/`. Keys below it contain generation and step."""
     checkpoint_max_count: int | None = None
     """Number of newest checkpoints to keep. None: all."""
     checkpoint_max_age_seconds: int | None = None
-    third_slot: bool = False
     output_uri: str
     log_uri: str
-    max_runtime_seconds: int | None = None
-    max_pending_seconds: int | None = None
-    max_cost_usd: float | None = None
-    max_attempts: int = 3
-    """Number of equal failures at the same step after which the job fails."""
     preemptible: bool = False
     """Whether a job of higher priority may pause this job."""
     fleet_names: list[str] = field(default_factory=list)
@@ -87,11 +76,6 @@ class JobSpec:
     role_arn: str = ""
     secrets: dict[str, str] = field(default_factory=dict)
     """References of secrets by environment variable. The values of secrets are not stored."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.node_count * self.ranks_per_node
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from control_plane.core import incidents as core_incidents
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
 from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRecord, NodeRequest
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
-from control_plane.core.observed.jobs import JobRecord, JobSpec, Memo, Suspicion
+from control_plane.core.observed.jobs import JobRecord, JobSettings, JobSpec, Memo, Suspicion
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
@@ -32,6 +32,7 @@ from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, SourceArchive
 
+_SETTINGS: Final = tuple(field.name for field in fields(JobSettings))
 _MEMO: Final = tuple(field.name for field in fields(Memo))
 
 
@@ -44,12 +45,10 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
     """Return the part of the user's request that the core needs."""
     spec = job.spec
     return JobSpec(
+        **{name: getattr(spec, name) for name in _SETTINGS},
         job=JobName(job.name),
         run=RunId(job.run_id),
         fleet=FleetName(job.fleet_name),
-        node_count=spec.node_count,
-        ranks_per_node=spec.ranks_per_node,
-        copies=spec.copies,
         script=ScriptPlan(
             source=_source(spec),
             entry_point=spec.entry_point,
@@ -64,13 +63,6 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
             secrets=dict(spec.secrets),
         ),
         checkpoint_prefix=prefix_of(spec.checkpoint_uri),
-        checkpoint_every_steps=spec.checkpoint_every_steps,
-        third_slot=spec.third_slot,
-        max_slowdown=spec.max_slowdown,
-        max_attempts=spec.max_attempts,
-        max_runtime_seconds=spec.max_runtime_seconds,
-        max_pending_seconds=spec.max_pending_seconds,
-        max_cost_usd=spec.max_cost_usd,
         priority=job.priority,
         fleets=tuple(FleetName(name) for name in spec.fleet_names),
     )

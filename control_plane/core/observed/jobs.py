@@ -29,36 +29,43 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
+class JobSettings:
+    """Settings of a job that its stored specification (`db.jobs.JobSpec`) and the core's specification have alike."""
+
+    node_count: int
+    ranks_per_node: int
+    copies: int
+    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
+    checkpoint_every_steps: int = 0
+    """Steps between two checkpoints. 0: checkpoints only at a planned stop."""
+    third_slot: bool = False
+    max_runtime_seconds: int | None = None
+    max_pending_seconds: int | None = None
+    max_cost_usd: float | None = None
+    max_attempts: int = 3
+    """Number of times that the same failure may occur at the same step before the job fails."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.node_count * self.ranks_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec(JobSettings):
     """The specification of a job: the validated request of its user."""
 
     job: JobName
     run: RunId
     fleet: FleetName
-    node_count: int
-    ranks_per_node: int
-    copies: int
     script: ScriptPlan
     checkpoint_prefix: ObjectReference
-    checkpoint_every_steps: int = 0
-    third_slot: bool = False
-    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
-    max_attempts: int = 3
-    """Number of times that the same failure may occur at the same step before the job fails."""
-    max_runtime_seconds: float | None = None
-    max_pending_seconds: float | None = None
-    max_cost_usd: float | None = None
     priority: int = 0
     fleets: tuple[FleetName, ...] = ()
     """Fleets where the job may start, in the user's order, `fleet` among them.
 
     If the list is empty, the job may start only in `fleet`.
     """
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return self.node_count * self.ranks_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
