@@ -38,7 +38,6 @@ from control_plane.cloud.errors import (
     EndpointRefused,
     InvalidRequest,
     NotFound,
-    PreconditionFailed,
     ResourceContended,
     Throttled,
 )
@@ -239,7 +238,6 @@ _CODES: Final[tuple[tuple[type[CloudError], str], ...]] = (
         "MissingAuthenticationTokenException",
     ),
     (NotFound, "NoSuchKey NoSuchBucket InvalidInstanceID.NotFound ResourceNotFoundException 404"),
-    (PreconditionFailed, "PreconditionFailed 412"),
     (CloudUnavailable, "RequestTimeout ServiceUnavailable InternalError InternalFailure"),
 )
 _BY_CODE: Final = {code: kind for kind, codes in _CODES for code in codes.split()}
@@ -247,7 +245,6 @@ _BY_STATUS: Final[dict[int, type[CloudError]]] = {
     401: AccessDenied,
     403: AccessDenied,
     404: NotFound,
-    412: PreconditionFailed,
     429: Throttled,
 }
 

@@ -6,7 +6,6 @@
     ├── ResourceContended    another change of the same resource is in progress      retryable
     ├── CapacityError        AWS has no such instance, or a quota is exhausted       retryable
     ├── NotFound             the group, instance, bucket or object does not exist
-    ├── PreconditionFailed   a conditional put failed, because the object exists
     ├── AccessDenied         the credentials do not permit the call
     ├── InvalidRequest       AWS rejected the request as invalid
     ├── GroupNotOurs         an Auto Scaling group without the tag `everstep:fleet`
@@ -67,10 +66,6 @@ class CapacityError(CloudError):
 
 class NotFound(CloudError):
     """The group, instance, bucket or object does not exist."""
-
-
-class PreconditionFailed(CloudError):
-    """A conditional put failed, because an object with that key exists."""
 
 
 class AccessDenied(CloudError):

@@ -1,7 +1,7 @@
 """The Protocol for objects in S3: sources, manifests, outputs and logs.
 
-Invariant: an object is visible completely or not at all, and `put(if_absent=True)` succeeds for exactly one caller.
-Calls are synchronous and thread-safe, and raise only `CloudError`.
+Invariant: an object is visible completely or not at all. Calls are synchronous and thread-safe, and
+raise only `CloudError`.
 """
 
 from __future__ import annotations
@@ -47,17 +47,8 @@ class ObjectStore(Protocol):
     subclasses of `CloudError` if S3 does not answer.
     """
 
-    def put(self, reference: ObjectReference, body: bytes, *, if_absent: bool = False) -> ObjectInfo:
-        """Write a small object.
-
-        Args:
-            reference: bucket and key to write.
-            body: the complete content. Use `put_file` for large objects.
-            if_absent: write only if no object has that key, else raise `PreconditionFailed`.
-
-        Returns:
-            Metadata of the written object.
-        """
+    def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
+        """Write a small object. Use `put_file` for large objects."""
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
         """Write an object from a seekable file, from its present position to its end.
@@ -68,18 +59,10 @@ class ObjectStore(Protocol):
     def get(self, reference: ObjectReference) -> bytes:
         """Return the complete content of a small object."""
 
-    def stream(self, reference: ObjectReference, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes `start` … `end - 1` of an object in chunks.
+    def stream(self, reference: ObjectReference, *, end: int | None = None) -> Iterator[bytes]:
+        """Yield the first `end` bytes of an object, or all, in chunks of at most `STREAM_CHUNK_BYTES`.
 
         Errors occur from the first `next` on.
-
-        Args:
-            reference: bucket and key of an existing object.
-            start: the first byte. At or past the end, the iterator is empty.
-            end: one past the last byte, or None for the whole object.
-
-        Returns:
-            A lazy iterator of chunks of at most `STREAM_CHUNK_BYTES`.
         """
 
     def head(self, reference: ObjectReference) -> ObjectInfo:

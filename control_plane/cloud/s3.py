@@ -32,11 +32,10 @@ class S3ObjectStore:
     def __init__(self, connection: Connection) -> None:
         self._s3 = connection.client("s3")
 
-    def put(self, reference: ObjectReference, body: bytes, *, if_absent: bool = False) -> ObjectInfo:
+    def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
         """Write a small object; see `ObjectStore`."""
-        condition = {"IfNoneMatch": "*"} if if_absent else {}
         with translated():
-            self._s3.put_object(Bucket=reference.bucket, Key=reference.key, Body=body, **condition)
+            self._s3.put_object(Bucket=reference.bucket, Key=reference.key, Body=body)
         return self.head(reference)
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
@@ -51,16 +50,14 @@ class S3ObjectStore:
             body: bytes = self._s3.get_object(Bucket=reference.bucket, Key=reference.key)["Body"].read()
         return body
 
-    def stream(self, reference: ObjectReference, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield a range of an object; see `ObjectStore`."""
+    def stream(self, reference: ObjectReference, *, end: int | None = None) -> Iterator[bytes]:
+        """Yield the beginning of an object; see `ObjectStore`."""
         size = self.head(reference).size_bytes
         stop = size if end is None else min(end, size)
-        if start >= stop:
+        if not stop:
             return  # S3 answers a request for an empty range with status 416
         with translated():
-            body = self._s3.get_object(Bucket=reference.bucket, Key=reference.key, Range=f"bytes={start}-{stop - 1}")[
-                "Body"
-            ]
+            body = self._s3.get_object(Bucket=reference.bucket, Key=reference.key, Range=f"bytes=0-{stop - 1}")["Body"]
             try:
                 yield from body.iter_chunks(STREAM_CHUNK_BYTES)
             finally:

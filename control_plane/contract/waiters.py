@@ -15,6 +15,7 @@ from control_plane.contract.errors import ContractError
 
 Json = dict[str, Any]
 
+DELAY_SECONDS = 5
 TWELVE_HOURS = 43_200
 """Default limit of a waiter, in seconds."""
 
@@ -100,12 +101,12 @@ def _job(said: str, *acceptors: Json) -> Json:
     return _waiter("DescribeTrainingJob", said, *acceptors)
 
 
-def _waiter(operation: str, said: str, *acceptors: Json, delay_seconds: int = 5) -> Json:
+def _waiter(operation: str, said: str, *acceptors: Json) -> Json:
     described = {
         "operation": operation,
         "description": said,
-        "delay": delay_seconds,
-        "maxAttempts": TWELVE_HOURS // delay_seconds,
+        "delay": DELAY_SECONDS,
+        "maxAttempts": TWELVE_HOURS // DELAY_SECONDS,
     }
     return {**described, "acceptors": list(acceptors)}
 

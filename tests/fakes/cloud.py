@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import BinaryIO
 
-from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound, PreconditionFailed
+from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo, SignedUpload
 from control_plane.cloud.operator import (
     FLEET_TAG,
@@ -417,14 +417,10 @@ class MemoryObjectStore:
         self._lock = threading.Lock()
         self._objects: dict[str, dict[str, tuple[bytes, ObjectInfo]]] = {bucket: {} for bucket in buckets}
 
-    def put(self, reference: ObjectReference, body: bytes, *, if_absent: bool = False) -> ObjectInfo:
+    def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
         """Write a small object; see `ObjectStore`."""
         with self._lock:
             bucket = self._bucket(reference)
-            if if_absent and reference.key in bucket:
-                raise PreconditionFailed(
-                    f"s3://{reference.bucket}/{reference.key} exists already", code="PreconditionFailed"
-                )
             etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
             info = ObjectInfo(reference=reference, size_bytes=len(body), etag=etag, modified_at=EPOCH)
             bucket[reference.key] = (bytes(body), info)
@@ -439,9 +435,9 @@ class MemoryObjectStore:
         with self._lock:
             return self._object(reference)[0]
 
-    def stream(self, reference: ObjectReference, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield a range of an object; see `ObjectStore`."""
-        body = self.get(reference)[start:end]
+    def stream(self, reference: ObjectReference, *, end: int | None = None) -> Iterator[bytes]:
+        """Yield the beginning of an object; see `ObjectStore`."""
+        body = self.get(reference)[:end]
         for offset in range(0, len(body), STREAM_CHUNK_BYTES):
             yield body[offset : offset + STREAM_CHUNK_BYTES]
 

@@ -32,7 +32,6 @@ from control_plane.cloud.errors import (
     CloudUnavailable,
     InvalidRequest,
     NotFound,
-    PreconditionFailed,
     ResourceContended,
     Throttled,
 )
@@ -63,7 +62,6 @@ def said(code: str, message: str = "words of AWS", status: int = 400) -> ClientE
         (said("404", status=404), NotFound),
         (said("ValidationError", "AutoScalingGroup name not found - null"), NotFound),
         (said("ValidationError", "New SetDesiredCapacity value 99 is above max value 8"), InvalidRequest),
-        (said("PreconditionFailed", status=412), PreconditionFailed),
         (said("InternalFailure", status=500), CloudUnavailable),
         (said("Unheard", status=502), CloudUnavailable),
         (said("MalformedQueryString"), InvalidRequest),
