@@ -1,4 +1,4 @@
-"""The implementation of all faults: one method per kind of fault.
+"""The implementation of all faults: one method per kind of fault, with the fault's name.
 
 Invariant: a fault either takes effect and returns facts that prove it, or is refused and changes nothing. Lasting
 faults are recorded until `clear`. The injector runs in the process of the local AWS, under the lock of its server.
@@ -128,30 +128,6 @@ class Injector:
         self._lasting = _Lasting()
         self.history: list[Effect] = []
         """Effects of injected faults, oldest first, at most `HISTORY`."""
-        self._kinds: dict[type[Any], Callable[[Any], Effect]] = {
-            SpotWarning: self._spot_warning,
-            Rebalance: self._rebalance,
-            Maintenance: self._maintenance,
-            BlockEnd: self._block_end,
-            Terminate: self._terminate,
-            Crash: self._crash,
-            FailStatus: self._fail_status,
-            Throttle: self._throttle,
-            Capacity: self._capacity,
-            SlowBoot: self._slow_boot,
-            SlotsTaken: self._slots_taken,
-            BadEvents: self._bad_events,
-            SuspendLaunch: self._suspend_launch,
-            KillRank: self._kill_rank,
-            KillAgent: self._kill_agent,
-            KillControlPlane: self._kill_control_plane,
-            Hang: self._hang,
-            Partition: self._partition,
-            SlowNetwork: self._slow_network,
-            CorruptReplica: self._corrupt_replica,
-            FillMemory: self._fill_memory,
-            Xid: self._xid,
-        }
 
     def inject(self, fault: AnyFault) -> Effect:
         """Inject a fault.
@@ -165,7 +141,7 @@ class Injector:
         Raises:
             FaultRefused: the fault is impossible here or for this target; nothing was done.
         """
-        effect = self._kinds[type(fault)](fault)
+        effect: Effect = getattr(self, f"_{name_of(fault).replace('-', '_')}")(fault)
         log.info("fault %s: %s %s", effect.fault, effect.did, effect.facts)
         self.history.append(effect)
         del self.history[:-HISTORY]

@@ -24,6 +24,7 @@ from infra.local_cloud.fault_kinds import (
     name_of,
 )
 from infra.local_cloud.faults import Lognormal
+from infra.local_cloud.injector import Injector
 from infra.local_cloud.roles import Aim, Shard, TrainingJob
 
 
@@ -134,3 +135,7 @@ def test_a_script_that_is_printed_can_be_played(
     assert len(injected) == sum("Effect" in line for line in lines) > 5
     assert lines[-1]["Cleared"] == "all"
     assert max(waited) > 100, "it waits for each moment"
+
+
+def test_the_injector_has_a_method_for_each_fault() -> None:
+    assert not [name for name in kinds() if not callable(getattr(Injector, f"_{name.replace('-', '_')}", None))]
