@@ -160,13 +160,6 @@ def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView])
     """Return how many nodes are healthy.
 
     A node is healthy if its agent is connected to this server and reports no fault of the node.
-
-    Args:
-        node_ids: nodes of a job.
-        agents: connected agents of all fleets, by node.
-
-    Returns:
-        At most the number of given nodes.
     """
     views = (agents.get(NodeId(node_id)) for node_id in node_ids)
     return sum(view is not None and (view.report is None or not view.report.faults) for view in views)

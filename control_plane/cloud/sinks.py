@@ -194,15 +194,9 @@ class LogSink(Protocol):
     def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
         """Append lines to a stream. The sink creates a missing stream.
 
-        Args:
-            stream: the name of the stream.
-            batch: a batch from `core.log_batches`.
-
-        Returns:
-            The number of lines that the service refused, because their time is too old or too far in the future.
-
-        Raises:
-            CloudError: the call failed. Usually the service has accepted no line.
+        `batch` comes from `core.log_batches`. Return the number of lines that the service refused, because their time
+        is too old or too far in the future. Raises CloudError if the call failed. Usually the service has then accepted
+        no line.
         """
 
 

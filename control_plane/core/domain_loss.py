@@ -30,12 +30,8 @@ Edge = frozenset[Domain]
 def fatal_domains(placement: Placement, domains: Mapping[NodeId, str]) -> tuple[str, ...]:
     """Return the failure domains whose loss alone would destroy all copies of some shard.
 
-    Args:
-        placement: the placement of the job.
-        domains: the failure domain of each node. Nodes without an entry are ignored.
-
-    Returns:
-        Domain names, sorted. Empty if every shard has a copy in another domain, or domains are unknown.
+    `domains` contains the failure domain of each node. Nodes without an entry are ignored. The result is sorted, and
+    empty if every shard has a copy in another domain.
     """
     alone = {domain for edge in _edges(placement, domains) if len(edge) == 1 for domain in edge}
     return tuple(sorted(alone & set(domains.values())))

@@ -392,13 +392,8 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> Progress:
     """Return the progress of training according to all members except one.
 
-    Args:
-        reports: the members' reports, of the newest generation.
-        left_out: the node whose own report does not count.
-
-    Returns:
-        The highest boundary, the time at which a rank passed it, and the highest committed step. A step is `NO_STEP` if
-        no other member reports it.
+    The report of `left_out` does not count. The result contains the highest boundary, the time at which a rank passed
+    it, and the highest committed step. A step is `NO_STEP` if no other member reports it.
     """
     others = {node: report for node, report in reports.items() if node != left_out}
     boundary = max((rank.boundary for report in others.values() for rank in report.ranks), default=NO_STEP)

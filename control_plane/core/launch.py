@@ -207,13 +207,7 @@ def make_plan(
 def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> str:
     """Return the launch phase of the ranks, and the nodes in that phase, as a clause.
 
-    Args:
-        plan: the plan of the running generation.
-        reports: the newest reports of its members.
-
-    Returns:
-        The earliest phase of any rank, as a clause for the job's reason. Empty once every reported rank has completed a
-        new step.
+    The phase is the earliest phase of any rank. The result is empty once every reported rank has completed a new step.
     """
     waiting = [
         (node.node_id, status)

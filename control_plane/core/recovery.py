@@ -190,12 +190,7 @@ def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource
 def stored_step(survey: Survey, base: Step) -> Step:
     """Return the newest step on the path up to the base that a complete checkpoint holds.
 
-    Args:
-        survey: the survey of the plan.
-        base: step of the base that `choose` returned.
-
-    Returns:
-        The step, or 0.
+    `base` is the step of the base that `choose` returned. The result is 0 without such a checkpoint.
     """
     leading = (
         checkpoint.step

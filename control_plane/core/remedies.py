@@ -144,13 +144,7 @@ def recent(history: Iterable[Implication], now: float) -> tuple[Implication, ...
 def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Remedy:
     """Return the remedy for a fault on a node with this history.
 
-    Args:
-        fault: the fault, as the node's agent reports it.
-        history: the history of the node.
-        now: Unix seconds.
-
-    Returns:
-        The remedy from the tables. REPLACE instead of a second REBOOT for the same fault within the window.
+    The remedy comes from the tables. It is REPLACE instead of a second REBOOT for the same fault within the window.
     """
     remedy = _by_kind(fault)
     return Remedy.REPLACE if remedy is Remedy.REBOOT and _was_rebooted(fault, history, now) else remedy
@@ -159,13 +153,8 @@ def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Re
 def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: float) -> Finding | None:
     """Return the most severe fault for which a job must give up the node, or None.
 
-    Args:
-        faults: the faults of the node, as its live agent reports them.
-        history: the history of the node.
-        now: Unix seconds.
-
-    Returns:
-        The first of the most severe faults. None if no fault requires a reboot or a replacement.
+    `faults` are the faults of the node, as its live agent reports them. The result is the first of the most severe
+    faults. It is None if no fault requires a reboot or a replacement.
     """
     for grave in (Remedy.REPLACE, Remedy.REBOOT):
         for fault in faults:
@@ -188,12 +177,7 @@ def _was_rebooted(fault: NodeFault, history: Sequence[Implication], now: float) 
 def lemon(history: Iterable[Implication], now: float) -> str | None:
     """Return why a node must not be used again, or None.
 
-    Args:
-        history: the history of the node.
-        now: Unix seconds.
-
-    Returns:
-        A sentence with every incident within the window. None below `LEMON_INCIDENTS` incidents.
+    The sentence names every incident within the window. The result is None below `LEMON_INCIDENTS` incidents.
     """
     lines = recent(history, now)
     if len({line.incident_id for line in lines}) < LEMON_INCIDENTS:

@@ -379,12 +379,7 @@ _SECONDARY = {
 def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> TrainingJobStatus:
     """Return the `TrainingJobStatus` of a job.
 
-    Args:
-        state: state of the job as stored.
-        is_stop_requested: whether a stop was requested and the job has not ended.
-
-    Returns:
-        One of SageMaker's values. A requested stop is visible immediately.
+    `is_stop_requested` is true if a stop was requested and the job has not ended. Such a stop is visible immediately.
     """
     status = _STATUS.get(state, TrainingJobStatus.IN_PROGRESS)
     return TrainingJobStatus.STOPPING if is_stop_requested and status is TrainingJobStatus.IN_PROGRESS else status

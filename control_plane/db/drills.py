@@ -72,15 +72,7 @@ class DrillUpdate(TypedDict, total=False):
 def create(session: Session, drill: NewDrill) -> DrillRecord:
     """Store a new drill.
 
-    Args:
-        session: from `Database.write`.
-        drill: the drill as the user requested it.
-
-    Returns:
-        The stored drill.
-
-    Raises:
-        Conflict: the job has an unfinished drill.
+    Raises Conflict if the job has an unfinished drill.
     """
     before = open_of_run(session, drill.run_id)
     if before is not None:

@@ -78,16 +78,7 @@ class FleetUpdate(TypedDict, total=False):
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
     """Store a new fleet.
 
-    Args:
-        session: from `Database.write`.
-        fleet: columns of the new row that the user determines.
-        now: the time in UTC.
-
-    Returns:
-        The stored fleet.
-
-    Raises:
-        AlreadyExists: another fleet has this name or this group.
+    Raises AlreadyExists if another fleet has this name or this group.
     """
     require_free(session, fleet.name, fleet.auto_scaling_group_name)
     row = Fleet(**values_of(fleet), created_at=now)
@@ -102,13 +93,7 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
 def require_free(session: Session, name: str, auto_scaling_group_name: str) -> None:
     """Check that no fleet has this name or this group.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        name: name of the new fleet.
-        auto_scaling_group_name: name of the group for the new fleet.
-
-    Raises:
-        AlreadyExists: another fleet has the name or the group.
+    Raises AlreadyExists if another fleet has the name or the group.
     """
     if session.get(Fleet, name) is not None:
         raise AlreadyExists("fleet", name)
@@ -193,13 +178,7 @@ def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
 def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> None:
     """Update the fleet loop's observations.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the fleet, whose row is updated.
-        **changes: columns to update, by name, with their new values.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
+    Raises StaleLease if another control-plane server has taken the lease over. Nothing was written then.
     """
     leases.guard(session, lease)
     if changes:

@@ -211,16 +211,8 @@ class LineageEntry:
 def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
     """Store a new job.
 
-    Args:
-        session: from `Database.write`.
-        job: columns of the new row; admission has checked them.
-        now: the time in UTC.
-
-    Returns:
-        The stored job.
-
-    Raises:
-        AlreadyExists: the name belongs to another job, finished or not, or the request token has created a job before.
+    Admission has checked the columns in `job`. Raises AlreadyExists if the name belongs to another job, finished or
+    not, or if the request token has created a job before.
     """
     row = Job(
         **values_of(job, leave_out=("spec",)),
@@ -293,15 +285,7 @@ def owners(session: Session, run_ids: Collection[str]) -> Mapping[str, Owner]:
 def get_run(session: Session, run_id: str) -> JobRecord:
     """Return the job of this run.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        run_id: run id of the job.
-
-    Returns:
-        The stored job.
-
-    Raises:
-        NotFound: the job does not exist.
+    Raises NotFound if the job does not exist.
     """
     row = session.get(Job, run_id)
     if row is None:
@@ -397,11 +381,7 @@ def withdraw_pause(session: Session, name: str, now: datetime) -> JobRecord:
 def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
     """Record a user's request for a checkpoint of a step or of a later step.
 
-    Args:
-        session: from `Database.write`.
-        run_id: run id of the job.
-        step: lowest step that fulfils the request: the newest committed step.
-        now: the time in UTC.
+    `step` is the lowest step that fulfils the request: the newest committed step.
     """
     session.execute(
         update(Job).where(Job.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now)
@@ -451,12 +431,7 @@ def remove(session: Session, run_id: str) -> None:
 
     Events and fault histories of nodes remain.
 
-    Args:
-        session: from `Database.write`.
-        run_id: run id of the job.
-
-    Raises:
-        NotFound: no ended job has this run.
+    Raises NotFound if no ended job has this run.
     """
     if not changed_rows(session.execute(delete(Job).where(Job.run_id == run_id, Job.ended_at.is_not(None)))):
         raise NotFound("ended training job", run_id)
@@ -480,13 +455,7 @@ def hand_back(session: Session, name: str) -> bool:
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:
     """Update a job without a change of state.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the job, whose row is updated.
-        **changes: columns to update, by name, with their new values.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
+    Raises StaleLease if another control-plane server has taken the lease over. Nothing was written then.
     """
     leases.guard(session, lease)
     if changes:
@@ -604,14 +573,8 @@ def mark_generation_started(session: Session, lease: Lease, number: int, now: da
 
     A repeated call changes nothing.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the job that the generation belongs to.
-        number: number of a generation with a stored plan.
-        now: the time in UTC.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
+    `number` is the number of a generation with a stored plan. Raises StaleLease if another control-plane server has
+    taken the lease of the job over. Nothing was written then.
     """
     leases.guard(session, lease)
     session.execute(
@@ -624,16 +587,7 @@ def mark_generation_started(session: Session, lease: Lease, number: int, now: da
 def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
     """Return one generation with its plan.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        run_id: run id of the job.
-        number: number of the generation, starting with 1.
-
-    Returns:
-        The stored generation.
-
-    Raises:
-        NotFound: the generation does not exist, or retention has removed its plan.
+    Numbers start with 1. Raises NotFound if the generation does not exist, or if retention has removed its plan.
     """
     row = session.get(Generation, (run_id, number))
     if row is None or not row.plan:

@@ -97,15 +97,8 @@ class Leaser:
     def renew(self, session: Session, lease: Lease) -> Lease:
         """Renew a lease during a long pass.
 
-        Args:
-            session: from `Database.write`.
-            lease: from the last claim or renewal.
-
-        Returns:
-            The lease with its new counter; use it from now on.
-
-        Raises:
-            StaleLease: another control-plane server has taken the lease over.
+        Return the lease with its new counter, which the caller uses from now on. Raises StaleLease if another
+        control-plane server has taken the lease over.
         """
         renewed = self._take(session, lease.kind, lease.key, lease.owner, lease.counter)
         if renewed is None:
@@ -154,12 +147,7 @@ def guard(session: Session, lease: Lease) -> None:
 
     The function writes the row, so that on every database a concurrent claim waits for this transaction.
 
-    Args:
-        session: the write transaction to guard.
-        lease: under which the results were computed.
-
-    Raises:
-        StaleLease: the row has another owner or counter, or does not exist.
+    Raises StaleLease if the row has another owner or counter, or does not exist.
     """
     table, row = _row(lease.kind, lease.key)
     if not changed_rows(

@@ -95,15 +95,7 @@ class AgentFacts:
 def get(session: Session, node_id: str) -> NodeRecord:
     """Return one node.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        node_id: id of the node.
-
-    Returns:
-        The stored node.
-
-    Raises:
-        NotFound: the node does not exist.
+    Raises NotFound if the node does not exist.
     """
     row = session.get(Node, node_id)
     if row is None:
@@ -237,13 +229,8 @@ def has_joined(session: Session, node_id: str) -> bool:
 def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
     """Record that an agent of the node holds a session.
 
-    Args:
-        session: from `Database.write`.
-        node_id: a node that `note_hello` has stored.
-        now: the time in UTC.
-
-    Returns:
-        True if this call recorded the join. False if an agent of the node had joined before.
+    `note_hello` has stored the node. Return True if this call recorded the join, and False if an agent of the node had
+    joined before.
     """
     query = update(Node).where(Node.id == node_id, Node.joined_at.is_(None)).values(joined_at=now)
     return bool(changed_rows(session.execute(query)))

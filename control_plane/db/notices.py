@@ -56,13 +56,7 @@ def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
 
     An existing row is not changed.
 
-    Args:
-        session: from `Database.write`.
-        notice: the notice, for one node.
-        now: the time in UTC.
-
-    Returns:
-        Whether a row was added. False also for an instance that is no node or has ended.
+    Return whether a row was added. The result is False also for an instance that is no node or has ended.
     """
     is_node = session.scalar(select(Node.id).where(Node.id == notice.node_id, Node.ended_at.is_(None))) is not None
     if not is_node or session.get(Notice, (notice.node_id, notice.kind, notice.event_id)) is not None:

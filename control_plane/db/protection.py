@@ -100,12 +100,8 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
 def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardTotals]:
     """Return sums over the shards of several runs, in one query.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        generations: by run, the generation that counts.
-
-    Returns:
-        Sums by run. Runs without shards of that generation are missing.
+    `generations` contains, by run, the generation that counts. Runs without shards of that generation are missing in
+    the result.
     """
     in_view = func.sum(case((_IN_VIEW, 1), else_=0)).label("in_view")
     held = (

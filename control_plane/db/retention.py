@@ -66,13 +66,8 @@ def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str,
 
     Called once a minute, and again immediately after a pass that reached `batch_rows`.
 
-    Args:
-        session: from `Database.write`.
-        retention: limits of age and number per kind of row, and the batch size.
-        now: the time in UTC.
-
-    Returns:
-        Number of deleted rows per kind.
+    `retention` contains the limits of age and number per kind of row, and the batch size. Return the number of deleted
+    rows per kind.
     """
 
     def before(days: int) -> datetime:

@@ -165,15 +165,7 @@ def page(
 def get(session: Session, token_id: str) -> TokenRecord:
     """Return a user or join token, valid or not.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        token_id: public id of the token.
-
-    Returns:
-        Its record.
-
-    Raises:
-        NotFound: the id does not exist or belongs to a session token.
+    Raises NotFound if the id does not exist or belongs to a session token.
     """
     row = session.get(Token, token_id)
     if row is None or row.kind == TokenKind.SESSION:
@@ -224,12 +216,8 @@ def is_revoked(session: Session, token_id: str) -> bool:
 def require_another_admin(session: Session, token_id: str) -> None:
     """Check that an administrator token without an expiry remains after a token is revoked.
 
-    Args:
-        session: from `Database.write`.
-        token_id: id of the token to revoke.
-
-    Raises:
-        Conflict: it is the last administrator token without an expiry.
+    `token_id` is the id of the token to revoke. Raises Conflict if it is the last administrator token without an
+    expiry.
     """
     lasting = (
         Token.kind == TokenKind.USER,
