@@ -37,20 +37,10 @@ class NewDrill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrillRecord:
+class DrillRecord(NewDrill):
     """A stored drill."""
 
     id: str
-    run_id: str
-    job_name: str
-    fleet_name: str
-    project: str
-    kind: str
-    node_id: str
-    rank: int | None
-    requested_by: str
-    requested_at: datetime
-    state: str
     generation: int
     struck_at: datetime | None
     incident_id: str

@@ -38,18 +38,10 @@ class NewEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventRecord:
+class EventRecord(NewEvent):
     """A stored event."""
 
     id: int
-    at: datetime
-    type: str
-    message: str
-    project: str
-    fleet_name: str | None
-    job_name: str | None
-    node_id: str | None
-    detail: Mapping[str, Any]
 
 
 def append(session: Session, event: NewEvent) -> None:

@@ -25,11 +25,9 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IncidentRecord:
-    """A stored incident."""
+class NewIncident:
+    """The facts of an incident that are stored when its failure is detected."""
 
-    id: str
-    run_id: str
     job_name: str
     project: str
     phase: str
@@ -38,22 +36,31 @@ class IncidentRecord:
     evidence: tuple[str, ...]
     decision: str
     reason: str
-    restore_source: str | None
-    from_step: int | None
     reached_step: int | None
-    lost_steps: int | None
     generation_before: int
-    generation_after: int | None
     instance_ids: tuple[str, ...]
     faulted_instance_ids: tuple[str, ...]
     lost_node_count: int
-    replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
     opened_at: datetime
+    detect_seconds: float | None
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRecord(NewIncident):
+    """A stored incident."""
+
+    id: str
+    run_id: str
+    restore_source: str | None
+    from_step: int | None
+    lost_steps: int | None
+    generation_after: int | None
+    replacement_instance_ids: tuple[str, ...]
     replaced_at: datetime | None
     restored_at: datetime | None
     closed_at: datetime | None
-    detect_seconds: float | None
     replace_seconds: float | None
     restore_seconds: float | None
     rework_seconds: float | None
@@ -63,7 +70,6 @@ class IncidentRecord:
     acknowledged_at: datetime | None
     acknowledged_by: str
     acknowledgement: str
-    detail: Mapping[str, Any]
 
 
 class IncidentUpdate(TypedDict, total=False):
@@ -94,28 +100,6 @@ class IncidentUpdate(TypedDict, total=False):
     rework_seconds: float | None
     cost_usd: float | None
     rank_sources: tuple[tuple[str, int], ...]
-    detail: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewIncident:
-    """The facts of an incident that are final when its failure is detected."""
-
-    job_name: str
-    project: str
-    phase: str
-    cause: str
-    evidence: tuple[str, ...]
-    decision: str
-    reason: str
-    reached_step: int | None
-    generation_before: int
-    instance_ids: tuple[str, ...]
-    faulted_instance_ids: tuple[str, ...]
-    lost_node_count: int
-    failed_at: datetime
-    opened_at: datetime
-    detect_seconds: float | None
     detail: Mapping[str, Any]
 
 
