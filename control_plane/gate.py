@@ -63,9 +63,8 @@ class Gate:
 
     Used on the server's event loop only.
 
-    Args:
-        max_strangers: limit of open connections without a valid token.
-        header_seconds: time limit for the headers of a request.
+    `max_strangers` limits the open connections without a valid token, and `header_seconds` the time for the headers of
+    a request.
     """
 
     def __init__(self, max_strangers: int = MAX_STRANGERS, header_seconds: float = HEADER_SECONDS) -> None:

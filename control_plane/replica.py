@@ -35,11 +35,7 @@ Further processes get an owner without a lineage, so after a restart they wait u
 class Replica:
     """Identity of this process, and the file lock that proves it. A context manager that holds the lock until its end.
 
-    Args:
-        state_directory: state directory of the server; must be writable.
-
-    Attributes:
-        owner: owner of this process's leases, unique to this start.
+    The state directory of the server must be writable.
     """
 
     def __init__(self, state_directory: Path) -> None:

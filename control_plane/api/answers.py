@@ -53,13 +53,7 @@ class Answer:
 
 
 class Answers:
-    """ASGI middleware around the routes, inside the envelope that assigns request ids.
-
-    Args:
-        app: inner ASGI application with the routes.
-        versions: versions of the database, read on the server's event loop.
-        now: returns the time in UTC.
-    """
+    """ASGI middleware around the routes, inside the envelope that assigns request ids."""
 
     def __init__(self, app: ASGIApp, versions: Versions, now: Callable[[], datetime]) -> None:
         self._app = app

@@ -171,9 +171,7 @@ async def _identify(request: Request, services: Services) -> Caller:
 class Authenticated:
     """ASGI middleware that authenticates requests before FastAPI reads and parses their body.
 
-    Args:
-        app: inner ASGI application; receives requests below `/v1/` from authenticated callers only, except those to
-            `OPEN_PATHS`.
+    The inner application receives requests below `/v1/` from authenticated callers only, except those to `OPEN_PATHS`.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -51,9 +51,7 @@ _NOT_BUILT: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><tit
 class Dashboard:
     """ASGI application for paths without a route.
 
-    Args:
-        otherwise: answers paths under /v1.
-        directory: output of `make web`; may be missing.
+    `otherwise` answers paths under /v1. `directory` contains the output of `make web` and may be missing.
     """
 
     def __init__(self, otherwise: ASGIApp, directory: Path = STATIC) -> None:

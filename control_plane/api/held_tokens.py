@@ -30,13 +30,7 @@ MAX_HELD: Final = 10_000
 
 
 class HeldTokens:
-    """Finds token records, with a cache. Used on the server's event loop only.
-
-    Args:
-        database: read for every token that is not in the cache.
-        versions: versions of the same database.
-        now: returns the time in UTC.
-    """
+    """Finds token records, with a cache. Used on the server's event loop only."""
 
     def __init__(self, database: Database, versions: Versions, now: Callable[[], datetime]) -> None:
         self._database = database

@@ -16,12 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 
 class LiveResponse(StreamingResponse):
-    """A streaming response without a known end.
-
-    Args:
-        chunks: yields the parts of the body.
-        media_type: media type of the body.
-    """
+    """A streaming response without a known end."""
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], media_type: str) -> None:
         # The second header disables nginx's buffering.

@@ -60,12 +60,7 @@ class _Settings:
 
 
 class AwsOperator:
-    """`CloudOperator` over boto3. Thread-safe.
-
-    Args:
-        connection: credentials and endpoint of the cloud; shared with other clients.
-        monotonic: returns seconds on a monotonic clock, for the age of cached settings.
-    """
+    """`CloudOperator` over boto3. Thread-safe."""
 
     def __init__(self, connection: Connection, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._auto_scaling = connection.client("autoscaling")

@@ -24,9 +24,8 @@ from typing import ClassVar
 class CloudError(Exception):
     """Base class of all errors of cloud calls.
 
-    Args:
-        message: a sentence for the operator of the service: AWS's own message if AWS answered.
-        code: AWS's error code, or empty if AWS gave none.
+    The message is a sentence for the operator of the service: AWS's own message if AWS answered. The code is AWS's
+    error code, or empty if AWS gave none.
     """
 
     retryable: ClassVar[bool] = False

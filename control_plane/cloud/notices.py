@@ -106,12 +106,7 @@ class EventQueue(Protocol):
 
 
 class SqsQueue:
-    """`EventQueue` over boto3.
-
-    Args:
-        connection: credentials and endpoint of the cloud; shared with other clients.
-        url: the URL of the queue.
-    """
+    """`EventQueue` over boto3."""
 
     def __init__(self, connection: Connection, url: str) -> None:
         self._sqs = connection.client("sqs")

@@ -68,12 +68,7 @@ class EventSink(Protocol):
 
 
 class _ServiceSink(ABC):
-    """`EventSink` over an operation that accepts or refuses each entry separately.
-
-    Args:
-        connection: credentials and endpoint of the cloud; shared with other clients.
-        arn: ARN of the bus or topic that receives the entries.
-    """
+    """`EventSink` over an operation that accepts or refuses each entry separately."""
 
     SERVICE: ClassVar[str]
     OPERATION: ClassVar[str]
@@ -203,9 +198,7 @@ class LogSink(Protocol):
 class LogGroupSink:
     """`LogSink` over CloudWatch Logs.
 
-    Args:
-        connection: credentials and endpoint of the cloud; shared with other clients.
-        group: the name of an existing log group.
+    The log group must exist.
     """
 
     def __init__(self, connection: Connection, group: str) -> None:

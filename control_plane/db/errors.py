@@ -24,9 +24,7 @@ class StaleLease(DatabaseError):
 class NotFound(DatabaseError):
     """The row does not exist.
 
-    Args:
-        noun: kind of the row for the message, as "training job" or "fleet".
-        name: the name or id that the caller requested.
+    `noun` is the kind of the row for the message, as "training job" or "fleet".
     """
 
     def __init__(self, noun: str, name: str) -> None:
@@ -38,9 +36,7 @@ class NotFound(DatabaseError):
 class AlreadyExists(DatabaseError):
     """A row with this name exists already.
 
-    Args:
-        noun: kind of the row for the message, as "training job" or "fleet".
-        name: the name that is in use.
+    `noun` is the kind of the row for the message, as "training job" or "fleet".
     """
 
     def __init__(self, noun: str, name: str) -> None:

@@ -44,10 +44,8 @@ class Lease:
 class Leaser:
     """Claims leases for one control-plane server. Only one thread at a time may use an instance.
 
-    Args:
-        owner: `Replica.owner`, a new id at each start of the server.
-        ttl_seconds: how long a lease must be unchanged before another control-plane server may take it over.
-        monotonic: seconds of a clock that never jumps.
+    `owner` is `Replica.owner`, a new id at each start of the server. A lease must be unchanged for `ttl_seconds` before
+    another control-plane server may take it over.
     """
 
     def __init__(self, owner: str, ttl_seconds: float, monotonic: Callable[[], float]) -> None:

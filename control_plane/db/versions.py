@@ -17,11 +17,7 @@ from control_plane.db.session import Database
 
 
 class Versions:
-    """The change counter of one database. Used in one thread.
-
-    Args:
-        database: database with the current schema.
-    """
+    """The change counter of one database. Used in one thread."""
 
     def __init__(self, database: Database) -> None:
         self.sees_everything = database.is_sqlite

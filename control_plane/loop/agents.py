@@ -127,9 +127,8 @@ class AgentConnection:
 class AgentRegistry:
     """All agents that have connected since this server started.
 
-    Args:
-        monotonic: returns the seconds of a clock that never jumps. The registry measures ages with it.
-        unix: returns the Unix seconds of the loops' clock, for display and for the phases of incidents.
+    The registry measures ages with `monotonic`. `unix` is the loops' clock, for display and for the phases of
+    incidents.
     """
 
     def __init__(

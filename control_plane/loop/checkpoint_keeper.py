@@ -48,13 +48,7 @@ _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
 
 
 class CheckpointKeeper:
-    """The loop that deletes checkpoints.
-
-    Args:
-        database: lists the checkpoints and receives their new states.
-        objects: S3.
-        now: returns the time in UTC.
-    """
+    """The loop that deletes checkpoints."""
 
     def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
         self._database = database

@@ -100,12 +100,7 @@ class CloudWatch:
 
     Each server has one instance of this class, and uses it on its event loop only.
 
-    Args:
-        database: contains the fleets and nodes to poll, and stores the notices.
-        operator: client of AWS; called in threads.
-        when_changed: function that the poller calls when an answer differs from the previous one.
-        monotonic: seconds of a clock that never jumps.
-        now: returns the time in UTC.
+    The poller calls AWS in threads, and `when_changed` when an answer differs from the previous one.
     """
 
     def __init__(

@@ -70,9 +70,7 @@ class _Asked:
 class CommandDesk:
     """All commands of one server. The registry of agents owns it.
 
-    Args:
-        send: queues a message for an agent and returns whether the agent is connected.
-        monotonic: seconds of a clock that never jumps.
+    `send` queues a message for an agent and returns whether the agent is connected.
     """
 
     def __init__(self, send: Callable[[NodeId, RunCommand], bool], monotonic: Callable[[], float]) -> None:

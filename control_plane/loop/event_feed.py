@@ -112,11 +112,8 @@ class EventFeed:
 
     Runs on the server's event loop; reads the database in threads.
 
-    Args:
-        database: holds the events, and the tokens of their readers.
-        now: returns the time in UTC.
-        poll_seconds: pause between two polls of the table.
-        heartbeat_seconds: longest time between two batches of a stream.
+    `poll_seconds` is the pause between two polls of the table. `heartbeat_seconds` is the longest time between two
+    batches of a stream.
     """
 
     def __init__(

@@ -94,15 +94,8 @@ class Executor:
 
     Used on the server's event loop. Calls to AWS and S3 run in threads, so no pass waits for them.
 
-    Args:
-        database: stores the intents and the checkpoints.
-        registry: sends messages to the connected agents.
-        operator: client of EC2 and Auto Scaling.
-        objects: S3.
-        secret: the server secret, from which generation keys are derived.
-        bucket: receives the evidence of held nodes.
-        now: returns the time in UTC.
-        renewed: function that returns the newest renewal of a lease. The executor calls it in threads.
+    The server secret is the source of generation keys. The bucket receives the evidence of held nodes. `renewed`
+    returns the newest renewal of a lease; the executor calls it in threads.
     """
 
     def __init__(

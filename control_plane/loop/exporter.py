@@ -44,11 +44,7 @@ class Exporter(ABC):
 
     The base class claims the lease, repeats the passes, waits after failures and records them.
 
-    Args:
-        database: stores the position, lease and failures of the export.
-        name: key of the export's row and lease.
-        leaser: claims and renews the lease of the export. No other loop may use this object.
-        now: returns the time in UTC.
+    `name` is the key of the export's row and lease. No other loop may use `leaser`, which claims and renews this lease.
     """
 
     look_seconds: ClassVar[float] = LOOK_SECONDS
@@ -135,12 +131,7 @@ class Exporter(ABC):
 class EventExporter(Exporter):
     """The loop that exports events to one bus or topic.
 
-    Args:
-        database: holds the events and the export's position.
-        name: name of the export, which is the receiver's ARN.
-        sink: client of the bus or topic, called in threads.
-        leaser: claims and renews the lease of the export. No other loop may use this object.
-        now: returns the time in UTC.
+    The name of the export is the receiver's ARN. The sink is called in threads. No other loop may use `leaser`.
     """
 
     def __init__(

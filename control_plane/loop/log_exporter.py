@@ -50,13 +50,7 @@ With a pass every two seconds this is far below the account's limit of 800 per s
 class LogExporter(Exporter):
     """The loop that exports to one log group.
 
-    Args:
-        database: stores the cursor of each run.
-        objects: S3, which holds the log chunks.
-        group: name of the log group. The exporter uses it in the lease's key and in log messages.
-        sink: client of the log group.
-        leaser: claims and renews the lease of the export. No other loop may use this object.
-        now: returns the time in UTC.
+    The exporter uses the name of the log group in the lease's key and in log messages. No other loop may use `leaser`.
     """
 
     look_seconds = LOOK_SECONDS

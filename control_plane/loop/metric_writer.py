@@ -40,12 +40,7 @@ REST_RATIO: Final = 3.0
 
 
 class MetricWriter:
-    """The loop that stores metrics.
-
-    Args:
-        database: receives the values that agents have sent.
-        registry: provides the inbox, and sends confirmations to agents.
-    """
+    """The loop that stores metrics."""
 
     def __init__(self, database: Database, registry: AgentRegistry) -> None:
         self._database = database

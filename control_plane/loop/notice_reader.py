@@ -47,13 +47,8 @@ class NoticeReader:
 
     Each server has one reader. Several servers may share a queue.
 
-    Args:
-        queue: the SQS queue; called in threads. A call in progress is abandoned when the server stops.
-        database: receives the notices and the events about them.
-        operator: finds the instances of a capacity block.
-        registry: registry of the agents, through which the reader wakes the loops.
-        cloud: poller of AWS, which the reader wakes after each event.
-        now: returns the time in UTC.
+    The queue is called in threads. A call in progress is abandoned when the server stops. After each event, the reader
+    wakes the loops and the poller of AWS.
     """
 
     def __init__(

@@ -109,9 +109,7 @@ class Hearing:
 
     The measured silence excludes time in which this server could not receive messages.
 
-    Args:
-        timeouts: the ladder; defines the grace period after the server's start.
-        monotonic: seconds of a clock that never jumps.
+    The timeouts define the grace period after the server's start.
     """
 
     def __init__(self, timeouts: Timeouts, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -168,16 +166,7 @@ class Hearing:
 
 
 class Observer:
-    """Builds the input of a pass.
-
-    Args:
-        database: contains the jobs, nodes and plans.
-        registry: contains the newest report of each agent.
-        cloud: contains the newest answers of AWS.
-        hearing: measures how long each agent has been silent.
-        timeouts: the limits after which a node counts as silent or as not ready.
-        monotonic: seconds of a clock that never jumps.
-    """
+    """Builds the input of a pass."""
 
     def __init__(
         self,

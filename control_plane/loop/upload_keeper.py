@@ -34,11 +34,6 @@ class UploadKeeper:
     """The loop that deletes old uploads.
 
     Several servers may run this loop, because deletion is idempotent.
-
-    Args:
-        objects: S3.
-        bucket: bucket of sources and uploads.
-        now: returns the time in UTC.
     """
 
     def __init__(self, objects: ObjectStore, bucket: str, now: Callable[[], datetime]) -> None:

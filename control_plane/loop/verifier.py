@@ -37,13 +37,7 @@ ZEROS = bytes(1024 * 1024)
 
 
 class Verifier:
-    """The loop that verifies checkpoints.
-
-    Args:
-        database: holds the requests and receives the verdicts.
-        objects: S3.
-        now: returns the time in UTC.
-    """
+    """The loop that verifies checkpoints."""
 
     def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
         self._database = database

@@ -52,9 +52,7 @@ class _Group:
 class FakeOperator:
     """`CloudOperator` over a cloud in memory.
 
-    Args:
-        boot_delay: time from the launch to InService and `running`.
-        now: initial time of the simulated clock.
+    Instances are InService and `running` after `boot_delay`. `now` is the initial time of the simulated clock.
     """
 
     def __init__(self, *, boot_delay: timedelta = timedelta(0), now: datetime = EPOCH) -> None:
