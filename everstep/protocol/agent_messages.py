@@ -104,7 +104,7 @@ class MemoryKind(StrEnum):
 class MemorySource(StrEnum):
     """The kind of evidence that a rank ran out of memory.
 
-    - KERNEL_LOG: the kernel logged that it killed this process.
+    - KERNEL_LOG: the kernel logged that it killed the rank or its DataLoader worker.
     - CGROUP: the kill counter of the rank's memory cgroup rose.
     - NODE: only the node's kill counter rose, so the kernel may have killed another process.
     - EXCEPTION: the rank's last exception reports a lack of memory.
@@ -125,13 +125,17 @@ class MemoryEnd(Message, frozen=True):
     source: MemorySource
     kind: MemoryKind
     rank_bytes: int | None = None
-    """Resident memory of the rank's process."""
+    """Resident memory of the process that ended: the rank, or the DataLoader worker that the kernel killed."""
     used_bytes: int | None = None
     """Memory in use on the node, or in its cgroup if the cgroup has a limit."""
     total_bytes: int | None = None
     """The limit that applies to `used_bytes`."""
     words: str = ""
-    """The first line of the rank's last exception. Empty unless `source` is EXCEPTION."""
+    """The first line of the rank's last exception.
+
+    Empty if the kernel killed the rank itself. With evidence of the kernel, the line names a DataLoader worker of the
+    rank, which the kernel killed.
+    """
 
 
 class RankExit(Message, frozen=True):

@@ -247,29 +247,36 @@ print(json.dumps(facts))
     }
 
 
+class Kernel:
+    """The kernel's files about memory, below a folder of the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = MemoryPaths(folder / "proc", folder / "cgroup", folder / "kmsg")
+        self._group = folder / "cgroup" / "memory" / "jobs"
+        self._group.mkdir(parents=True)
+        (folder / "proc" / "self").mkdir(parents=True)
+        (folder / "proc" / "self" / "cgroup").write_text("4:memory:/jobs\n")
+        (folder / "proc" / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 100 kB\n")
+
+    def count(self, of_group: int, of_node: int) -> None:
+        """Set the number of kills in the agent's cgroup and on the node."""
+        (self._group / "memory.oom_control").write_text(f"oom_kill {of_group}\n")
+        (self.paths.proc / "vmstat").write_text(f"oom_kill {of_node}\n")
+
+
 @pytest.mark.parametrize("source", [MemorySource.KERNEL_LOG, MemorySource.CGROUP, MemorySource.NODE, None])
 async def test_a_rank_that_the_kernel_killed_is_out_of_memory(tmp_path: Path, source: MemorySource | None) -> None:
-    kernel = tmp_path / "kernel"
-    (kernel / "proc" / "self").mkdir(parents=True)
-    group = kernel / "cgroup" / "memory" / "jobs"
-    group.mkdir(parents=True)
-    (kernel / "proc" / "self" / "cgroup").write_text("4:memory:/jobs\n")
-    (kernel / "proc" / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 100 kB\n")
-
-    def count(of_group: int, of_node: int) -> None:
-        (group / "memory.oom_control").write_text(f"oom_kill {of_group}\n")
-        (kernel / "proc" / "vmstat").write_text(f"oom_kill {of_node}\n")
-
-    count(1, 3)
+    kernel = Kernel(tmp_path / "kernel")
+    kernel.count(1, 3)
     bench = Bench(tmp_path, is_warm=False)
-    bench.supervisor = bench.make(MemoryPaths(kernel / "proc", kernel / "cgroup", kernel / "kmsg"))
+    bench.supervisor = bench.make(kernel.paths)
     await bench.supervisor.start()
     try:
         await bench.until(lambda: len(bench.supervisor._samples) > 0)
         await bench.start(WAIT_FOR_EVER)
         rank = await bench.living()
-        (kernel / "proc" / str(rank.pid)).mkdir()
-        (kernel / "proc" / str(rank.pid) / "status").write_text("VmRSS: 700 kB\nVmHWM: 800 kB\n")
+        (kernel.paths.proc / str(rank.pid)).mkdir()
+        (kernel.paths.proc / str(rank.pid) / "status").write_text("VmRSS: 700 kB\nVmHWM: 800 kB\n")
         await bench.until(lambda: Rank(0) in bench.supervisor.rank_memory(RUN, Generation(1)))
         assert bench.supervisor.rank_memory(RUN, Generation(1))[Rank(0)].peak_bytes == 800 * 1024
         if source is MemorySource.KERNEL_LOG:
@@ -277,9 +284,9 @@ async def test_a_rank_that_the_kernel_killed_is_out_of_memory(tmp_path: Path, so
                 f"Out of memory: Killed process {rank.pid} (python) total-vm:9kB, anon-rss:900kB, file-rss:1kB, "
                 "shmem-rss:0kB"
             )
-            (kernel / "kmsg").write_text(f"3,1,{2**60},-;{line}\n")
+            kernel.paths.kernel_log.write_text(f"3,1,{2**60},-;{line}\n")
         if source is not None:
-            count(1 if source is MemorySource.NODE else 2, 4)
+            kernel.count(1 if source is MemorySource.NODE else 2, 4)
         os.kill(rank.pid, signal.SIGKILL)
         told = (await bench.exit()).describe(Step(3))
     finally:
@@ -298,6 +305,48 @@ async def test_a_rank_that_the_kernel_killed_is_out_of_memory(tmp_path: Path, so
         )
         assert told.memory == expected
     assert bench.supervisor.rank_memory(RUN, Generation(1)) == {}, "the rank has ended"
+
+
+LOSES_A_LOADER = """
+import os
+from torch.utils.data import DataLoader, Dataset
+
+class Kills(Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        os.kill(os.getpid(), 9)
+
+list(DataLoader(Kills(), num_workers=1))
+"""
+
+
+@pytest.mark.parametrize("source", [MemorySource.CGROUP, MemorySource.NODE, None])
+async def test_a_rank_whose_data_loader_worker_the_kernel_killed_is_out_of_memory(
+    tmp_path: Path, source: MemorySource | None
+) -> None:
+    kernel = Kernel(tmp_path / "kernel")
+    kernel.count(1, 3)
+    bench = Bench(tmp_path, is_warm=False)
+    bench.supervisor = bench.make(kernel.paths)
+    await bench.supervisor.start()
+    try:
+        await bench.until(lambda: len(bench.supervisor._samples) > 0)
+        if source is not None:
+            kernel.count(1 if source is MemorySource.NODE else 2, 4)
+        await bench.start(LOSES_A_LOADER)
+        told = (await bench.exit()).describe(Step(3))
+    finally:
+        await bench.supervisor.shut_down()
+    assert told.code == 1
+    assert "DataLoader worker" in told.last_lines
+    if source is None:
+        assert (told.exit_class, told.memory) == (ExitClass.ERROR, None)
+    else:
+        assert told.exit_class is ExitClass.OUT_OF_MEMORY
+        assert told.memory is not None
+        assert (told.memory.source, told.memory.rank_bytes) == (source, None)
+        assert told.memory.words.startswith("RuntimeError: DataLoader worker (pid")
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,7 @@ class Agent:
             now=now,
             outbox=self.outbox,
             archives=self.archives,
+            full_disks=self.full_disks,
             user=user,
             usage=self.usage.now,
             gpu_nodes=gpu_nodes(),

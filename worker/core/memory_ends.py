@@ -6,8 +6,9 @@
     the kill counter of the node rose                               no         node
     the rank's last exception reports a lack of memory              yes        exception
 
-The first three kinds of evidence count only for a rank that ended by SIGKILL without a request of the agent. The node's
-counter covers every process of the machine, so the killed process may be another one.
+The first three kinds of evidence count only for a process that ended by SIGKILL without a request of the agent: the
+rank, or a DataLoader worker whose end is the rank's last exception. The node's counter covers every process of the
+machine, so the killed process may be another one.
 
 Invariant: a value that was not measured is None, never estimated.
 """
@@ -29,6 +30,11 @@ _HOST_EXCEPTIONS = re.compile(
     r"|RuntimeError: .*DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
     r"|OSError: \[Errno 12\] "
 )
+_LOST_LOADERS = re.compile(
+    r"RuntimeError: DataLoader worker \(pid(?:\(s\))? (?P<pids>\d+(?:, \d+)*)\) "
+    r"(?:is killed by signal: Killed\b|exited unexpectedly\s*$)"
+)
+"""Source: torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py, torch 2.13."""
 _KILLED = re.compile(
     r"Killed process (?P<pid>\d+) \(.*?\) total-vm:\d+kB, anon-rss:(?P<anon>\d+)kB, file-rss:(?P<file>\d+)kB"
     r"(?:, shmem-rss:(?P<shared>\d+)kB)?"
@@ -61,14 +67,37 @@ class MemoryUse:
 UNMEASURED = MemoryUse()
 
 
-def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_bytes: int | None) -> MemoryEnd | None:
-    """Return how a rank that ended by SIGKILL ran out of memory, or None without any evidence of a lack of memory.
+@dataclass(frozen=True, slots=True)
+class LostLoaders:
+    """DataLoader workers of a rank that ended without an exception of their own."""
+
+    pids: tuple[int, ...]
+    words: str
+    """The line of the rank's stderr that names them."""
+
+
+def lost_loaders(last_lines: str) -> LostLoaders | None:
+    """Return the DataLoader workers whose end is the rank's last exception, or None if it is another exception.
+
+    `last_lines` are the last lines of the rank's stderr. `end_of_killed` decides whether the kernel killed the workers
+    for lack of memory.
+    """
+    line = _last_exception(last_lines)
+    found = _LOST_LOADERS.match(line)
+    return LostLoaders(tuple(map(int, found["pids"].split(", "))), line[:MAX_WORDS]) if found is not None else None
+
+
+def end_of_killed(
+    before: KillCounts, after: KillCounts, use: MemoryUse, logged_bytes: int | None, loaders: LostLoaders | None = None
+) -> MemoryEnd | None:
+    """Return how a process that ended by SIGKILL ran out of memory, or None without any evidence of a lack of memory.
 
     Args:
         before: kill counters at some time before the rank ended.
         after: kill counters after the rank ended. A count that is higher than in `before` is evidence.
         use: the newest measurements before the rank ended.
-        logged_bytes: the rank's resident memory in the kernel's log (`logged_kill`); None without a log record.
+        logged_bytes: the process's resident memory in the kernel's log (`logged_kill`); None without a log record.
+        loaders: the DataLoader workers that ended instead of the rank itself; None if the rank was killed.
 
     Returns:
         The strongest evidence, with the measurements.
@@ -84,9 +113,10 @@ def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_
     return MemoryEnd(
         source=source,
         kind=MemoryKind.HOST,
-        rank_bytes=logged_bytes or use.rank_bytes,
+        rank_bytes=logged_bytes or (use.rank_bytes if loaders is None else None),
         used_bytes=use.used_bytes,
         total_bytes=use.total_bytes,
+        words=loaders.words if loaders is not None else "",
     )
 
 

@@ -46,6 +46,7 @@ from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, 
 from worker.logs.held_lines import HeldLines
 from worker.member.rank_lines import RankLines
 from worker.member.traffic import Traffic
+from worker.node.full_disks import FullDisks
 from worker.node.network_cards import NetworkCard, network_cards
 from worker.node.priority import before_other_sessions
 from worker.node.rank_user import RankUser, make_way
@@ -91,6 +92,7 @@ class Node:
     outbox: MetricOutbox
     """Receives the values that rank 0 logs."""
     archives: SourceArchives
+    full_disks: FullDisks
     user: RankUser | None = None
     """The user that ranks run as; None means the agent's own user."""
     usage: Callable[[], NodeUsage] = NodeUsage
@@ -704,7 +706,8 @@ class Member:
         """Run a part of the generation in the background until `detach`.
 
         If the part ends with an unexpected exception, report the fault and start the part again. Without the restart,
-        commits would stop without a visible cause.
+        commits would stop without a visible cause. A full disk is reported as a fault of the node; the fault
+        ends by itself.
         """
 
         async def run() -> None:
@@ -712,8 +715,11 @@ class Member:
                 try:
                     return await work()
                 except Exception as error:
-                    log.exception("%s ended by a bug; it is begun again in %g s", name, AGAIN_SECONDS)
-                    self.lines.fault("agent_error", f"{name} ended: {error!r}", is_permanent=False, subject=name)
+                    log.exception("%s raised an unexpected error and starts again in %g s", name, AGAIN_SECONDS)
+                    if self._node.full_disks.note(error) is None:
+                        self.lines.fault("agent_error", f"{name} ended: {error!r}", is_permanent=False, subject=name)
+                    else:
+                        self._on_change()
                 await asyncio.sleep(AGAIN_SECONDS)
 
         task = asyncio.create_task(run(), name=name)

@@ -33,7 +33,15 @@ from everstep.protocol.codec import Message
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode
-from worker.core.memory_ends import UNMEASURED, KillCounts, MemoryUse, end_of_killed, end_of_raised, logged_kill
+from worker.core.memory_ends import (
+    UNMEASURED,
+    KillCounts,
+    MemoryUse,
+    end_of_killed,
+    end_of_raised,
+    logged_kill,
+    lost_loaders,
+)
 from worker.errors import RanksNotGone, ShimUnavailable
 from worker.node.health import memory
 from worker.node.health.memory import ProcessMemory
@@ -104,7 +112,7 @@ class ExitedRank:
     end: RankEnd
     stderr: Path
     killed: MemoryEnd | None = None
-    """Evidence that the kernel killed the rank for lack of memory; None if there is no such evidence."""
+    """Evidence that the kernel killed the rank, or a DataLoader worker of it, for lack of memory; None without it."""
     use: MemoryUse = UNMEASURED
     """The newest memory measurements before the rank ended."""
 
@@ -124,12 +132,12 @@ class ExitedRank:
         """
         text = last_lines(self.stderr)
         exit_class, memory_end = self.exit_class, None
-        if exit_class is ExitClass.ERROR and (memory_end := end_of_raised(text, self.use)) is not None:
-            exit_class = ExitClass.OUT_OF_MEMORY
+        if exit_class is ExitClass.ERROR:
+            memory_end = end_of_raised(text, self.use) or self.killed
         elif exit_class is ExitClass.OUT_OF_MEMORY:
             memory_end = self.killed
         return RankExit(
-            exit_class=exit_class,
+            exit_class=exit_class if memory_end is None else ExitClass.OUT_OF_MEMORY,
             code=self.end.code,
             at_seconds=self.end.at_seconds,
             boundary=boundary,
@@ -239,7 +247,7 @@ class Supervisor:
         self._asked: dict[RankKey, StartRank] = {}
         """Starts that the agent has requested and the shim has not answered yet."""
         self._killed: dict[RankKey, MemoryEnd] = {}
-        """Ranks that the kernel killed for lack of memory."""
+        """Ranks that the kernel killed for lack of memory, themselves or by one of their DataLoader workers."""
         self._rank_memory: dict[RankKey, ProcessMemory] = {}
         """The newest memory sample of each rank. For an ended rank, the last sample before it ended."""
         self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
@@ -693,13 +701,7 @@ class Supervisor:
         key, end_ = _key(record), record.end
         known = self._records.get(key)
         is_new = end_ is not None and (known is None or known.end is None)
-        if (
-            is_new
-            and end_ is not None
-            and end_.code == -signal.SIGKILL
-            and not end_.stopped
-            and (killed := self._memory_end(record)) is not None
-        ):
+        if is_new and end_ is not None and not end_.stopped and (killed := self._memory_end(record, end_.code)):
             self._killed[key] = killed
         self._records[key] = record
 
@@ -815,8 +817,14 @@ class Supervisor:
                     self._rank_memory[key] = found
             await asyncio.sleep(_MEMORY_SAMPLE_SECONDS)
 
-    def _memory_end(self, record: RankRecord) -> MemoryEnd | None:
-        """Return the kernel's evidence that a rank ended by SIGKILL was killed for lack of memory, or None."""
+    def _memory_end(self, record: RankRecord, code: int) -> MemoryEnd | None:
+        """Return the kernel's evidence that it ended a rank for lack of memory, or None.
+
+        The kernel killed the rank (`code` is -SIGKILL) or a DataLoader worker of it (the rank raised an exception).
+        """
+        loaders = lost_loaders(last_lines(Path(record.stderr_path))) if code > 0 else None
+        if code != -signal.SIGKILL and loaders is None:
+            return None
         paths = self._memory_paths
         before = self._samples[0].counts if self._samples else KillCounts()
         after = memory.kill_counts(paths.proc, paths.cgroups)
@@ -824,8 +832,10 @@ class Supervisor:
         if own is not None:  # Each generation has a new cgroup, whose counter starts at 0.
             before, after = replace(before, cgroup=0), replace(after, cgroup=own)
         began = record.start_ticks / os.sysconf("SC_CLK_TCK")
-        logged = logged_kill(memory.kernel_log(paths.kernel_log), record.pid, began)
-        return end_of_killed(before, after, self._use_before(_key(record)), logged)
+        log_text = memory.kernel_log(paths.kernel_log)
+        pids = (record.pid,) if loaders is None else loaders.pids
+        logged = next((found for pid in pids if (found := logged_kill(log_text, pid, began)) is not None), None)
+        return end_of_killed(before, after, self._use_before(_key(record)), logged, loaders)
 
     def _use_before(self, key: RankKey) -> MemoryUse:
         found = self._rank_memory.get(key)

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+import worker.member.member
 from everstep.protocol.agent_messages import FaultCode, Load, MemberPhase, NodeFault, Prepare, Release
 from everstep.protocol.ids import Generation
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, until
+from worker.core.tree import Reports
 from worker.errors import RequirementsRefused
 from worker.logs.journal import LogJournal
 from worker.node.full_disks import QUIET_SECONDS
@@ -77,6 +79,32 @@ async def test_a_launch_that_finds_no_space_names_the_disk(
     assert [each.device for each in faults_of(fleet)] == [str(fleet.nodes[1].state_dir / "sources")]
     await fleet.launch()
     await fleet.train(3)
+    await cleared(fleet, monkeypatch)
+
+
+async def test_rounds_that_find_no_space_name_the_disk_instead_of_a_bug(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker.member.member, "AGAIN_SECONDS", 0.01)
+    await fleet.launch()
+    await fleet.train(2)
+    node = fleet.nodes[1]
+    assert node.agent.lifecycle.member is not None
+    rounds = node.agent.lifecycle.member._rounds
+    full = [OSError(errno.ENOSPC, "No space left on device", str(node.state_dir / "rounds" / "file"))]
+    newest = rounds._newest
+
+    def look() -> Reports:
+        if full:
+            raise full.pop()
+        return newest()
+
+    monkeypatch.setattr(rounds, "_newest", look)
+    await fleet.train(5)
+    await until("the report", lambda: [each.device for each in faults_of(fleet)] == [str(node.state_dir / "rounds")])
+    member = fleet.control.member(node.id)
+    assert member is not None
+    assert member.faults == ()
     await cleared(fleet, monkeypatch)
 
 

@@ -9,6 +9,7 @@ from everstep.protocol.agent_messages import MemoryEnd, MemoryKind, MemorySource
 from everstep.protocol.ids import NodeId, Rank
 
 GIB = 1 << 30
+LOADER = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
 FIGURES = {"rank_bytes": int(7.5 * GIB), "used_bytes": 61 * GIB, "total_bytes": 62 * GIB}
 
 
@@ -26,6 +27,15 @@ FIGURES = {"rank_bytes": int(7.5 * GIB), "used_bytes": 61 * GIB, "total_bytes": 
         (
             MemoryEnd(source=MemorySource.NODE, kind=MemoryKind.HOST, rank_bytes=GIB),
             "rank 3 on i-1 probably ran out of memory: it was killed at 1.0 GiB, while the kernel killed "
+            "processes of this node for lack of memory",
+        ),
+        (
+            MemoryEnd(source=MemorySource.CGROUP, kind=MemoryKind.HOST, words=LOADER, rank_bytes=GIB),
+            "rank 3 on i-1 ran out of memory: the kernel killed a DataLoader worker of it at 1.0 GiB",
+        ),
+        (
+            MemoryEnd(source=MemorySource.NODE, kind=MemoryKind.HOST, words=LOADER),
+            "rank 3 on i-1 probably ran out of memory: a DataLoader worker of it was killed, while the kernel killed "
             "processes of this node for lack of memory",
         ),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everstep.protocol.agent_messages import MemoryEnd, MemoryKind, MemorySource
-from worker.core.memory_ends import KillCounts, MemoryUse, end_of_killed, end_of_raised, logged_kill
+from worker.core.memory_ends import KillCounts, MemoryUse, end_of_killed, end_of_raised, logged_kill, lost_loaders
 
 USE = MemoryUse(rank_bytes=5, used_bytes=9, total_bytes=10)
 LOG = """\
@@ -39,6 +39,38 @@ def test_the_strongest_evidence_counts(
             9,
             10,
         )
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File 'x'\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "pids"),
+    [
+        ("RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed. ", (77,)),
+        ("RuntimeError: DataLoader worker (pid(s) 7, 77) exited unexpectedly", (7, 77)),
+        ("RuntimeError: DataLoader worker (pid 77) is killed by signal: Segmentation fault. ", None),
+        ("RuntimeError: DataLoader worker (pid 77) exited unexpectedly with exit code 1. Details are lost", None),
+        ("ValueError: DataLoader worker (pid 77) is killed by signal: Killed. ", None),
+    ],
+)
+def test_the_last_exception_names_the_data_loader_workers_that_ended(line: str, pids: tuple[int, ...] | None) -> None:
+    found = lost_loaders(f"{TRACEBACK}{line}\n")
+    assert (found.pids if found is not None else None) == pids
+
+
+def test_a_killed_data_loader_worker_is_not_measured_as_the_rank() -> None:
+    loaders = lost_loaders(f"{TRACEBACK}RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed. \n")
+    assert loaders is not None
+    counts = KillCounts(cgroup=1), KillCounts(cgroup=2)
+    found = end_of_killed(*counts, USE, None, loaders)
+    assert found == MemoryEnd(
+        source=MemorySource.CGROUP, kind=MemoryKind.HOST, used_bytes=9, total_bytes=10, words=loaders.words
+    )
+    assert end_of_killed(KillCounts(cgroup=2), KillCounts(cgroup=2), USE, None, loaders) is None
+    logged = end_of_killed(*counts, USE, 7, loaders)
+    assert logged is not None
+    assert (logged.source, logged.rank_bytes) == (MemorySource.KERNEL_LOG, 7)
 
 
 def test_the_kernel_log_names_a_process_and_its_memory() -> None:
