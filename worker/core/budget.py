@@ -5,6 +5,9 @@ extra time of its loaded iterations, compared with quiet iterations. The time fo
 lower bound of the cost. The interval between two snapshots is chosen so that the cost per iteration of the interval is
 within the limit.
 
+`docs/benchmarks.md` compares the same job without a limit (*Slowdown of a real model*) and with the default limit
+(*Slowdown under a budget*).
+
 Invariant: the interval grows only when the cost is too high with statistical confidence, and then to a length that
 makes the cost acceptable with high probability.
 """

@@ -6,14 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import command as beginning
 from benchmarks.command import Begun, begin
+from benchmarks.errors import BenchmarkFailed
 from benchmarks.machine import Machine
+from benchmarks.page import PLACEHOLDER, BenchmarkRun, Page
+from benchmarks.page import load as load_results
+from benchmarks.rows import Row
 from tests.unit.benchmarks.machine import MACHINE
 
 SCRIPT = """
@@ -78,3 +82,60 @@ def test_a_run_that_is_terminated_ends_what_it_has_started() -> None:
         text=True,
     )
     assert (ended.returncode, ended.stdout) == (128 + signal.SIGTERM, "what was started is ended\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed(BenchmarkRun):
+    """Results of a benchmark that measures one value."""
+
+    milliseconds: float
+
+
+PAGE = Page(
+    name="api",  # an existing template
+    command="make bench-x",
+    run=Timed,
+    values=lambda _: dict.fromkeys(PLACEHOLDERS),
+    rows=lambda run: [Row(what="a call", value=run.milliseconds, unit="ms", limit=2.0).judged()],
+)
+PLACEHOLDERS = {name for _, name, _ in PLACEHOLDER.findall(PAGE.template)} - {"written", "load", "caveats"}
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "load", "code", "said"),
+    [
+        (1.5, 0.1, 0, "pass  a call 1.5 ms (≤ 2 ms)"),
+        (2.5, 0.1, 2, "falls short  a call 2.5 ms (≤ 2 ms)"),
+        (1.5, 9.0, 3, "pass  a call 1.5 ms"),
+    ],
+)
+def test_a_quick_run_leaves_docs_alone_and_exits_by_its_verdict(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    milliseconds: float,
+    load: float,
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.setattr(beginning, "HOME", tmp_path)
+    monkeypatch.setattr(Machine, "observe", lambda: replace(MACHINE, load_average=(load, 0.0, 0.0)))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert beginning.run(PAGE, lambda _: {"milliseconds": milliseconds}, ["--quick"]) == code
+    assert said in capsys.readouterr().out
+    assert load_results(PAGE, tmp_path / "quick-api.json").milliseconds == milliseconds
+    assert "count for nothing" in (tmp_path / "quick-api.md").read_text()
+
+
+def test_a_failed_benchmark_writes_nothing_and_names_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(begun: Begun) -> dict[str, object]:
+        assert (begun.parts, begun.is_quick) == (["a"], True)
+        raise BenchmarkFailed("no network namespaces")
+
+    monkeypatch.setattr(beginning, "HOME", tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert beginning.run(PAGE, fail, ["--quick", "--only", "a"], parts=["a", "b"]) == 1
+    assert capsys.readouterr().err == f"the benchmark failed: no network namespaces\nlogs: {tmp_path / 'api'}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["api"]
