@@ -58,9 +58,9 @@ def s3_url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def s3(s3_url: str) -> Iterator[S3ObjectStore]:
-    made = S3ObjectStore(s3_store(environment(s3_url))._client, part_bytes=PART_BYTES)
+    made = S3ObjectStore(s3_store(environment(s3_url)).client, part_bytes=PART_BYTES)
     yield made
-    made._client.close()
+    made.client.close()
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -69,7 +69,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[ObjectStore]:
         yield MemoryObjectStore(BUCKET)
         return
     made: S3ObjectStore = request.getfixturevalue("s3")
-    client = made._client
+    client = made.client
     client.create_bucket(Bucket=BUCKET)
     yield made
     for entry in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
@@ -98,7 +98,7 @@ def test_an_object_is_read_by_its_etag_or_not_at_all(store: ObjectStore) -> None
 
 
 def test_no_md5_is_told_where_an_etag_is_none(s3: S3ObjectStore) -> None:
-    client = s3._client
+    client = s3.client
     client.create_bucket(Bucket="etags")
     place = ObjectReference(bucket="etags", key="large")
     s3.put_stream(place, [bytes(PART_BYTES), b"x"], PART_BYTES + 1)
@@ -229,7 +229,7 @@ def delete(store: ObjectStore, key: str) -> None:
         del store.objects[BUCKET][key]
     else:
         assert isinstance(store, S3ObjectStore)
-        store._client.delete_object(Bucket=BUCKET, Key=key)
+        store.client.delete_object(Bucket=BUCKET, Key=key)
 
 
 def test_objects_are_listed_by_key(store: ObjectStore) -> None:
@@ -298,10 +298,10 @@ def test_a_poisoned_configuration_changes_nothing(s3_url: str, tmp_path: Path, m
     monkeypatch.setenv("HTTP_PROXY", "http://198.51.100.1:3128")
     monkeypatch.setenv("http_proxy", "http://198.51.100.1:3128")
     made = s3_store(environment(s3_url))
-    assert made._client.meta.endpoint_url == s3_url
-    assert made._client.meta.region_name == "us-east-1"
+    assert made.client.meta.endpoint_url == s3_url
+    assert made.client.meta.region_name == "us-east-1"
     assert made.head(reference("key")) is None
-    made._client.close()
+    made.client.close()
 
 
 def test_errors_say_what_can_be_done(s3_url: str) -> None:
@@ -309,7 +309,7 @@ def test_errors_say_what_can_be_done(s3_url: str) -> None:
     with pytest.raises(StorageError) as raised:
         made.put_bytes(ObjectReference(bucket="no such bucket!", key="k"), b"")
     assert not raised.value.retryable
-    made._client.close()
+    made.client.close()
 
 
 def test_a_store_of_an_instance_without_keys_has_them_when_they_come(
@@ -325,10 +325,10 @@ def test_a_store_of_an_instance_without_keys_has_them_when_they_come(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     assert made.head(reference("key")) is None
-    made._client.close()
+    made.client.close()
 
 
 def test_aws_without_an_endpoint_needs_no_network_to_be_named() -> None:
     made = s3_store({"AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"})
-    assert made._client.meta.endpoint_url == "https://s3.amazonaws.com"
-    made._client.close()
+    assert made.client.meta.endpoint_url == "https://s3.amazonaws.com"
+    made.client.close()

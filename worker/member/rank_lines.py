@@ -165,6 +165,16 @@ class RankLines:
         """The generation of these ranks."""
         return self._plan.generation
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no slot is being created, granted or digested."""
+        return not self._tasks and not self._sealing
+
+    async def idle(self) -> None:
+        """Wait until the work that messages and announcements started has ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def close(self) -> None:
         """End every task and connection of the ranks."""
         await end(*self._tasks)

@@ -113,6 +113,11 @@ class RoleCredentials:
         renewing, self._renewing = self._renewing, None
         await end(renewing)
 
+    async def idle(self) -> None:
+        """Wait until no renewal of credentials runs."""
+        if self._renewing is not None:
+            await asyncio.wait([self._renewing])
+
     async def close(self) -> None:
         """Stop listening.
 

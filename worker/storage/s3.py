@@ -106,7 +106,8 @@ class S3ObjectStore:
             part_bytes: size of the parts of a multipart upload. S3 requires at least 5 MiB, except for the last part.
         """
         # botocore creates the client's methods at run time, so type checkers cannot see them.
-        self._client = cast(Any, client)
+        self.client = cast(Any, client)
+        """boto3's S3 client, which the caller of `s3_store` closes."""
         self._part_bytes = part_bytes
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
@@ -128,13 +129,13 @@ class S3ObjectStore:
         if size <= part_bytes:
             (part,) = list(_parts(pieces, part_bytes, size)) or [_Part()]
             with _errors(reference):
-                answer = self._client.put_object(**_place(reference), Body=part, **part.checksum)
+                answer = self.client.put_object(**_place(reference), Body=part, **part.checksum)
             return StoredObject(reference, size, _etag(answer))
         place = _place(reference)
         with _errors(reference):
             upload = {
                 **place,
-                "UploadId": self._client.create_multipart_upload(**place, ChecksumAlgorithm=_CHECKSUM)["UploadId"],
+                "UploadId": self.client.create_multipart_upload(**place, ChecksumAlgorithm=_CHECKSUM)["UploadId"],
             }
         is_complete = False
         try:
@@ -146,7 +147,7 @@ class S3ObjectStore:
                 # If the abort fails, the bucket's rule for unfinished uploads removes the parts
                 # (docs/operating.md#server).
                 with suppress(BotoCoreError, ClientError):
-                    self._client.abort_multipart_upload(**upload)
+                    self.client.abort_multipart_upload(**upload)
         return stored
 
     def _complete(
@@ -159,7 +160,7 @@ class S3ObjectStore:
         """
         with _errors(reference):
             try:
-                answer = self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": sent})
+                answer = self.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": sent})
             except ClientError as error:
                 is_unknown = error.response.get("Error", {}).get("Code") == "NoSuchUpload"
                 found = self.head(reference) if is_unknown else None
@@ -182,7 +183,7 @@ class S3ObjectStore:
 
         def put(number: int, part: _Part) -> None:
             with _errors(reference):
-                answer = self._client.upload_part(**upload, PartNumber=number, Body=part, **part.checksum)
+                answer = self.client.upload_part(**upload, PartNumber=number, Body=part, **part.checksum)
             sent[number] = {"PartNumber": number, "ETag": answer["ETag"], **part.checksum}
 
         with _side_by_side("s3-put", connections) as (begin, errors):
@@ -232,20 +233,20 @@ class S3ObjectStore:
             asked["IfMatch"] = f'"{etag}"'
         if end:
             asked["Range"] = f"bytes={begin}-{end - 1}"
-        return cast(Mapping[str, Any], self._client.get_object(**asked))
+        return cast(Mapping[str, Any], self.client.get_object(**asked))
 
     def head(self, reference: ObjectReference) -> StoredObject | None:
         """See `ObjectStore.head`."""
         try:
             with _errors(reference):
-                answer = self._client.head_object(**_place(reference))
+                answer = self.client.head_object(**_place(reference))
         except ObjectMissing:
             return None
         return StoredObject(reference, int(answer["ContentLength"]), _etag(answer))
 
     def list(self, prefix: ObjectReference) -> Iterator[StoredObject]:
         """See `ObjectStore.list`."""
-        pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key))
+        pages = iter(self.client.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key))
         while True:
             with _errors(prefix):
                 page = next(pages, None)

@@ -196,12 +196,12 @@ class FakeAgent:
                     if isinstance(message, RankHello):
                         line = self.lines[message.rank]
                         line.connection = connection
-                        self._welcome(line, message)
+                        self.send_welcome(line, message)
                     assert line is not None
                     self.messages.append((line.rank, message))
                     if self._on_message is not None:
                         self._on_message(self, line.rank, message)
-                    self._take(line, message)
+                    self.take(line, message)
                     self.changed.notify_all()
             if line is not None and line.connection is connection:
                 line.connection = None
@@ -224,7 +224,7 @@ class FakeAgent:
         body = exactly(frame_length(prefix)) if prefix is not None else None
         return decode(body, RankToAgent) if body is not None else None  # type: ignore[arg-type]
 
-    def _welcome(self, line: Line, hello: RankHello) -> None:
+    def send_welcome(self, line: Line, hello: RankHello) -> None:
         assert (hello.job, hello.run, hello.generation) == (JOB, RUN, self.generation)
         base = self.base_slots.get(line.rank)
         if base is not None and self._arrives:
@@ -274,7 +274,7 @@ class FakeAgent:
             )
         )
 
-    def _take(self, line: Line, message: object) -> None:
+    def take(self, line: Line, message: object) -> None:
         if isinstance(message, SlotsRequest):
             line.request = message
             for path in line.slot_paths:
@@ -286,7 +286,7 @@ class FakeAgent:
         elif isinstance(message, Captured) and message.step == self.proposed:
             line.captured = message
             if all(each.captured is not None for each in self.lines):
-                self._commit()
+                self.commit()
         elif isinstance(message, Abandoned) and message.step == self.proposed:
             self._drop()
         self._propose()
@@ -330,7 +330,7 @@ class FakeAgent:
         for line in self.lines:
             line.write(proposed=NONE, slot=NONE)
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
         for line in self.lines:
             assert line.captured is not None
             self.sealed[line.rank, self.proposed] = self._seal(line, line.captured)

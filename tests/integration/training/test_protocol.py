@@ -9,7 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,20 @@ def _rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-Begin = Callable[..., tuple[TrainingSession, Callable[[], None]]]
+@dataclass(frozen=True)
+class OptimizerStep:
+    """Makes one optimizer step of a small model."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def __call__(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(4, 3)).sum().backward()
+        self.optimizer.step()
+
+
+Begin = Callable[..., tuple[TrainingSession, OptimizerStep]]
 
 
 @pytest.fixture
@@ -73,7 +86,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     """Return a session of a small model against an agent, and what makes one optimizer step."""
     sessions: list[TrainingSession] = []
 
-    def make(agent: FakeAgent, *, width: int = 5, **register: Any) -> tuple[TrainingSession, Callable[[], None]]:
+    def make(agent: FakeAgent, *, width: int = 5, **register: Any) -> tuple[TrainingSession, OptimizerStep]:
         for name, value in agent.environment.items():
             monkeypatch.setenv(name, value)
         torch.manual_seed(1)
@@ -82,13 +95,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
         session = everstep.training.init(model=model, optimizer=optimizer, **register)
         sessions.append(session)
         session.restore()
-
-        def step() -> None:
-            optimizer.zero_grad()
-            model(torch.randn(4, 3)).sum().backward()
-            optimizer.step()
-
-        return session, step
+        return session, OptimizerStep(model, optimizer)
 
     yield make
     for session in sessions:
@@ -103,6 +110,12 @@ def train(session: TrainingSession, step: Callable[[], None], until: Callable[[]
         if until():
             return session.step - 1
     raise AssertionError("it never happened")
+
+
+def join_slot_mapper() -> None:
+    """Wait for the thread that maps a session's slots."""
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "everstep-slots")
+    thread.join()
 
 
 def wait_told(agent: FakeAgent, boundary: int) -> None:
@@ -181,9 +194,9 @@ def newest_sealed(agent: FakeAgent) -> dict[str, tuple[tuple[int, ...], bytes]]:
     }
 
 
-def live(session: TrainingSession, changing: Changing) -> dict[str, tuple[tuple[int, ...], bytes]]:
+def live(step: OptimizerStep, changing: Changing) -> dict[str, tuple[tuple[int, ...], bytes]]:
     """Return the same of what a script would say that its state is."""
-    (model,), (optimizer,) = session._state.adapters[0].modules(), session._state.adapters[0].optimizers().values()
+    model, optimizer = step.model, step.optimizer
     tensors: dict[str, torch.Tensor] = {f"model/{name}": parameter for name, parameter in model.named_parameters()}
     tensors |= {
         f"optimizer/{name}/{key}": kept
@@ -242,8 +255,7 @@ def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
         session, _ = begin(agent)
         link, line, read = session._link, agent.lines[0], agent_link.read_agent_half
         assert isinstance(link, agent_link.UnixAgentLink)
-        assert session._snapshotter._ahead is not None
-        session._snapshotter._ahead.join()  # it waits for the agent, too, until there are slots
+        join_slot_mapper()  # it waits for the agent, too, until there are slots
         link.poll()
 
         def slow(page: memoryview) -> AgentHalf | None:
@@ -374,7 +386,7 @@ def test_a_small_capture_is_told_with_its_boundary_in_one_go(
 
 def test_refused_slots_make_it_abandon_with_the_reason(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
-        take = agent._take
+        take = agent.take
 
         def refuse(line: Any, message: object) -> None:
             if isinstance(message, SlotsRequest):
@@ -382,7 +394,7 @@ def test_refused_slots_make_it_abandon_with_the_reason(tmp_path: Path, begin: Be
             else:
                 take(line, message)
 
-        agent._take = refuse  # type: ignore[method-assign]
+        agent.take = refuse  # type: ignore[method-assign]
         session, step = begin(agent)
         train(session, step, lambda: bool(session._snapshotter.obstacle))
         agent.lines[0].write(proposed=session.step, slot=NONE)
@@ -404,7 +416,7 @@ def test_a_layout_that_outgrows_its_slots_costs_one_snapshot_and_asks_anew(tmp_p
         requests = [message for _, message in agent.of_kind(SlotsRequest)]
         assert len(requests) == 2
         assert requests[0].layout_hash == requests[1].layout_hash, "what grows is not what must fit"  # type: ignore[attr-defined]
-        assert newest_sealed(agent).items() >= live(session, changing).items()
+        assert newest_sealed(agent).items() >= live(step, changing).items()
 
 
 def reshape_extra(changing: Changing, _: torch.optim.Optimizer) -> None:
@@ -452,11 +464,10 @@ def test_tensors_that_are_others_or_have_another_shape_cost_no_snapshot_where_sl
     with FakeAgent(tmp_path, 1, commit_target=100) as agent:
         session, step = begin(agent, extra={"changing": changing})
         assert outcomes(agent, session, step, before) == [""] * before
-        (optimizer,) = session._state.adapters[0].optimizers().values()
-        change(changing, optimizer)
+        change(changing, step.optimizer)
         for _ in range(3):
             assert outcomes(agent, session, step, 1) == [""]
-            assert newest_sealed(agent).items() >= live(session, changing).items()
+            assert newest_sealed(agent).items() >= live(step, changing).items()
         assert len(agent.of_kind(SlotsRequest)) == 1
 
 
@@ -519,8 +530,7 @@ def test_a_parameter_group_added_after_init_is_not_kept_by_halves(tmp_path: Path
     with FakeAgent(tmp_path, 1, commit_target=2) as agent:
         session, step = begin(agent)
         train(session, step, lambda: len(agent.commits) >= 1)
-        (optimizer,) = session._state.adapters[0].optimizers().values()
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        step.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
         newest = agent.committed
         train(session, step, lambda: any("init saw 4" in message.reason for _, message in agent.of_kind(Abandoned)))  # type: ignore[attr-defined]
         assert agent.committed <= newest + 1, "a step that was being captured already may still be committed"
@@ -756,18 +766,16 @@ def test_an_evaluation_behind_the_loop_leaves_no_trace_in_the_last_step(
         else:
             for _ in session.batches(until_step=last):
                 step()
-        (model,) = session._state.adapters[0].modules()
-        model.eval()
+        step.model.eval()
         drawn = torch.rand(3)
         assert list(session.batches(until_step=last)) == []
         session.close()
         assert agent.committed == last
         slots = {0: agent.sealed[0, last]}
     with FakeAgent(tmp_path, 1, 2, base_step=last, base_slots=slots, commit_target=0) as agent:
-        session, _ = begin(agent)
+        session, step = begin(agent)
         assert session.step == last + 1
-        (model,) = session._state.adapters[0].modules()
-        assert all(module.training for module in model.modules())
+        assert all(module.training for module in step.model.modules())
         assert torch.equal(torch.rand(3), drawn), "as if nothing had been drawn behind the loop"
 
 
@@ -979,7 +987,7 @@ def test_an_agent_of_another_generation_is_refused(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FakeAgent(tmp_path, 1) as agent:
-        welcome = agent._welcome
+        welcome = agent.send_welcome
 
         def later(line: Any, hello: RankHello) -> None:
             agent.generation += 1
@@ -987,7 +995,7 @@ def test_an_agent_of_another_generation_is_refused(
                 line, RankHello(job=hello.job, run=hello.run, generation=hello.generation + 1, rank=hello.rank, pid=1)
             )  # type: ignore[arg-type]
 
-        monkeypatch.setattr(agent, "_welcome", later)
+        monkeypatch.setattr(agent, "send_welcome", later)
         with pytest.raises(everstep.training.StaleGeneration):
             begin(agent)
 
@@ -1068,7 +1076,7 @@ def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hi
         if not is_hidden:
             train(session, step, lambda: len(agent.commits) >= 4)  # audits are over
         agent.messages.clear()
-        weight = next(session._state.adapters[0].modules()[0].parameters())
+        weight = next(step.model.parameters())
 
         def meddle() -> None:
             with torch.no_grad():
@@ -1159,7 +1167,7 @@ def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
     with FakeAgent(tmp_path, 1, commit_target=8) as agent:
         session, step = begin(agent)
         train(session, step, lambda: len(agent.commits) >= 4)  # audits wait for the device
-        weight = next(session._state.adapters[0].modules()[0].parameters())
+        weight = next(step.model.parameters())
         session.fence()
         assert copier._last is not None
         copier._last.join()
@@ -1191,11 +1199,9 @@ def test_the_forward_guard_waits_before_the_next_forward(tmp_path: Path, begin: 
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent, guard="forward")
         train(session, step, lambda: len(agent.commits) >= 4)
-        while session._guard._flight is None:
-            step()
-            session.boundary()
-        session._state.adapters[0].modules()[0](torch.zeros(1, 3))
-        assert session._guard._flight is None
+        train(session, step, lambda: rank_half(agent).copying != NONE)
+        step.model(torch.zeros(1, 3))
+        assert rank_half(agent).copying == NONE
 
 
 @pytest.mark.usefixtures("slow_copies")
@@ -1203,9 +1209,7 @@ def test_the_page_says_whose_copier_runs(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         train(session, step, lambda: len(agent.commits) >= 4)  # audited snapshots are copied at once
-        while session._guard._flight is None:
-            step()
-            session.boundary()
+        train(session, step, lambda: rank_half(agent).copying != NONE)
         assert rank_half(agent).copying == rank_half(agent).boundary
         session.fence()
         assert rank_half(agent).copying == NONE
@@ -1213,8 +1217,8 @@ def test_the_page_says_whose_copier_runs(tmp_path: Path, begin: Begin) -> None:
 
 def test_a_captured_step_is_settled_until_another_is_proposed(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1) as agent:
-        commit = agent._commit
-        agent._commit = lambda: None  # type: ignore[method-assign]
+        commit = agent.commit
+        agent.commit = lambda: None  # type: ignore[method-assign]
         session, step = begin(agent)
         train(session, step, lambda: bool(agent.of_kind(Captured)))
         for _ in range(5):
@@ -1223,7 +1227,7 @@ def test_a_captured_step_is_settled_until_another_is_proposed(tmp_path: Path, be
         assert session._snapshotter.settled == agent.proposed
         session._act(replace(agent.lines[0].half, proposed=NONE))
         assert session._snapshotter.settled == NONE, "proposed once more, in the final round, it is captured once more"
-        agent._commit = commit  # type: ignore[method-assign]
+        agent.commit = commit  # type: ignore[method-assign]
         heard = len(agent.messages)
         session._nudge()
         agent.wait_for(lambda: len(agent.messages) > heard)
@@ -1235,7 +1239,7 @@ def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path:
     """Its shape stays, and so does the plan; what the slot holds is the new memory's content."""
     with FakeAgent(tmp_path, 1, commit_target=6) as agent:
         session, step = begin(agent)
-        weight = session._state.adapters[0].modules()[0].get_parameter("0.weight")
+        weight = step.model.get_parameter("0.weight")
         seen: dict[int, torch.Tensor] = {}
 
         def step_elsewhere() -> None:
@@ -1260,8 +1264,7 @@ def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_p
         session, step = begin(agent)
         link = session._link
         assert isinstance(link, agent_link.UnixAgentLink)
-        assert session._snapshotter._ahead is not None
-        session._snapshotter._ahead.join()  # it speaks to the agent, too, until there are slots
+        join_slot_mapper()  # it speaks to the agent, too, until there are slots
         session._report_spans(0.2, (IdleSpan(0.0, 0.1, 0.0),))
         assert link._held
         assert not link._outbox
@@ -1372,7 +1375,7 @@ def test_what_is_said_to_be_final_is_what_is_captured(tmp_path: Path, begin: Beg
 def test_what_an_audit_refuses_was_said_to_be_written_and_is_given_up(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
-        weight = next(session._state.adapters[0].modules()[0].parameters())
+        weight = next(step.model.parameters())
 
         def meddle() -> None:
             with torch.no_grad():

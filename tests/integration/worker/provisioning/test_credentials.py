@@ -140,9 +140,8 @@ async def test_keys_are_renewed_before_they_end_and_the_old_ones_serve_meanwhile
     clock.now += 1
     sts.gate.clear()
     assert (await ask(credentials))[1]["Token"] == "token 1", "a rank does not wait for STS while its keys are good"
-    assert credentials._renewing is not None
     sts.gate.set()
-    await credentials._renewing
+    await credentials.idle()
     status, answer = await ask(credentials)
     assert (status, answer["Token"], sts.assumed_count) == (200, "token 2", 2)
     assert answer["Expiration"] == "2027-01-15T09:40:01Z"
@@ -157,11 +156,11 @@ async def test_while_sts_fails_good_keys_are_given_and_it_is_asked_now_and_then(
     for _ in range(3):
         assert (await ask(credentials))[1]["Token"] == "token 1"
         sts.asked.clear()
-        await asyncio.wait([credentials._renewing]) if credentials._renewing else None
+        await credentials.idle()
     assert not sts.asked.is_set(), "it was asked a moment ago"
     clock.now += RETRY_SECONDS
     await ask(credentials)
-    await asyncio.wait([credentials._renewing]) if credentials._renewing else None
+    await credentials.idle()
     assert sts.asked.is_set()
     clock.now += RENEW_SECONDS
     sts.failure = StoreDenied("STS: AccessDenied")

@@ -149,8 +149,7 @@ class Place:
     async def has_refused(self) -> None:
         """Wait until there was no room for what was asked for."""
         await asyncio.sleep(0)
-        while self.lines._tasks:
-            await asyncio.wait(self.lines._tasks)
+        await self.lines.idle()
         assert self.shard.refusal.startswith("Protection waits for memory on its node")
         self.shard.refusal = ""
 
@@ -305,8 +304,7 @@ async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(
     place.propose(2)
     async with asyncio.timeout(20):
         await asked
-        while place.lines._tasks:
-            await asyncio.wait(place.lines._tasks)
+        await place.lines.idle()
     assert place.shard.refusal == ""
     assert place.page.agent.slot >= 0
     await place.lines.close()
@@ -317,15 +315,13 @@ async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has
     await begin(place)
     place.stand_at(3)
     place.propose(3)
-    while place.lines._tasks:
-        await asyncio.wait(place.lines._tasks)
+    await place.lines.idle()
     assert place.shard.granted_slot == NONE, "it moves, and may be beyond it"
     place.stand_at(3, Standing.CLOSING)
     place.lines.message(
         RANK, Boundary(generation=PLAN.generation, boundary=Step(3), at_seconds=0.0, blocked_seconds=0.0)
     )
-    while place.lines._tasks:
-        await asyncio.wait(place.lines._tasks)
+    await place.lines.idle()
     assert place.shard.granted_slot >= 0
 
 
@@ -335,8 +331,7 @@ TOO_LARGE = SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacit
 async def ask(place: Place, request: SlotsRequest) -> object:
     """Return what the rank is answered."""
     place.lines.message(RANK, request)
-    while place.lines._tasks:
-        await asyncio.wait(place.lines._tasks)
+    await place.lines.idle()
     return place.line.sent[-1]
 
 
@@ -425,8 +420,7 @@ async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(p
     assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
     assert not place.lines.faults
     place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=4, committed=Step(3), proposed=Step(4)))
-    while place.lines._tasks:
-        await asyncio.wait(place.lines._tasks)
+    await place.lines.idle()
     assert place.shard.proposed == 4
     assert "bytes of host memory per node" in place.shard.refusal, (
         "what is proposed meanwhile is abandoned for that reason"
@@ -661,8 +655,7 @@ async def granted(place: Place, step: int) -> int:
 
 async def done(place: Place) -> None:
     """Wait until everything that a message has begun has ended."""
-    while place.lines._tasks:
-        await asyncio.wait(list(place.lines._tasks))
+    await place.lines.idle()
 
 
 async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
@@ -757,8 +750,7 @@ async def test_what_is_being_captured_can_be_sent_and_is_sealed_when_it_is_captu
     await done(place)
     assert (place.shard.sealed, place.shard.capturing, place.shard.vote) == ({3}, NONE, Vote.ACKED)
     place.lines.message(RANK, captured(3, slot))  # repeated, by a rank that has lost its line, say
-    assert not place.lines._tasks
-    assert not place.lines._sealing
+    assert place.lines.is_idle
     await place.lines.close()
 
 
