@@ -42,7 +42,9 @@ class Lease:
 
 
 class Leaser:
-    """Claims leases for one control-plane server. Only one thread at a time may use an instance.
+    """Claims leases for one control-plane server.
+
+    Several threads may use an instance at the same time, for different rows.
 
     `owner` is `Replica.owner`, a new id at each start of the server. A lease must be unchanged for `ttl_seconds` before
     another control-plane server may take it over.

@@ -9,18 +9,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from sqlalchemy.orm import Session
+
 from control_plane.core import drills
 from control_plane.core.actions import Decision, FleetDecision
 from control_plane.core.observed.drills import DrillObserved
+from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.states import FleetStatus, JobState, NodeState
 from control_plane.db import drills as db_drills
 from control_plane.db import events, fleets, implications, incidents, jobs, nodes, notices, protection, tokens
+from control_plane.db.errors import StaleLease
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.cloud_watch import CloudView
+from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.observer import StoredFleet, StoredJob
-from everstep.protocol.ids import NodeId
+from control_plane.loop.surroundings import schedule_of
+from everstep.protocol.ids import FleetName, NodeId, RunId
 
 log = logging.getLogger(__name__)
 
@@ -32,33 +38,38 @@ class DecisionStore:
 
     Args:
         database: contains the jobs, fleets and nodes.
+        fleet_leases: leases of the fleets. A fleet's lease entitles this server to write the fleet's jobs.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, fleet_leases: HeldLeases) -> None:
         self._database = database
+        self._fleet_leases = fleet_leases
 
     def apply_job(
         self,
         lease: Lease,
         stored: StoredJob,
+        observed: JobObserved,
         decision: Decision,
         shards: tuple[protection.ShardRecord, ...],
         now: float,
-    ) -> None:
+    ) -> bool:
         """Store all results of a pass over a job in one transaction.
-
-        If the decision moves the job to a fleet that was deleted meanwhile, nothing is stored, and the next pass
-        decides again.
 
         Args:
             lease: the job's lease. The transaction fails if another server has taken it over.
             stored: rows from which the decision follows.
-            decision: what the core decided from these rows.
+            observed: the core's input, made of `stored`. It contains the job's place in its fleet's queue.
+            decision: what the core decided from `observed`.
             shards: rows of shards to write; empty if nothing changed.
             now: Unix seconds of the decision.
 
+        Returns:
+            False if nothing was stored, because a fact that the decision follows from has changed: the queue, or the
+            fleet that the job moves to. The caller decides again.
+
         Raises:
-            StaleLease: another server holds the lease. Nothing was stored.
+            StaleLease: another server holds the lease of the job or of its fleet. Nothing was stored.
         """
         moment = records.at(now)
         before, after = stored.job, decision.record
@@ -67,8 +78,11 @@ class DecisionStore:
         if decision.fleet is not None:
             changes["fleet_name"] = decision.fleet
         with self._database.write() as session:
+            self._check_entitled(before)
             if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
-                return  # the fleet was deleted after the read; the next pass decides without it
+                return False  # the fleet was deleted after the read
+            if before.state != after.state.value and not _keeps_its_turn(session, before, observed, now):
+                return False
             if decision.plan is not None:
                 jobs.add_generation(session, lease, decision.plan, moment, revision=before.revision)
             if before.state != after.state.value or decision.plan is not None:
@@ -103,11 +117,13 @@ class DecisionStore:
                 )
         if before.state != after.state.value or before.reason != after.reason:
             log.info("job %s: %s: %s", before.name, after.state.value, after.reason.partition("\n")[0])
+        return True
 
     def apply_drill(self, lease: Lease, stored: StoredJob, drill: DrillObserved, now: float) -> None:
         """Store the new state of a job's drill, with its event. Raises StaleLease if the lease is lost."""
         job = stored.job
         with self._database.write() as session:
+            self._check_entitled(job)
             db_drills.change(session, lease, drill.id, **records.drill_update(drill))
             message = f"{drills.in_words(drill)}: {drill.state}" + (f", {drill.outcome}" if drill.outcome else "")
             event = events.NewEvent(
@@ -222,3 +238,24 @@ class DecisionStore:
                         fleet_name=fleet.name,
                     ),
                 )
+
+    def _check_entitled(self, job: jobs.JobRecord) -> None:
+        """Raise StaleLease unless this server still holds the lease of the job's fleet.
+
+        The job's own lease is not sufficient: the server that takes the fleet over claims the leases of its jobs later.
+        """
+        if not self._fleet_leases.holds(job.fleet_name):
+            raise StaleLease(f"the lease of fleet {job.fleet_name} was lost during a pass over job {job.name}")
+
+
+def _keeps_its_turn(session: Session, job: jobs.JobRecord, observed: JobObserved, now: float) -> bool:
+    """Return whether the queue still is as it was observed, for a decision that changes the job's state.
+
+    Passes over other jobs of the fleet may have stored their decisions since the read. Two jobs that each saw the last
+    free nodes must not both be admitted. No other transaction writes until this one ends, so the answer stays valid.
+    """
+    if job.state != JobState.QUEUED and not observed.gives_way_to:
+        return True  # the queue has no part in the decision
+    name, run = FleetName(job.fleet_name), RunId(job.run_id)
+    turns = schedule_of(fleets.find(session, name), jobs.unfinished(session, name), nodes.of_fleet(session, name), now)
+    return (run in turns.admitted, run in turns.giving_way) == (observed.is_admitted, bool(observed.gives_way_to))

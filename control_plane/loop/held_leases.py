@@ -23,8 +23,9 @@ class _Held:
 class HeldLeases:
     """The leases of one kind (jobs or fleets) that this server holds.
 
-    A lease is renewed after a third of its duration, not in every pass. Each loop uses its own instance from one thread
-    at a time. Only `renewed` may be called from other threads.
+    A lease is renewed after a third of its duration, not in every pass. Passes over different rows call `hold` in
+    different threads, but only one thread at a time may do so for one row. All other methods may be called from any
+    thread, except `release_all`, which the runner calls when all passes have ended.
 
     Args:
         context: database, clocks and clients, from the composition root.

@@ -1,7 +1,12 @@
 """Makes passes over the unfinished jobs: claim, observe, decide, act and apply.
 
+At most `PASS_LIMIT` passes run at a time. A pass writes rows of its own job only. Passes over jobs of one fleet share
+the fleet's queue: before a decision that depends on the queue is stored, its transaction computes the queue again
+(docs/adr/0034-passes-run-side-by-side.md).
+
 Invariant: a pass stores all its results under the job's lease in one transaction, or none. Its messages follow from
-state that was stored before. After a crash, the next pass therefore completes the work.
+state that was stored before. After a crash, the next pass therefore completes the work. One job never has two passes at
+the same time. A pass stores nothing after this server has lost the lease of the job or of its fleet.
 """
 
 from __future__ import annotations
@@ -26,12 +31,25 @@ from control_plane.loop.executor import Executor
 from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.observer import Observer, StoredJob
 from control_plane.loop.protection_watch import ProtectionWatch
-from control_plane.loop.surroundings import Surroundings
+from control_plane.loop.scheduler import Scheduler
+from control_plane.loop.surroundings import SharedRows
 from everstep.protocol.ids import FleetName, RunId
 from everstep.protocol.log_records import about
 
 log = logging.getLogger(__name__)
 
+PASS_LIMIT = 8
+"""Largest number of passes over jobs at a time. Seven slow jobs therefore do not delay the others.
+
+A pass needs at most one database connection, and a server has 15. The other half remains for requests and other loops.
+More passes would not be faster, because SQLite and PostgreSQL execute one write at a time here (`db/session.py`).
+"""
+PATIENCE_SECONDS = 0.1
+"""Longest wait of a sweep for the ends of its passes, once all have begun.
+
+The runner pauses after a sweep for as long as the sweep took. Normal passes last milliseconds, so the sweep measures
+them completely, and the loop is busy for at most half of the time.
+"""
 AGAIN_LIMIT = 8
 """Limit of consecutive passes over one job, if each pass requests another one immediately."""
 
@@ -69,70 +87,95 @@ class JobLoop:
         self._fleet_leases = fleet_leases
         self._policy = Policy(timeouts=context.timeouts)
         self._protection = ProtectionWatch(context.registry, context.timeouts)
-        self._around: dict[FleetName, Surroundings] = {}
-        """Rows that the passes of one sweep over jobs share.
-
-        Without sharing, each pass would read all jobs and nodes of its fleet, and a sweep's cost would be quadratic.
-        """
+        self._shared = SharedRows(observer.read_surroundings)
+        self._live: dict[RunId, jobs.JobRecord] = {}
+        """Rows of the jobs that this server manages, at the last sweep."""
+        self._scheduler = Scheduler(self._process, PASS_LIMIT, context.monotonic)
 
     def forget_rows(self, name: FleetName) -> None:
         """Drop the shared rows of a fleet. The fleet loop calls this after it has stored a decision."""
-        self._around.pop(name, None)
+        self._shared.forget(name)
 
     async def sweep(self) -> None:
-        """Make a pass over each unfinished job whose fleet's lease this server holds."""
+        """Request a pass over each unfinished job whose fleet's lease this server holds.
+
+        Return when the passes have begun and most of them have ended, as `Scheduler.sweep` describes.
+        """
         if any(True for _ in self._context.registry.take_lost()):
             self._cloud.look_now()
-        self._around.clear()
+        self._shared.forget()
         live = [job for job in await asyncio.to_thread(self._live_jobs) if self._fleet_leases.holds(job.fleet_name)]
-        for job in live:
-            try:
-                with about(job=job.name, run=job.run_id, generation=job.generation or None):
-                    await self.make_pass(RunId(job.run_id), self._around)
-            except StaleLease as stale:
-                log.info("job %s: %s", job.name, stale)
-                self._leases.lose(job.run_id)
-            except NotFound as gone:
-                log.info("job %s: %s", job.name, gone)
-                self._leases.drop(job.run_id)
-            except Exception:
-                log.exception("job %s (run %s): the pass failed; it is made again", job.name, job.run_id)
+        self._live = {RunId(job.run_id): job for job in live}
         closely = (
             job
             for job in live
             if job.state not in (JobState.QUEUED, JobState.RUNNING) or job.memo.get("incident") is not None
         )
         self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
+        self._scheduler.retain(frozenset(self._live))
+        await self._scheduler.sweep(self._live, PATIENCE_SECONDS)
 
-    async def make_pass(self, run: RunId, around: dict[FleetName, Surroundings] | None = None) -> Decision | None:
+    async def idle(self) -> None:
+        """Wait until no pass is due and none runs."""
+        await self._scheduler.idle()
+
+    async def close(self) -> None:
+        """Begin no further pass, and wait for the passes in progress. The caller then releases the leases."""
+        await self._scheduler.close()
+
+    def cancel(self) -> None:
+        """Cancel all passes in progress, when the server cannot wait for them."""
+        self._scheduler.cancel()
+
+    async def _process(self, run: RunId) -> None:
+        """Make a pass over a job, and log its failure. The scheduler calls this, never twice for one job at once."""
+        job = self._live.get(run)
+        if job is None:
+            return  # the job has ended, or another server manages its fleet
+        with about(job=job.name, run=run, generation=job.generation or None):
+            try:
+                await self.make_pass(run)
+            except StaleLease as stale:
+                log.info("job %s: %s", job.name, stale)
+                self._leases.lose(run)
+            except NotFound as gone:
+                log.info("job %s: %s", job.name, gone)
+                self._leases.drop(run)
+            except Exception:
+                log.exception("job %s (run %s): the pass failed; it is made again", job.name, run)
+                raise
+
+    async def make_pass(self, run: RunId) -> Decision | None:
         """Claim, observe, decide, act and apply.
 
         Repeat the pass while the decision requests another one immediately.
 
         Args:
-            run: run id of the job.
-            around: rows that passes over other jobs of this sweep have read. This pass adds the rows that it reads, and
-                empties the mapping when it changes such rows. None: the pass shares no rows.
+            run: run id of a job that the last sweep has found.
 
         Returns:
-            The last decision, or None while another server holds the job's lease.
+            The last decision, or None while another server holds the lease of the job or of its fleet.
 
         Raises:
             StaleLease: another server took the job over during the pass. The last pass stored nothing.
             NotFound: the job was removed.
         """
-        decision, around = None, around if around is not None else {}
+        decision, fleet = None, FleetName(self._live[run].fleet_name)
         for _ in range(AGAIN_LIMIT):
-            # The fleet's lease entitles this server to the job.
+            # The fleet's lease entitles this server to the job. Without it, the claim would rob the entitled server.
+            if not self._fleet_leases.holds(fleet):
+                return None
             lease = await asyncio.to_thread(partial(self._leases.hold, run, at_once=True))
             if lease is None:
                 return None
             with self._context.figures.measured_pass("job", self._context.monotonic):
+                around = await self._shared.get(fleet)
                 stored = await asyncio.to_thread(self._observer.read_job, run, around)
-                around[stored.around.name] = stored.around
                 now = self._context.now().timestamp()
                 spec, observed = self._observer.observe_job(stored, now)
                 decision = decide(now, spec, observed, self._policy)
+                if not self._fleet_leases.holds(fleet):
+                    raise StaleLease(f"the lease of fleet {fleet} was lost during the pass")
                 for action in decision.actions:
                     if isinstance(action, PutManifest):
                         self._executor.put_manifest(lease, action)
@@ -146,13 +189,19 @@ class JobLoop:
                     or decision.implications
                     or shards
                 ):
-                    await asyncio.to_thread(self._store.apply_job, lease, stored, decision, shards, now)
+                    is_stored = await asyncio.to_thread(
+                        self._store.apply_job, lease, stored, observed, decision, shards, now
+                    )
+                    if not is_stored:
+                        self._shared.forget(fleet)
+                        continue
+                    self._protection.stored(run, shards, now)
                 if (
                     decision.record.state is not observed.record.state
                     or decision.plan is not None
                     or decision.fleet is not None
                 ):
-                    around.clear()
+                    self._shared.forget()
                 for incident in decision.incidents:
                     if (
                         incident.state is IncidentState.CLOSED

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from types import MappingProxyType
 
 from control_plane.core.actions import reboot_key
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
@@ -187,16 +186,21 @@ class Observer:
         self._sights: dict[FleetName, _Sight] = {}
         self._histories: dict[FleetName, tuple[float, FleetHistory]] = {}
 
-    def read_job(self, run: RunId, known: Mapping[FleetName, Surroundings] = MappingProxyType({})) -> StoredJob:
+    def read_surroundings(self, name: FleetName) -> Surroundings:
+        """Read the rows that the jobs of a fleet share. Blocks: call it in a thread."""
+        with self._database.read() as session:
+            return read_surroundings(session, name)
+
+    def read_job(self, run: RunId, known: Surroundings | None = None) -> StoredJob:
         """Read all rows that a pass over a job needs. Blocks: call it in a thread.
 
         Args:
             run: run id of the job.
-            known: `Surroundings` that were read before and may be reused. The method reads missing ones together with
-                the job.
+            known: rows of the job's fleet that were read before. None, or rows of a fleet that the job has left: the
+                method reads them together with the job.
 
         Returns:
-            The rows. One transaction reads all of them, except reused `Surroundings`.
+            The rows. One transaction reads all of them, except `known`.
 
         Raises:
             NotFound: the job was removed.
@@ -207,7 +211,7 @@ class Observer:
             if plan is None or plan.generation != job.generation:
                 plan = jobs.generation(session, run, job.generation).plan if job.generation else None
             name = FleetName(job.fleet_name)
-            around = known.get(name) or read_surroundings(session, name)
+            around = known if known is not None and known.name == name else read_surroundings(session, name)
             kept = checkpoints.of_run(session, run)
             complete = [records.checkpoint_record(each) for each in kept]
             stored = StoredJob(

@@ -62,9 +62,19 @@ class ProtectionWatch:
             return ()
         if _holders(current) == _holders(before) and now - self._written_at.get(run, 0.0) < WRITE_SECONDS:
             return ()
-        self._rows[run] = current
-        self._written_at[run] = now
         return current
+
+    def stored(self, run: RunId, shards: tuple[protection.ShardRecord, ...], now: float) -> None:
+        """Record that the database has the rows that `changed` returned.
+
+        Args:
+            run: run id of the job.
+            shards: the stored rows; empty if the pass stored none.
+            now: Unix seconds of the pass.
+        """
+        if shards:
+            self._rows[run] = shards
+            self._written_at[run] = now
 
     def forget(self, run: RunId) -> None:
         """Drop what is cached of a job that has ended."""

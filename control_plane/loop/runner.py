@@ -2,7 +2,7 @@
 
 A pass handles one job or one fleet: claim its lease, observe, decide, act, and apply the decision.
 
-    job loop     woken by agents and requests, else about once a second       lease per job
+    job loop     woken by agents and requests, else about once a second       lease per job, several passes at a time
     fleet loop   woken likewise, and by new answers of AWS                    lease per fleet
     cloud watch  polls AWS in the background
     retention    deletes rows that are older than their limit, once a minute
@@ -57,7 +57,7 @@ class Runner:
         self._context = context
         self.job_leases = HeldLeases(context, "job")
         self.fleet_leases = HeldLeases(context, "fleet")
-        store = DecisionStore(context.database)
+        store = DecisionStore(context.database, self.fleet_leases)
         self.cloud = CloudWatch(
             context.database, context.operator, context.registry.hint, context.monotonic, context.now
         )
@@ -109,6 +109,15 @@ class Runner:
         Args:
             stop: set by the server when it stops.
         """
+        try:
+            await self._work(stop)
+        finally:
+            self.job_loop.cancel()  # without effect unless this task was cancelled or a loop has crashed
+        await self.executor.close()
+        await asyncio.to_thread(self.job_leases.release_all)
+        await asyncio.to_thread(self.fleet_leases.release_all)
+
+    async def _work(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beat(stop))
             group.create_task(self.cloud.run(stop))
@@ -123,9 +132,7 @@ class Runner:
             await stop.wait()
             self.cloud.look_now()
             self._context.registry.hint()
-        await self.executor.close()
-        await asyncio.to_thread(self.job_leases.release_all)
-        await asyncio.to_thread(self.fleet_leases.release_all)
+            await self.job_loop.close()
 
     async def _sweep(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]]) -> None:
         seen = 0

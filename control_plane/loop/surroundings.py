@@ -1,11 +1,13 @@
 """Rows of one fleet that several jobs share: its jobs, nodes, notices and fault histories.
 
-Invariant: one transaction reads all rows of a `Surroundings`.
+Invariant: one transaction reads all rows of a `Surroundings`. `SharedRows.get` returns no rows whose read began before
+the last call of `forget` that precedes the call of `get`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
@@ -32,6 +34,42 @@ class Surroundings:
     """The fleet's nodes. Ended nodes are included, because their end is evidence."""
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
+
+
+class SharedRows:
+    """The rows that the passes of one sweep over jobs share.
+
+    Without sharing, each pass would read all jobs and nodes of its fleet, and a sweep's cost would be quadratic.
+
+    Used on the server's event loop.
+
+    Args:
+        read: function that reads the rows of a fleet. It blocks, and runs in a thread.
+    """
+
+    def __init__(self, read: Callable[[FleetName], Surroundings]) -> None:
+        self._read = read
+        self._reads: dict[FleetName, asyncio.Task[Surroundings]] = {}
+
+    async def get(self, name: FleetName) -> Surroundings:
+        """Return a fleet's rows. Callers that ask at the same time share one read.
+
+        Raises the error of the read. The next call reads again.
+        """
+        read = self._reads.get(name)
+        if read is None or (read.done() and (read.cancelled() or read.exception() is not None)):
+            read = self._reads[name] = asyncio.create_task(asyncio.to_thread(self._read, name))
+        return await asyncio.shield(read)
+
+    def forget(self, name: FleetName | None = None) -> None:
+        """Read the rows of a fleet anew for all later calls of `get`, or of all fleets if `name` is None.
+
+        A read in progress still answers the calls that wait for it.
+        """
+        if name is None:
+            self._reads.clear()
+        else:
+            self._reads.pop(name, None)
 
 
 def read_surroundings(session: Session, name: FleetName) -> Surroundings:

@@ -818,6 +818,7 @@ async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world:
             await runner.cloud.poll()
             await runner.fleet_loop.sweep()
             await runner.job_loop.sweep()
+            await runner.job_loop.idle()
     assert other.is_elsewhere(FLEET)
     assert not registry.is_elsewhere(FLEET)
     other.accept(hello_of(world.team()[0]), FLEET)

@@ -153,6 +153,7 @@ async def test_a_rank_that_ends_for_want_of_the_struck_one_and_is_heard_first_is
         world.now += timedelta(milliseconds=10)
         world.kill_rank(other)
         await world.runner.job_loop.sweep()
+        await world.runner.job_loop.idle()
         (incident,) = world.incidents()
         assert (incident.cause, len(world.job().failures)) == ("rank_exit", 1), (
             "nobody knows yet that the drill's rank has ended"

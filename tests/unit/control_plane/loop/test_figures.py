@@ -110,6 +110,7 @@ async def test_a_pass_that_comes_too_late_is_counted_and_its_lease_once(
     world.kill_rank(world.team()[0])
     generation = world.job().generation
     await world.runner.job_loop.sweep()
+    await world.runner.job_loop.idle()
     assert (figures("reconcile_stale_applies_total", loop="job"), figures("lease_lost_total", kind="job")) == (1, 1)
     assert figures("reconcile_seconds_count", loop="job") == passes + 1, "it took its time, too"
     assert world.job().generation == generation, "nothing of it was stored"

@@ -245,4 +245,5 @@ async def test_a_sweep_reads_each_job_of_a_fleet_so_many_times_however_many_wait
 
     monkeypatch.setattr(jobs, "record_of_row", counted)
     await world.runner.job_loop.sweep()
+    await world.runner.job_loop.idle()
     assert 0 < len(read) <= 4 * (count + 1)

@@ -709,6 +709,7 @@ class World:
         await self.runner.cloud.survey()
         for sweep in (self.runner.fleet_loop.sweep, self.runner.job_loop.sweep):
             await sweep()
+            await self.runner.job_loop.idle()
             if not self.hangs:
                 # completes the sweep's calls, so that the order of events is deterministic
                 await self.runner.executor.close()

@@ -1,0 +1,292 @@
+"""Passes over several jobs at the same time: what they share, and what stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from control_plane.core.actions import Decision
+from control_plane.core.states import JobState
+from control_plane.core.timeouts import grace_seconds
+from control_plane.db import jobs
+from control_plane.loop.job_loop import PASS_LIMIT, JobLoop
+from control_plane.loop.observer import StoredJob
+from everstep.protocol.ids import FleetName, RunId
+from tests.unit.control_plane.loop.world import FLEET, World
+
+
+class Gate:
+    """Blocks passes until a test opens it."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def wait(self) -> None:
+        self.reached.set()
+        await self.opened.wait()
+
+
+def hold_passes(world: World, monkeypatch: pytest.MonkeyPatch, *runs: RunId) -> Gate:
+    """Block passes over the given jobs before their first step."""
+    gate, loop = Gate(), world.runner.job_loop
+    make_pass = loop.make_pass
+
+    async def gated(run: RunId) -> Decision | None:
+        if run in runs:
+            await gate.wait()
+        return await make_pass(run)
+
+    monkeypatch.setattr(loop, "make_pass", gated)
+    return gate
+
+
+def hold_after_read(world: World, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Block the next pass after it has read the rows that it shares."""
+    gate, shared = Gate(), world.runner.job_loop._shared
+    get: Callable[[FleetName], Awaitable[Any]] = shared.get
+    held: list[FleetName] = []
+
+    async def gated(name: FleetName) -> Any:
+        rows = await get(name)
+        if not held:
+            held.append(name)
+            await gate.wait()
+        return rows
+
+    monkeypatch.setattr(shared, "get", gated)
+    return gate
+
+
+def count_passes(loop: JobLoop, monkeypatch: pytest.MonkeyPatch) -> list[RunId]:
+    passes: list[RunId] = []
+    observe_job = loop._observer.observe_job
+
+    def counted(stored: StoredJob, now: float) -> Any:
+        passes.append(RunId(stored.job.run_id))
+        return observe_job(stored, now)
+
+    monkeypatch.setattr(loop._observer, "observe_job", counted)
+    return passes
+
+
+async def test_a_job_that_waits_does_not_hold_up_the_recovery_of_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = world.submit("slow", nodes=2)
+    world.submit("other", nodes=2)
+    await world.running("slow")
+    await world.running("other")
+    gate, loop = hold_passes(world, monkeypatch, slow), world.runner.job_loop
+    monkeypatch.setattr(loop, "idle", nothing)  # the world does not wait for the slow job
+    world.kill_rank(world.team("other")[0])
+    world.kill_rank(world.team("slow")[0])
+    await world.until(lambda: (world.job("other").state, world.job("other").generation) == (JobState.RUNNING, 2))
+    assert (world.job("slow").state, world.job("slow").generation) == (JobState.RUNNING, 1)
+    gate.opened.set()
+    monkeypatch.undo()
+    await world.until(lambda: (world.job("slow").state, world.job("slow").generation) == (JobState.RUNNING, 2))
+
+
+async def nothing() -> None:
+    """Wait for nothing."""
+
+
+async def test_a_row_that_is_read_slowly_holds_up_its_own_job_only(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = world.submit("slow", nodes=2)
+    other = world.submit("other", nodes=2)
+    await world.running("slow")
+    await world.running("other")
+    passes, observer = count_passes(world.runner.job_loop, monkeypatch), world.runner.observer
+    read_job, answers = observer.read_job, threading.Event()
+
+    def read_slowly(run: RunId, *more: Any) -> StoredJob:
+        assert run != slow or answers.wait(30)
+        return read_job(run, *more)
+
+    monkeypatch.setattr(observer, "read_job", read_slowly)
+    with ThreadPoolExecutor(4) as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        while passes.count(other) < 3:
+            await world.runner.job_loop.sweep()
+        assert slow not in passes
+        answers.set()
+        await world.runner.job_loop.idle()
+        assert slow in passes
+
+
+async def test_a_wake_up_during_a_pass_makes_another_pass(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = world.submit(nodes=2)
+    await world.running()
+    passes = count_passes(world.runner.job_loop, monkeypatch)
+    gate = hold_after_read(world, monkeypatch)
+    sweep = asyncio.create_task(world.runner.job_loop.sweep())
+    await gate.reached.wait()
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await asyncio.gather(sweep, world.runner.job_loop.sweep())
+    assert passes == [], "the second sweep begins no second pass"
+    gate.opened.set()
+    await world.runner.job_loop.idle()
+    assert passes.count(run) >= 2
+    assert world.job().state == JobState.STOPPING
+
+
+async def test_no_more_passes_than_the_limit_run_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [world.submit(f"job-{number}", nodes=1) for number in range(PASS_LIMIT + 3)]
+    await world.tick()
+    began: list[RunId] = []
+    full, opened = asyncio.Event(), asyncio.Event()
+
+    async def wait(run: RunId) -> None:
+        began.append(run)
+        if len(began) == PASS_LIMIT:
+            full.set()
+        await opened.wait()
+
+    monkeypatch.setattr(world.runner.job_loop, "make_pass", wait)
+    sweep = asyncio.create_task(world.runner.job_loop.sweep())
+    await full.wait()
+    assert len(began) == PASS_LIMIT
+    opened.set()
+    await sweep
+    await world.runner.job_loop.idle()
+    assert sorted(began) == sorted(runs)
+
+
+async def test_passes_stop_before_their_next_write_when_the_fleets_lease_is_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.submit(nodes=2)
+    await world.running()
+    world.kill_rank(world.team()[0])
+    before, loop = world.job(), world.runner.job_loop
+    for agent in world.agents.values():
+        agent.report()
+    said = len(world.said)
+    gate = hold_after_read(world, monkeypatch)
+    sweep = asyncio.create_task(loop.sweep())
+    await gate.reached.wait()
+    world.runner.fleet_leases.lose(FLEET)
+    gate.opened.set()
+    await sweep
+    await loop.idle()
+    assert world.job() == before
+    assert len(world.said) == said
+    await world.until(lambda: world.job().generation == 2)
+
+
+async def test_a_lease_that_lapses_between_a_decision_and_its_write_stores_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.submit(nodes=2)
+    await world.running()
+    world.kill_rank(world.team()[0])
+    for agent in world.agents.values():
+        agent.report()
+    before, store = world.job(), world.runner.job_loop._store
+    apply_job = store.apply_job
+
+    def lapse(*given: Any) -> bool:
+        monkeypatch.undo()
+        world.now += timedelta(seconds=2 * grace_seconds(world.timeouts))
+        return apply_job(*given)
+
+    monkeypatch.setattr(store, "apply_job", lapse)
+    await world.runner.job_loop.sweep()
+    await world.runner.job_loop.idle()
+    assert world.job() == before
+
+
+async def test_a_server_without_the_fleets_lease_does_not_claim_its_jobs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.submit(nodes=2)
+    await world.running()
+    gate = hold_passes(world, monkeypatch, run)
+    sweep = asyncio.create_task(world.runner.job_loop.sweep())
+    await gate.reached.wait()
+    world.runner.fleet_leases.lose(FLEET)
+    world.runner.job_leases.lose(run)
+    with world.database.read() as session:
+        before = jobs.get_run(session, run)
+    gate.opened.set()
+    await sweep
+    await world.runner.job_loop.idle()
+    with world.database.read() as session:
+        assert jobs.get_run(session, run) == before
+    assert not world.runner.job_leases.holds(run)
+
+
+async def test_two_jobs_that_each_saw_the_last_free_nodes_are_not_both_admitted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.tick()
+    world.submit("low", nodes=15)  # of 20
+    gate = hold_after_read(world, monkeypatch)
+    loop = world.runner.job_loop
+    sweep = asyncio.create_task(loop.sweep())
+    await gate.reached.wait()  # the pass has read rows that admit the job
+    world.submit("high", nodes=15, priority=9)
+    await asyncio.gather(sweep, loop.sweep())
+    assert [world.job(name).state for name in ("low", "high")] == [JobState.QUEUED, JobState.ALLOCATING]
+    gate.opened.set()
+    await loop.idle()
+    assert [world.job(name).state for name in ("low", "high")] == [JobState.QUEUED, JobState.ALLOCATING]
+
+
+async def test_a_pass_that_fails_does_not_stop_other_jobs_and_is_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = world.submit("bad", nodes=2)
+    world.submit("other", nodes=2)
+    read_job = world.runner.observer.read_job
+
+    def fail(run: RunId, *more: Any) -> StoredJob:
+        if run == bad:
+            raise ValueError("a row cannot be read")
+        return read_job(run, *more)
+
+    monkeypatch.setattr(world.runner.observer, "read_job", fail)
+    await world.running("other")
+    assert world.job("bad").state == JobState.QUEUED
+    monkeypatch.undo()
+    await world.running("bad")
+
+
+async def test_a_server_that_stops_ends_its_passes_before_it_releases_their_leases(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.submit(nodes=2)
+    await world.running()
+    gate, stop = hold_passes(world, monkeypatch, run), asyncio.Event()
+    running = asyncio.create_task(world.runner.run(stop))
+    await gate.reached.wait()
+    stop.set()
+    await asyncio.sleep(0)
+    assert world.runner.job_leases.holds(run)
+    gate.opened.set()
+    await running
+    assert not world.runner.job_leases.holds(run)
+    with world.database.read() as session:
+        assert jobs.get_run(session, run).state == JobState.RUNNING
+
+
+async def test_a_server_that_is_cancelled_leaves_no_pass_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = world.submit(nodes=2)
+    await world.running()
+    gate = hold_passes(world, monkeypatch, run)
+    running = asyncio.create_task(world.runner.run(asyncio.Event()))
+    await gate.reached.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await world.runner.job_loop.idle()
