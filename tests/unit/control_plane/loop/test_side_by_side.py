@@ -241,6 +241,7 @@ async def test_two_jobs_that_each_saw_the_last_free_nodes_are_not_both_admitted(
     gate.opened.set()
     await loop.idle()
     assert [world.job(name).state for name in ("low", "high")] == [JobState.QUEUED, JobState.ALLOCATING]
+    assert world.job("low").reason.startswith("place 1 of 1 in the queue"), "the pass was repeated with new rows"
 
 
 async def test_a_pass_that_fails_does_not_stop_other_jobs_and_is_made_again(
