@@ -17,6 +17,7 @@ from control_plane.core.timeouts import grace_seconds
 from control_plane.db import jobs
 from control_plane.loop.job_loop import PASS_LIMIT, JobLoop
 from control_plane.loop.observer import StoredJob
+from control_plane.loop.surroundings import SharedRows, Surroundings
 from everstep.protocol.ids import FleetName, RunId
 from tests.unit.control_plane.loop.world import FLEET, World
 
@@ -291,3 +292,45 @@ async def test_a_server_that_is_cancelled_leaves_no_pass_behind(world: World, mo
     with pytest.raises(asyncio.CancelledError):
         await running
     await world.runner.job_loop.idle()
+
+
+async def test_protection_that_has_not_changed_is_not_stored_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.submit(nodes=2)
+    await world.running()
+    await world.train(3)
+    loop, stored = world.runner.job_loop, []
+    apply_job = loop._store.apply_job
+
+    def noted(*given: Any) -> bool:
+        stored.append(given[4])
+        return apply_job(*given)
+
+    monkeypatch.setattr(loop._store, "apply_job", noted)
+    world.now += timedelta(seconds=2)
+    await world.train(1)
+    assert any(stored)
+    stored.clear()
+    for _ in range(2):
+        await loop.sweep()
+        await loop.idle()
+    assert not any(stored)
+
+
+async def test_shared_rows_that_could_not_be_read_are_read_again() -> None:
+    reads: list[FleetName] = []
+    rows = Surroundings(name=FLEET, fleets={}, jobs=(), nodes={}, notices={}, implications={})
+
+    def read(name: FleetName) -> Surroundings:
+        reads.append(name)
+        if len(reads) == 1:
+            raise ValueError("the database is away")
+        return rows
+
+    shared = SharedRows(read)
+    with pytest.raises(ValueError, match="away"):
+        await shared.get(FLEET)
+    assert await shared.get(FLEET) is rows
+    assert await shared.get(FLEET) is rows
+    assert len(reads) == 2
