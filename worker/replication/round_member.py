@@ -88,7 +88,7 @@ class RoundMember:
         self._known = Reports()
         self._deadline = deadline_seconds
         self._on_silence = on_silence
-        self._heard_at: dict[NodeId, float] = {}
+        self.heard_at: dict[NodeId, float] = {}
         """Time of the last message of each neighbour to this agent process, on the loop's clock."""
         self._silent: frozenset[NodeId] = frozenset()
         self._announced = Announcement(
@@ -173,13 +173,13 @@ class RoundMember:
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._deadline / 10)
-            silent = frozenset(peer for peer, at in self._heard_at.items() if now() - at > self._deadline)
+            silent = frozenset(peer for peer, at in self.heard_at.items() if now() - at > self._deadline)
             if silent != self._silent:
                 self._silent = silent
                 self._on_silence()
 
     def _heard_from(self, peer: NodeId) -> None:
-        self._heard_at[peer] = asyncio.get_running_loop().time()
+        self.heard_at[peer] = asyncio.get_running_loop().time()
 
     # -- announcements from the node above, passed to the nodes below
 

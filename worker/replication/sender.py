@@ -117,17 +117,19 @@ class ReplicaSender:
         self._is_verifying = False
         """True while the own slot is digested before or after a transfer."""
         self._transfer = 0
-        self._queue: ChunkQueue | None = None
+        self.queue: ChunkQueue | None = None
         """Chunks of the running transfer; None between transfers."""
         self._best_rate = FLOW_BYTES_PER_SECOND
-        self._link = SlowLink()
-        self._line = BrokenLine()
+        self.link = SlowLink()
+        """Limit of the link, and whether it is suspected."""
+        self.line = BrokenLine()
+        """Transfers that broken connections cut short since the last complete transfer."""
         self._filled: tuple[int, float] | None = None
         """(bytes, part seconds) of the running transfer after its first check period.
 
         By this check the kernel's send buffers are full, so the kernel accepts bytes only as fast as it sends them.
         """
-        self._streams = Streams()
+        self.streams = Streams()
         """Streams of the present session, or of the last one."""
         self._most_streams = self.stream_count.limit
         """Maximum number of streams that could be opened in this session."""
@@ -143,7 +145,7 @@ class ReplicaSender:
     async def _supply(self) -> None:
         failures = 0
         while True:
-            streams = self._streams = Streams()
+            streams = self.streams = Streams()
             self._most_streams = self.stream_count.limit
             try:
                 session = await self._dialler.session()
@@ -212,7 +214,7 @@ class ReplicaSender:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
                 self._silence = self._silence.succeeded()
-                self._tell_of(self._line.arrived(step))
+                self._tell_of(self.line.arrived(step))
                 shard.acknowledge(self._peer, shard.content(step))
             elif (
                 isinstance(outcome, ShardRefused)
@@ -254,9 +256,9 @@ class ReplicaSender:
 
         begin = announcement(digests.header, transfer=transfer, committed=self._shard.committed)
         pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
-        self._held_to(self._link.next_transfer())
+        self._held_to(self.link.next_transfer())
         self._filled = None
-        queue = self._queue = ChunkQueue(asyncio.get_running_loop().time, self._pacer.link)
+        queue = self.queue = ChunkQueue(asyncio.get_running_loop().time, self._pacer.link)
         outcome: ShardSealed | ShardRefused | bool = False
         held_lines = self._held_lines
 
@@ -271,7 +273,7 @@ class ReplicaSender:
             nonlocal outcome
             outcome = await send_shard(
                 session,
-                self._streams,
+                self.streams,
                 answer,
                 slot.file,
                 digests,
@@ -293,16 +295,16 @@ class ReplicaSender:
                 if pacer is None and isinstance(outcome, ShardSealed):
                     self._measured(queue)
             finally:
-                self._queue = None
+                self.queue = None
                 queue.cancel()
         if isinstance(outcome, ShardSealed):
             self._held_lines = held_lines
-        if isinstance(outcome, ShardSealed) and not self._is_slow(queue):
+        if isinstance(outcome, ShardSealed) and not self.is_slow(queue):
             self._shard.told_slow(self._peer, "")
-            if self._link.carries and not self._crawls(queue, SUSPECT_RATIO * self._deadline):
+            if self.link.carries and not self._crawls(queue, SUSPECT_RATIO * self._deadline):
                 self._held_to(SlowLink())
                 # Close the streams, because the kernel continues to pace a connection that once had a limit.
-                self._streams.shrink(0)
+                self.streams.shrink(0)
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
@@ -324,7 +326,7 @@ class ReplicaSender:
         while self._shard.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
 
-    def _is_slow(self, queue: ChunkQueue) -> bool:
+    def is_slow(self, queue: ChunkQueue) -> bool:
         """Return whether the link was slow for the whole holder deadline."""
         return self._crawls(queue, self._deadline)
 
@@ -342,15 +344,15 @@ class ReplicaSender:
 
         The limit is divided by the number of transfers that share the node's link.
         """
-        self._link = link
-        self._streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
+        self.link = link
+        self.streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
 
     async def _fit(self, session: Session) -> None:
         """Open or close streams to reach the best number, or as many as can be opened.
 
         The first stream uses the session's own pair of network cards. Other streams may use other cards.
         """
-        streams = self._streams
+        streams = self.streams
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
             beside = int(count > 0)  # Without any stream, silence of the holder counts.
             self._paused(beside)
@@ -396,24 +398,24 @@ class ReplicaSender:
     def _cut_short(self, words: str) -> None:
         """Record a broken connection. The break counts only if a step was due to the holder."""
         if (step := self._shard.wanted(self._peer)) != NONE:
-            self._tell_of(self._line.cut_short(step, words))
+            self._tell_of(self.line.cut_short(step, words))
 
     def _tell_of(self, line: BrokenLine) -> None:
-        self._line = line
+        self.line = line
         self._shard.told_broken(self._peer, line.trouble)
 
     def _paused(self, count: int) -> None:
         self._paused_count += count
 
-    def _look(self, queue: ChunkQueue) -> None:
+    def check_link(self, queue: ChunkQueue) -> None:
         """Check the rate of the running transfer. On a slow link, limit it to leave room for training."""
         sent, seconds = queue.taken_bytes, queue.part_seconds
-        link, filled = self._link, self._filled
+        link, filled = self.link, self._filled
         if filled is None and queue.busy_seconds >= self._silence.period_seconds:
             self._filled = sent, seconds
         if filled is not None and seconds > filled[1] and self._crawls(queue, SUSPECT_RATIO * self._deadline):
             link = link.found((sent - filled[0]) / (seconds - filled[1]), sent, seconds)
-        if link.carries and self._is_slow(queue):
+        if link.carries and self.is_slow(queue):
             self._shard.told_slow(
                 self._peer,
                 f"its link carries {link.carries / 1e6:.3g} MB/s; a step has taken {queue.busy_seconds:.0f} s "
@@ -425,9 +427,9 @@ class ReplicaSender:
         """Check the holder periodically."""
         while True:
             await asyncio.sleep(self._silence.period_seconds)
-            self._look_at_holder(asyncio.get_running_loop().time())
+            self.check_holder(asyncio.get_running_loop().time())
 
-    def _look_at_holder(self, now: float) -> None:
+    def check_holder(self, now: float) -> None:
         """Drop the holder from the view after a holder deadline with due data and without progress."""
         self._silence = self._silence.looked(
             now,
@@ -435,8 +437,8 @@ class ReplicaSender:
             is_asked=not self._paused_count,
             is_occupied=self._is_verifying,
         )
-        if self._queue is not None:
-            self._look(self._queue)
+        if self.queue is not None:
+            self.check_link(self.queue)
         seconds = self._silence.seconds
         if seconds > self._deadline and self._shard.awaits(self._peer):
             trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")

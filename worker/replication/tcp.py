@@ -66,7 +66,8 @@ class TcpSession:
     """A `Session` on a connected socket."""
 
     def __init__(self, line: socket.socket, opened: Open, peer: NodeId) -> None:
-        self._line = line
+        self.line = line
+        """The socket, which this session closes."""
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
         self._is_closed = False
@@ -121,7 +122,7 @@ class TcpSession:
         if self._is_closed:
             raise PeerLost(f"the line to {self.peer} is closed")
         try:
-            return self._line.send(data)
+            return self.line.send(data)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -130,7 +131,7 @@ class TcpSession:
 
     async def _send_all(self, data: bytes) -> None:
         try:
-            await self._loop.sock_sendall(self._line, data)
+            await self._loop.sock_sendall(self.line, data)
         except OSError as error:
             self.close()
             raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
@@ -178,7 +179,7 @@ class TcpSession:
         self._come()
         try:
             if not (arrival.done() or self._is_watched):
-                self._loop.add_reader(self._line, self._come)
+                self._loop.add_reader(self.line, self._come)
                 self._is_watched = True
             await arrival
         except OSError as error:  # The kernel has no resources to watch another socket.
@@ -205,7 +206,7 @@ class TcpSession:
             else self._ahead
         )
         try:
-            count = self._line.recv_into(into)
+            count = self.line.recv_into(into)
         except BlockingIOError:
             return
         except OSError as error:
@@ -221,7 +222,7 @@ class TcpSession:
     def _unwatch(self) -> None:
         if self._is_watched:
             self._is_watched = False
-            self._loop.remove_reader(self._line)
+            self._loop.remove_reader(self.line)
 
     def detach(self) -> socket.socket:
         """Return the blocking socket of a stream after its handshake, and end the session.
@@ -231,8 +232,8 @@ class TcpSession:
         assert self._ahead is None, "what was read ahead would be lost"
         self._unwatch()
         self._is_closed = True
-        self._line.setblocking(True)
-        return self._line
+        self.line.setblocking(True)
+        return self.line
 
     def close(self) -> None:
         """Close the connection immediately."""
@@ -241,8 +242,8 @@ class TcpSession:
             self._unwatch()
             if self._arrival is not None and not self._arrival.done():
                 self._arrival.set_exception(PeerLost(f"the line to {self.peer} is closed"))
-            self._loop.remove_writer(self._line.fileno())
-            self._line.close()
+            self._loop.remove_writer(self.line.fileno())
+            self.line.close()
 
 
 async def dial(
@@ -510,7 +511,7 @@ class PeerListener:
             raise OtherGeneration(reason) if is_own_run(self.promised_run, opened.run) else PeerRefused(reason)
         if session._is_closed:
             raise PeerLost("others came in the meantime, more than may be unproven at once")
-        tune(session._line, silence_seconds=credentials.silence_seconds)
+        tune(session.line, silence_seconds=credentials.silence_seconds)
         nonce = secrets.token_bytes(NONCE_BYTES)
         mac = session_mac(credentials.key, "listener", opened, nonce, self.node_id, credentials.job)
         await session.send(Challenge(node_id=self.node_id, nonce=nonce, mac=mac))

@@ -161,7 +161,7 @@ class TestTheOwner:
         capture.go_on(5000)
         await pair.until(lambda: arrived(pair, 1) == 5)
         pair.hear(-1, -1)
-        await pair.until(lambda: sender._queue is None)
+        await pair.until(lambda: sender.queue is None)
         await pair.until(
             lambda: all(
                 owner.receiver is not None and owner.receiver.current is None for owner in pair.receiver._open.values()
@@ -170,7 +170,7 @@ class TestTheOwner:
         pair.hear(-1, 1)
         capture.go_on(6000)
         await pair.until(lambda: arrived(pair, 1) == 1)
-        queue = sender._queue
+        queue = sender.queue
         assert queue is not None
         capture.write(pair.payload_bytes)
         await capture.seal()
@@ -186,14 +186,14 @@ class TestTheOwner:
         capture = await pair.begin_capture(1)
         capture.go_on(5000)
         await pair.until(lambda: arrived(pair, 1) == 5)
-        (dialler.sessions[0]._line if what == "sessions" else dialler.lines[0]).shutdown(socket.SHUT_RDWR)
+        (dialler.sessions[0].line if what == "sessions" else dialler.lines[0]).shutdown(socket.SHUT_RDWR)
         capture.go_on(7000)
         await pair.until(lambda: len(dialler.lines) == 2)
         capture.write(pair.payload_bytes)
         await capture.seal()
         queues = []
         while pair.shard.vote is not Vote.ACKED:
-            queues.append(sender._queue)
+            queues.append(sender.queue)
             await pair.shard.changed.wait(pair.shard.changed.version, 0.01)
         # The first five chunks are not sent again.
         assert max(queue.taken_bytes for queue in queues if queue is not None) <= 5000

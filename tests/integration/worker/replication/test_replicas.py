@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.interleave.uniform import UniformPacer
 from everstep.protocol import slot as slots
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
@@ -52,7 +53,7 @@ from worker.errors import PeerLost
 from worker.replication import fetching, receiver, transfers
 from worker.replication import sender as sending
 from worker.replication.fetching import fetch_shard
-from worker.replication.pacing import ENOUGH_TRANSFERS, TELLING_BYTES, Pacer, UniformPacer, Unpaced
+from worker.replication.pacing import ENOUGH_TRANSFERS, TELLING_BYTES, Pacer, Unpaced
 from worker.replication.sender import LOOKS_PER_DEADLINE, ReplicaSender
 from worker.replication.streams import ChunkQueue, Streams, send_chunks
 from worker.replication.tcp import TcpSession
@@ -439,7 +440,7 @@ async def test_a_stream_that_its_sender_has_closed_makes_room_for_the_next(
 
     async def noted(session: TcpSession) -> None:
         await take(session)
-        ended.put_nowait(session._line)
+        ended.put_nowait(session.line)
 
     monkeypatch.setattr(pair.receiver, "stream", noted)
     async with by_hand(pair) as hand:
@@ -591,7 +592,7 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
         await pair.capture(step)
         await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     assert pair.shard.view == {HOLDER}
-    assert (dialler.tried, len(dialler.sessions), len(sender._streams.lines)) == ([0, 1], 1, 1)
+    assert (dialler.tried, len(dialler.sessions), len(sender.streams.lines)) == ([0, 1], 1, 1)
     assert [record.message for record in caplog.records if "not more" in record.message] == [
         f"rank {RANK} sends to {HOLDER} over 1 stream, not more: 10.0.1.7:9000 does not answer"
     ]
@@ -615,12 +616,12 @@ async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
         "what one stream carries says nothing of four"
     )
     dialler.is_mended = True
-    dialler.sessions[0]._line.shutdown(socket.SHUT_RDWR)
+    dialler.sessions[0].line.shutdown(socket.SHUT_RDWR)
     pair.hear(step, step + 1)
     await pair.capture(step + 1)
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     assert dialler.tried == [0, 1, 0, 1, 2, 3]
-    assert len(sender._streams.lines) == 4
+    assert len(sender.streams.lines) == 4
 
 
 async def test_a_fetch_goes_over_the_cards_that_can_be_reached(
@@ -686,7 +687,7 @@ async def test_a_broken_line_is_dialled_again_and_sending_goes_on(pair: Pair, wh
     pair.hear(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    (dialler.sessions[0]._line if what == "sessions" else dialler.lines[0]).shutdown(socket.SHUT_RDWR)
+    (dialler.sessions[0].line if what == "sessions" else dialler.lines[0]).shutdown(socket.SHUT_RDWR)
     pair.hear(1, 2)
     await pair.capture(2)
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
@@ -704,7 +705,7 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
     lost = pair.holder_store.sealed(RANK, content(1))
     assert lost is not None
     lost.file.empty()
-    dialler.sessions[0]._line.shutdown(socket.SHUT_RDWR)
+    dialler.sessions[0].line.shutdown(socket.SHUT_RDWR)
     await pair.until(lambda: pair.shard.view == frozenset())  # revoked, loudly
     await pair.until(lambda: pair.shard.view == {HOLDER})
     assert set(pair.held()) == {1}
@@ -753,7 +754,7 @@ def look(sender: ReplicaSender, *, count: int, late_seconds: float = 0.0) -> Non
     for _ in range(count):
         silence = sender._silence
         before = asyncio.get_running_loop().time() if silence.looked_at < 0 else silence.looked_at
-        sender._look_at_holder(before + silence.period_seconds + late_seconds)
+        sender.check_holder(before + silence.period_seconds + late_seconds)
 
 
 async def test_an_owner_that_stood_still_itself_does_not_drop_its_holder(pair: Pair) -> None:
@@ -965,7 +966,7 @@ async def test_a_line_that_breaks_while_nothing_is_to_be_sent_is_nobodys_trouble
     dialler = Breaking(pair)
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     await dialler.tried(CUTS)
-    assert sender._line == BrokenLine()
+    assert sender.line == BrokenLine()
 
 
 class Buggy:
@@ -995,7 +996,7 @@ async def test_a_bug_that_ends_an_attempt_is_logged_and_not_the_end_of_all(
     await pair.capture(1)
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     assert "LookupError: a bug" in caplog.text
-    assert sender._line == BrokenLine(), "the line is sound"
+    assert sender.line == BrokenLine(), "the line is sound"
 
 
 async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_the_reason(
@@ -1053,14 +1054,14 @@ async def test_a_transfer_that_ends_before_it_sends_no_longer_counts_for_the_lin
 async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, pacer: Pacer, is_slow: bool
 ) -> None:
-    monkeypatch.setattr(ReplicaSender, "_is_slow", lambda _sender, _queue: is_slow)
+    monkeypatch.setattr(ReplicaSender, "is_slow", lambda _sender, _queue: is_slow)
     pair.pacer.current = pacer
     pair.shard.told_slow(HOLDER, "its link carries 1 MB/s")
     sender = pair.send()
     pair.hear(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    await pair.until(lambda: sender._queue is None)
+    await pair.until(lambda: sender.queue is None)
     assert bool(pair.shard.slow_holders) is is_slow
 
 
@@ -1120,11 +1121,11 @@ async def test_a_holder_is_not_silent_while_the_pacer_holds_its_chunks_back(pair
     pair.hear(-1, 1)
     await pair.capture(1)
     await pacer.asked.wait()
-    assert sender._queue is not None
-    seconds = sender._queue.busy_seconds
+    assert sender.queue is not None
+    seconds = sender.queue.busy_seconds
     look(sender, count=3 * LOOKS_PER_DEADLINE)
     assert pair.shard.view == {HOLDER}
-    assert sender._queue.busy_seconds == seconds, "nothing of it is the link's"
+    assert sender.queue.busy_seconds == seconds, "nothing of it is the link's"
     pacer.gate.set()
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     assert pair.held() == {1: payload(1, pair.payload_bytes)}

@@ -230,7 +230,7 @@ async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_wai
 async def test_a_broken_line_is_dialled_again_and_the_newest_state_is_said_anew(pair: Network) -> None:
     first, second = pair.nodes
     await second.until_heard(proposed=1)
-    second.sessions[0]._line.shutdown(socket.SHUT_RDWR)
+    second.sessions[0].line.shutdown(socket.SHUT_RDWR)
     second.say(boundary=Step(4))
     await second.until_reported(boundary=4)
     assert len(second.sessions) == 2
@@ -510,10 +510,10 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
     first, second = made.nodes
     try:
         await second.until_reported(boundary=0)
-        first_word = dict(first.member._heard_at), dict(second.member._heard_at)
+        first_word = dict(first.member.heard_at), dict(second.member.heard_at)
         # Nothing happens, and yet they speak.
-        await made.until(lambda: first.member._heard_at[second.id] > first_word[0][second.id] + 0.6)
-        await made.until(lambda: second.member._heard_at[first.id] > first_word[1][first.id] + 0.6)
+        await made.until(lambda: first.member.heard_at[second.id] > first_word[0][second.id] + 0.6)
+        await made.until(lambda: second.member.heard_at[first.id] > first_word[1][first.id] + 0.6)
         assert (first.member.silent, second.member.silent) == (frozenset(), frozenset())
         await second.stop()
         line = await second.dial(first.id)  # as that of a frozen agent: the kernel answers, nobody else
@@ -523,7 +523,7 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
         await made.until(lambda: first.member.silent == frozenset())
         line.close()
         second.start()
-        await made.until(lambda: first.id in second.member._heard_at)
+        await made.until(lambda: first.id in second.member.heard_at)
         await first.stop()
         await made.until(lambda: second.member.silent == {first.id})
     finally:
@@ -547,8 +547,8 @@ async def test_a_node_with_nothing_to_say_is_heard_however_often_it_looks() -> N
     looking = asyncio.create_task(look_often())
     try:
         await second.until_reported(boundary=0)
-        heard_at = first.member._heard_at[second.id]
-        await made.until(lambda: first.member._heard_at[second.id] > heard_at + deadline)
+        heard_at = first.member.heard_at[second.id]
+        await made.until(lambda: first.member.heard_at[second.id] > heard_at + deadline)
         assert first.member.silent == frozenset()
     finally:
         await end(looking)

@@ -63,10 +63,10 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     assert 1.0 < float(told[1]) < 12.0, "none of the first chunks is whole yet"
 
     def leaves_training_its_part() -> bool:
-        return all(0 < pacing_rate(line) < 4_000_000 for line in sender._streams.lines)
+        return all(0 < pacing_rate(line) < 4_000_000 for line in sender.streams.lines)
 
     await pair.until(leaves_training_its_part)  # now and then it is let go, and looked at
-    limited = list(sender._streams.lines)
+    limited = list(sender.streams.lines)
     assert limited
     assert pair.shard.view == {HOLDER}
     assert pair.shard.vote is Vote.NONE
@@ -75,7 +75,7 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     step = 1
     # Until a step has gone fast, which the next one does unless the machine itself is slow.
-    while pair.shard.slow_holders or sender._link.carries:
+    while pair.shard.slow_holders or sender.link.carries:
         step += 1
         pair.hear(step - 1, step)
         await pair.capture(step)

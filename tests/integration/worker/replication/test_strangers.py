@@ -351,7 +351,7 @@ async def test_both_ends_of_a_line_notice_a_peer_that_vanished_without_a_word(pa
     pair.listener.admit(credentials(HOLDER), serve)
     dialled = await pair.dial()
     for session in (dialled, await served.get()):
-        line = session._line
+        line = session.line
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
         assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -35,7 +35,7 @@ def test_senders_that_share_a_link_are_slow_when_the_link_is(count: int, part_of
     for queue in queues:
         queue.taken(int(2 * DEADLINE_SECONDS * wire.bytes_per_second / count))
         queue.finish()
-    assert [sender(wire)._is_slow(queue) for queue in queues] == [is_slow] * count
+    assert [sender(wire).is_slow(queue) for queue in queues] == [is_slow] * count
 
 
 def test_one_slow_way_is_told_from_the_seven_beside_it() -> None:
@@ -52,7 +52,7 @@ def test_one_slow_way_is_told_from_the_seven_beside_it() -> None:
     wire.wait(DEADLINE_SECONDS)
     slow.taken(int(0.01 * FLOW_BYTES_PER_SECOND * DEADLINE_SECONDS))
     slow.finish()
-    assert [sender(wire)._is_slow(queue) for queue in (*quick, slow)] == [False] * 7 + [True]
+    assert [sender(wire).is_slow(queue) for queue in (*quick, slow)] == [False] * 7 + [True]
 
 
 def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
@@ -65,11 +65,11 @@ def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
     wire.stand_still(30.0)
     queue.taken(1)
     judge = sender(wire)
-    judge._look(queue)
-    assert not judge._is_slow(queue)
-    assert judge._link.limit is None
+    judge.check_link(queue)
+    assert not judge.is_slow(queue)
+    assert judge.link.limit is None
     wire.wait(2 * DEADLINE_SECONDS)
-    assert judge._is_slow(queue), "nothing has left it since"
+    assert judge.is_slow(queue), "nothing has left it since"
 
 
 async def test_a_watch_that_a_bug_ends_ends_its_sender_which_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_short_wait_says_nothing() -> None:
     queue = wire.queue()
     queue.add([(0, 1)])
     wire.wait(DEADLINE_SECONDS)
-    assert not sender(wire)._is_slow(queue)
+    assert not sender(wire).is_slow(queue)
 
 
 @pytest.mark.parametrize(("part_of_a_flow", "is_limited"), [(0.2, False), (0.05, True)])
@@ -107,14 +107,14 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(
     for _ in range(3):
         seconds = SUSPECT_RATIO * DEADLINE_SECONDS / 2
         wire.wait(1.01 * seconds)
-        assert suspicious._link.limit is None, "a moment says nothing"
+        assert suspicious.link.limit is None, "a moment says nothing"
         queue.taken(int(seconds * wire.bytes_per_second))
         queue.finish()
         queue.add([(2, 1)])
-        suspicious._look(queue)  # the shard, which would be told, is None: nothing is said yet
-        if suspicious._link.carries:
+        suspicious.check_link(queue)  # the shard, which would be told, is None: nothing is said yet
+        if suspicious.link.carries:
             break
-    assert (suspicious._link.limit is not None) is is_limited
+    assert (suspicious.link.limit is not None) is is_limited
 
 
 @pytest.mark.parametrize("count", [1, 12])
@@ -132,8 +132,8 @@ async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_
         wire.wait(DEADLINE_SECONDS / LOOKS_PER_DEADLINE)
         for each, queue in zip(senders, queues, strict=True):
             queue.taken(int(DEADLINE_SECONDS / LOOKS_PER_DEADLINE * wire.bytes_per_second / count))
-            each._look(queue)
-        assert look < 0.4 * LOOKS_PER_DEADLINE or all(each._link.carries for each in senders)
+            each.check_link(queue)
+        assert look < 0.4 * LOOKS_PER_DEADLINE or all(each.link.carries for each in senders)
         if look <= LOOKS_PER_DEADLINE:
             assert not any(shard.told_slow.called for shard in shards)
     told = [call.args[1] for shard in shards for call in shard.told_slow.call_args_list]
@@ -149,7 +149,7 @@ async def test_no_link_is_called_slow_before_its_rate_is_known() -> None:
     for is_called in (False, True):
         wire.wait(2 * DEADLINE_SECONDS)
         queue.taken(int(2 * DEADLINE_SECONDS * wire.bytes_per_second))
-        late._look(queue)
+        late.check_link(queue)
         assert shard.told_slow.called is is_called
 
 
@@ -168,5 +168,5 @@ async def test_all_that_share_a_slow_link_leave_training_a_half_of_it_together(
         wire.wait(DEADLINE_SECONDS / LOOKS_PER_DEADLINE)
         for each, queue in zip(senders, queues, strict=True):
             queue.taken(int(DEADLINE_SECONDS / LOOKS_PER_DEADLINE * wire.bytes_per_second / count))
-            each._look(queue)
+            each.check_link(queue)
     assert sum(limits.values()) == pytest.approx(ROOM_RATIO * wire.bytes_per_second, rel=0.01)
