@@ -272,11 +272,17 @@ async def test_a_server_that_stops_ends_its_passes_before_it_releases_their_leas
     gate, stop = hold_passes(world, monkeypatch, run), asyncio.Event()
     running = asyncio.create_task(world.runner.run(stop))
     await gate.reached.wait()
+    passes, close = count_passes(world.runner.job_loop, monkeypatch), world.runner.job_loop.close
+
+    async def open_then_close() -> None:
+        assert world.runner.job_leases.holds(run)
+        gate.opened.set()
+        await close()
+
+    monkeypatch.setattr(world.runner.job_loop, "close", open_then_close)
     stop.set()
-    await asyncio.sleep(0)
-    assert world.runner.job_leases.holds(run)
-    gate.opened.set()
     await running
+    assert run in passes, "the pass in progress was completed"
     assert not world.runner.job_leases.holds(run)
     with world.database.read() as session:
         assert jobs.get_run(session, run).state == JobState.RUNNING
