@@ -10,10 +10,12 @@ independent. Both directions of a kind stay side by side, so that a new field is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -29,11 +31,39 @@ from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, NoticeKind
 from everstep.protocol.codec import resolve
-from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, SourceArchive
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 _SETTINGS: Final = tuple(field.name for field in fields(JobSettings))
+_TIME: Final = re.compile("(^|_)(at|until)$")
 _MEMO: Final = tuple(field.name for field in fields(Memo))
+
+
+def _as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: str) -> dict[str, Any]:
+    """Return the fields that a core record has under the names of a stored record, except `others`.
+
+    Times become Unix seconds.
+    """
+    values = {name: getattr(stored, name) for name in _shared(type(stored), kind) if name not in others}
+    return {name: value.timestamp() if isinstance(value, datetime) else value for name, value in values.items()}
+
+
+def _as_stored(record: DataclassInstance, kind: type, *others: str) -> dict[str, Any]:
+    """Return the columns that the database has under the names of a core record, except `others`.
+
+    Reverses `_as_core`. The names of times end with `at` or `until`.
+    """
+    values = {name: getattr(record, name) for name in _shared(type(record), kind) if name not in others}
+    return {name: _moment(value) if _TIME.search(name) else value for name, value in values.items()}
+
+
+@cache
+def _shared(kind: type[DataclassInstance], other: type) -> tuple[str, ...]:
+    names = {field.name for field in fields(other)} if is_dataclass(other) else other.__annotations__
+    return tuple(field.name for field in fields(kind) if field.name in names)
 
 
 def at(seconds: float) -> datetime:
@@ -91,29 +121,15 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
     """Convert a row of the job table to the core's record."""
     memo = msgspec.convert({"state_since": job.created_at.timestamp(), **job.memo}, Memo)
     return JobRecord(
+        **_as_core(job, JobRecord, "state", "failures"),
         **{name: getattr(memo, name) for name in _MEMO},
         state=JobState(job.state),
-        reason=job.reason,
-        created_at=job.created_at.timestamp(),
-        stop_requested_at=_seconds(job.stop_requested_at),
-        pause_requested_at=_seconds(job.pause_requested_at),
         checkpoint_wanted=Step(job.checkpoint_wanted_step),
-        taken_over_by=job.taken_over_by,
-        started_at=_seconds(job.started_at),
-        ended_at=_seconds(job.ended_at),
-        generation=Generation(job.generation),
-        issued_generation=Generation(job.issued_generation),
-        base_step=Step(job.base_step),
         committed=Step(job.committed_step),
         proposed=Step(job.proposed_step),
-        boundary=Step(job.boundary),
-        max_boundary=Step(job.max_boundary),
         target=Step(job.target_step),
-        committed_at=_seconds(job.committed_at),
         failures=tuple(msgspec.convert(dict(failure), FailureRecord) for failure in job.failures),
         microseconds=dict(job.accounting),
-        node_microseconds=job.node_microseconds,
-        accounted_until=_seconds(job.accounted_until),
     )
 
 
@@ -124,26 +140,17 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
 
     The job's state is not among them: `jobs.transition` writes it.
     """
-    return jobs.JobUpdate(
-        reason=record.reason,
-        started_at=_moment(record.started_at),
-        ended_at=_moment(record.ended_at),
-        generation=record.generation,
-        issued_generation=record.issued_generation,
-        base_step=record.base_step,
-        committed_step=record.committed,
-        proposed_step=record.proposed,
-        boundary=record.boundary,
-        max_boundary=record.max_boundary,
-        target_step=record.target,
-        committed_at=_moment(record.committed_at),
-        failures=tuple(msgspec.to_builtins(failure) for failure in record.failures),
-        accounting=dict(record.microseconds),
-        node_microseconds=record.node_microseconds,
-        cost_usd=accounting.cost_usd(record.node_microseconds, price_usd_per_hour),
-        accounted_until=_moment(record.accounted_until),
-        memo=msgspec.to_builtins({name: getattr(record, name) for name in _MEMO}),
-    )
+    columns = {
+        **_as_stored(record, jobs.JobUpdate, "failures"),
+        "committed_step": record.committed,
+        "proposed_step": record.proposed,
+        "target_step": record.target,
+        "failures": tuple(msgspec.to_builtins(failure) for failure in record.failures),
+        "accounting": dict(record.microseconds),
+        "cost_usd": accounting.cost_usd(record.node_microseconds, price_usd_per_hour),
+        "memo": msgspec.to_builtins({name: getattr(record, name) for name in _MEMO}),
+    }
+    return cast(jobs.JobUpdate, columns)
 
 
 def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
@@ -172,20 +179,11 @@ def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord 
 def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> incidents.NewIncident:
     """Return the row of an incident that is stored for the first time."""
     return incidents.NewIncident(
+        **_as_stored(incident, incidents.NewIncident, "cause"),
         job_name=job.name,
         project=job.project,
         phase=INCIDENT_PHASES[incident.state].value,
         cause=incident.cause.value,
-        evidence=incident.evidence,
-        decision=incident.decision,
-        reason=incident.reason,
-        reached_step=incident.reached_step,
-        generation_before=incident.generation_before,
-        instance_ids=incident.instance_ids,
-        faulted_instance_ids=incident.faulted_instance_ids,
-        lost_node_count=incident.lost_node_count,
-        failed_at=at(incident.failed_at),
-        opened_at=at(incident.opened_at),
         detect_seconds=core_incidents.phase_seconds(incident, now)["detect_seconds"],
         detail={},
     )
@@ -200,46 +198,30 @@ def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: fl
     """
     seconds = core_incidents.phase_seconds(incident, now)
     is_closed = incident.closed_at is not None
-    return incidents.IncidentUpdate(
-        phase=INCIDENT_PHASES[incident.state].value,
-        cause=incident.cause.value,
-        evidence=incident.evidence,
-        decision=incident.decision,
-        reason=incident.reason,
-        restore_source=incident.restore_source,
-        from_step=incident.from_step,
-        reached_step=incident.reached_step,
-        lost_steps=core_incidents.lost_steps(incident),
-        generation_after=incident.generation_after,
-        instance_ids=incident.instance_ids,
-        faulted_instance_ids=incident.faulted_instance_ids,
-        lost_node_count=incident.lost_node_count,
-        replacement_instance_ids=incident.replacement_instance_ids,
-        failed_at=at(incident.failed_at),
-        replaced_at=_moment(incident.replaced_at),
-        restored_at=_moment(incident.restored_at),
-        closed_at=_moment(incident.closed_at),
-        detect_seconds=seconds["detect_seconds"],
-        replace_seconds=seconds["replace_seconds"] if incident.replaced_at is not None or is_closed else None,
-        restore_seconds=seconds["restore_seconds"] if incident.restored_at is not None or is_closed else None,
-        rework_seconds=seconds["rework_seconds"] if is_closed else None,
-        cost_usd=accounting.cost_usd(incident.idle_node_microseconds, price_usd_per_hour),
-        rank_sources=tuple((source, count) for source, count in incident.rank_sources),
-    )
+    columns = {
+        **_as_stored(incident, incidents.IncidentUpdate, "cause", "rank_sources"),
+        "phase": INCIDENT_PHASES[incident.state].value,
+        "cause": incident.cause.value,
+        "lost_steps": core_incidents.lost_steps(incident),
+        "detect_seconds": seconds["detect_seconds"],
+        "replace_seconds": seconds["replace_seconds"] if incident.replaced_at is not None or is_closed else None,
+        "restore_seconds": seconds["restore_seconds"] if incident.restored_at is not None or is_closed else None,
+        "rework_seconds": seconds["rework_seconds"] if is_closed else None,
+        "cost_usd": accounting.cost_usd(incident.idle_node_microseconds, price_usd_per_hour),
+        "rank_sources": tuple((source, count) for source, count in incident.rank_sources),
+    }
+    return cast(incidents.IncidentUpdate, columns)
 
 
 def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
     """Return the part of the user's configuration of a fleet that the core needs."""
     return FleetSpec(
+        **_as_core(fleet, FleetSpec, "name"),
         name=FleetName(fleet.name),
         group=fleet.auto_scaling_group_name,
-        min_node_count=fleet.min_node_count,
-        spare_count=fleet.spare_count,
-        spare_probability=fleet.spare_probability,
         is_deleting=fleet.delete_requested_at is not None,
         is_blindness_lifted=fleet.blindness_lifted_at is not None,
         holds_failed_instances=fleet.hold_failed_instances,
-        max_replacements_per_hour=fleet.max_replacements_per_hour,
     )
 
 
@@ -342,56 +324,27 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
 def drill(stored: drills.DrillRecord) -> DrillObserved:
     """Convert a row of the drill table to the core's record."""
     return DrillObserved(
-        id=stored.id,
+        **_as_core(stored, DrillObserved, "kind", "state"),
         kind=DrillKind(stored.kind),
-        node_id=NodeId(stored.node_id),
-        rank=None if stored.rank is None else Rank(stored.rank),
-        requested_by=stored.requested_by,
-        requested_at=stored.requested_at.timestamp(),
         state=DrillState(stored.state),
-        generation=Generation(stored.generation),
-        struck_at=_seconds(stored.struck_at),
-        incident_id=stored.incident_id,
-        ended_at=_seconds(stored.ended_at),
-        outcome=stored.outcome,
     )
 
 
 def drill_update(drill: DrillObserved) -> drills.DrillUpdate:
     """Return the columns that the core has decided for a drill."""
-    return drills.DrillUpdate(
-        state=drill.state.value,
-        generation=drill.generation,
-        struck_at=_moment(drill.struck_at),
-        incident_id=drill.incident_id,
-        ended_at=_moment(drill.ended_at),
-        outcome=drill.outcome,
-    )
+    return cast(drills.DrillUpdate, {**_as_stored(drill, drills.DrillUpdate, "state"), "state": drill.state.value})
 
 
 def implication(line: implications.ImplicationRecord) -> Implication:
     """Convert a row of a node's fault history to the core's record."""
-    return Implication(
-        node_id=NodeId(line.node_id),
-        incident_id=line.incident_id,
-        at=line.at.timestamp(),
-        what=line.what,
-        evidence=line.evidence,
-        is_own_word=line.is_own_word,
-        remedy=Remedy(line.remedy),
-    )
+    return Implication(**_as_core(line, Implication, "remedy"), remedy=Remedy(line.remedy))
 
 
 def new_implication(line: Implication, fleet_name: str) -> implications.ImplicationRecord:
     """Convert the core's record of a node's fault to a row."""
     return implications.ImplicationRecord(
-        node_id=line.node_id,
-        incident_id=line.incident_id,
+        **_as_stored(line, implications.ImplicationRecord, "remedy"),
         fleet_name=fleet_name,
-        at=at(line.at),
-        what=line.what,
-        evidence=line.evidence,
-        is_own_word=line.is_own_word,
         remedy=line.remedy.value,
     )
 
