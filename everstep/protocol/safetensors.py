@@ -8,7 +8,7 @@
 `__metadata__` holds the information that safetensors has no fields for:
 
 - the slot's index, which contains the plain values of the step
-- the payload's size, index offset and digest
+- the payload's size, index offset, digest and the digests of its chunks
 - the rank, the step and the generation of the shard
 
 Any safetensors reader can read the tensors. Restoring training from the file needs Everstep. Source: the format's
@@ -29,12 +29,20 @@ from dataclasses import dataclass
 import msgspec
 
 from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
-from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotIndex, TensorEntry, unpack_index
+from everstep.protocol.slot import (
+    DIGEST_BYTES,
+    SlotHeader,
+    SlotIndex,
+    TensorEntry,
+    chunk_count,
+    shard_digest,
+    unpack_index,
+)
 
 LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
 """Limit of a header in the safetensors library, in bytes."""
-_FORMAT = "everstep-1"
+_FORMAT = "everstep-2"
 _METADATA = "__metadata__"
 _NAMES = {
     "float64": "F64",
@@ -77,6 +85,8 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     payload_bytes: str
     index_offset: str
     payload_digest: str
+    chunk_digests: str
+    """Digests of the payload's chunks (`everstep.protocol.slot`), encoded in base64."""
     layout_hash: str
     index: str
     """The index as packed in the slot, encoded in base64."""
@@ -96,6 +106,8 @@ class Restore:
     index: bytes
     layout_hash: bytes
     payload_digest: bytes
+    chunk_digests: bytes
+    """Digests of the payload's chunks. They hash to `payload_digest`, so a reader can verify single chunks."""
     spans: tuple[tuple[int, int], ...]
     """Begin and end of each tensor within the payload, in the order of the object's data."""
 
@@ -122,12 +134,13 @@ def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
     return sorted(index.tensors, key=lambda entry: (entry.offset, entry.bytes))
 
 
-def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
+def encode_header(header: SlotHeader, packed_index: bytes, chunk_digests: bytes) -> bytes:
     """Return the beginning of the object, up to the first byte of data.
 
     Args:
         header: the header of a sealed slot.
         packed_index: the index as stored in the payload.
+        chunk_digests: digests of the payload's chunks. They must hash to the header's digest.
 
     Returns:
         The length field and the JSON header.
@@ -147,6 +160,7 @@ def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
             payload_bytes=str(header.payload_bytes),
             index_offset=str(header.index_offset),
             payload_digest=header.payload_digest.hex(),
+            chunk_digests=base64.b64encode(chunk_digests).decode(),
             layout_hash=header.layout_hash.hex(),
             index=base64.b64encode(packed_index).decode(),
         )
@@ -194,6 +208,7 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         payload_bytes, index_offset = int(metadata.payload_bytes), int(metadata.index_offset)
         packed = base64.b64decode(metadata.index, validate=True)
         digests = bytes.fromhex(metadata.layout_hash), bytes.fromhex(metadata.payload_digest)
+        chunk_digests = base64.b64decode(metadata.chunk_digests, validate=True)
         entries = tensors_in_order(unpack_index(packed, index_offset))
         tensors = sorted(_HEADER_TENSOR.decode(raw).data_offsets for raw in described.values())
     except (KeyError, ValueError, binascii.Error, msgspec.DecodeError, ProtocolError) as error:
@@ -203,6 +218,7 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         index_offset,
         packed,
         *digests,
+        chunk_digests,
         tuple((entry.offset, entry.offset + entry.bytes) for entry in entries),
     )
     position = 0
@@ -212,6 +228,11 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         position += entry.bytes
     if tensors != sorted(expected) or any(len(value) != DIGEST_BYTES for value in digests):
         raise CorruptObject("the object's tensors are not those of its index")
+    if (
+        len(chunk_digests) != DIGEST_BYTES * chunk_count(payload_bytes)
+        or shard_digest(chunk_digests, payload_bytes) != found.payload_digest
+    ):
+        raise CorruptObject("the digests of the object's chunks do not hash to the digest of its payload")
     if not 0 <= index_offset <= index_offset + len(packed) <= payload_bytes:
         raise CorruptObject(
             f"the object's index lies outside of its payload: {index_offset}+{len(packed)} of {payload_bytes}"

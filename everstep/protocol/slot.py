@@ -48,6 +48,7 @@ import xxhash
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import CorruptSlot, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.parts import TensorPart, whole
 
 MAGIC = b"EVERSLOT"
 SLOT_VERSION = 2
@@ -301,6 +302,13 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     offset: int
     bytes: int
+    parts: tuple[TensorPart, ...] | None = None
+    """The boxes of logical tensors that the tensor holds. None: it is the whole logical tensor of its own name."""
+
+    @property
+    def logical_parts(self) -> tuple[TensorPart, ...]:
+        """The parts, with the whole tensor as its only part if `parts` is None."""
+        return (whole(self.name, self.shape),) if self.parts is None else self.parts
 
 
 class SlotIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -394,6 +402,10 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
             raise CorruptSlot(
                 f"tensor {entry.name!r}: {entry.bytes} bytes are not {entry.dtype}{list(entry.shape[:MAX_DIMENSIONS])}"
             )
+        elements = entry.bytes // ITEM_BYTES[entry.dtype]
+        for part in entry.parts or ():
+            if not part.fits(elements):
+                raise CorruptSlot(f"tensor {entry.name!r} cannot hold {part.name!r} at {part.offsets}+{part.sizes}")
         end = entry.offset + entry.bytes
     return index
 

@@ -11,13 +11,14 @@ tensors. This module handles tensors and memory. It sends no messages.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from everstep.protocol.pages import populate
+from everstep.protocol.parts import TensorPart
 from everstep.protocol.slot import ALIGNMENT, HEADER_BYTES, IndexWriter, TensorEntry, align
 from everstep.training.state_tree import dtype_name
 
@@ -64,20 +65,30 @@ class CapturePlan:
     """Packs the index of the plan's tensors together with the values of each boundary."""
 
     @classmethod
-    def make(cls, tensors: Iterable[StateTensor]) -> CapturePlan:
+    def make(
+        cls,
+        tensors: Iterable[StateTensor],
+        parts: Mapping[str, tuple[TensorPart, ...]] | None = None,
+    ) -> CapturePlan:
         """Return the plan for these tensors.
 
         Args:
             tensors: every tensor of the state, in canonical order.
+            parts: the boxes of logical tensors that a tensor holds, by the tensor's name. A tensor without an entry
+                is a whole logical tensor.
 
         Returns:
             The plan.
         """
-        entries, gaps, offset = [], [], 0
+        entries, gaps, offset, named = [], [], 0, parts or {}
         for state in tensors:
             tensor = state.tensor
             size = tensor.numel() * tensor.element_size()
-            entries.append(TensorEntry(state.name, dtype_name(tensor.dtype), tuple(tensor.shape), offset, size))
+            entries.append(
+                TensorEntry(
+                    state.name, dtype_name(tensor.dtype), tuple(tensor.shape), offset, size, named.get(state.name)
+                )
+            )
             end = align(offset + size)
             if end != offset + size:
                 gaps.append((offset + size, end))

@@ -386,7 +386,7 @@ class Snapshotter:
         """Start the capture, or return the reason why it is impossible."""
         observed = self._state.observe()
         if self._plan is None or not self._is_planned(observed):
-            self._plan = CapturePlan.make(observed.tensors)
+            self._plan = self._plan_for(observed)
             self._tensors = None
         granted = self._link.slots
         if not isinstance(granted, SlotsGranted):
@@ -597,9 +597,13 @@ class Snapshotter:
             index_bytes=written.index_bytes,
         )
 
+    def _plan_for(self, observed: Observed) -> CapturePlan:
+        tensors = observed.tensors
+        return CapturePlan.make(tensors, self._state.parts(tensors))
+
     def _request(self, observed: Observed) -> None:
         """Plan this state and request slots of its size."""
-        self._plan = CapturePlan.make(observed.tensors)
+        self._plan = self._plan_for(observed)
         self._tensors = None
         capacity_bytes = self._plan.capacity_bytes(observed.values)
         self._link.send(

@@ -19,6 +19,7 @@ import msgspec
 import torch
 from torch.optim.optimizer import Optimizer
 
+from everstep.protocol.parts import TensorPart
 from everstep.training import rng
 from everstep.training.adapters.base import Adapter, AdapterState
 from everstep.training.arena import Arena
@@ -181,6 +182,13 @@ class RankState:
         ]
         values = msgspec.msgpack.encode(SlotValues(self._facts_data, adapters.data, others.data))
         return Observed([one for state in of_adapters for one in state.lists], fresh, values)
+
+    def parts(self, tensors: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:
+        """Return the boxes of logical tensors that tensors of a slot hold, by name.
+
+        Tensors that are whole logical tensors are missing. Called when a slot's layout changes.
+        """
+        return {name: parts for adapter in self.adapters for name, parts in adapter.parts(tensors).items()}
 
     def expect_restore(self) -> Sequence[Arena]:
         """Reserve memory for the tensors that `load` will create. Called once, before `load`.

@@ -604,7 +604,10 @@ class Member:
         async def work() -> None:
             subject = f"rank {shard.rank}"
             try:
-                uploaded = await upload_shard(self._node.objects, slot.file, self.plan, rank=shard.rank)
+                digests = await self._node.store.digests(slot)
+                if digests is None:
+                    raise CorruptCheckpoint(f"step {step} in memory no longer hashes to its digest")
+                uploaded = await upload_shard(self._node.objects, slot.file, digests.known, self.plan, rank=shard.rank)
                 self.uploads = [*self.uploads[-2 * len(self.shards) + 1 :], uploaded]
                 self.lines.mended("upload_failed", subject)
             except StorageError as error:

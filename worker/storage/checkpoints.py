@@ -64,7 +64,9 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
     )
 
 
-async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPlan, *, rank: Rank) -> UploadedShard:
+async def upload_shard(
+    objects: ObjectStore, slot: SlotFile, chunk_digests: bytes, plan: GenerationPlan, *, rank: Rank
+) -> UploadedShard:
     """Upload one sealed slot. The owner's agent calls this for each step that is uploaded.
 
     The caller has pinned the slot. A cancelled call returns when its thread no longer reads the slot.
@@ -72,6 +74,7 @@ async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPla
     Args:
         objects: object store that receives the shard.
         slot: mapped file of the slot, which is sealed and pinned.
+        chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
         plan: plan of the generation that uploads.
         rank: the rank that owns the shard.
 
@@ -88,7 +91,9 @@ async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPla
 
     def work(cancelled: threading.Event) -> UploadedShard | None:
         try:
-            return _upload(objects, slot, header, shard_key(plan, header, secrets.token_hex(8)), cancelled)
+            return _upload(
+                objects, slot, header, chunk_digests, shard_key(plan, header, secrets.token_hex(8)), cancelled
+            )
         except _Cancelled:
             return None  # the waiting task was cancelled
 
@@ -108,13 +113,18 @@ async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPla
 
 
 def _upload(
-    objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: ObjectReference, cancelled: threading.Event
+    objects: ObjectStore,
+    slot: SlotFile,
+    header: SlotHeader,
+    chunk_digests: bytes,
+    where: ObjectReference,
+    cancelled: threading.Event,
 ) -> UploadedShard:
     with slot.payload(header.index_offset, header.index_offset + header.index_bytes) as view:
         packed = bytes(view)
     try:
         index = unpack_index(packed, header.index_offset)
-        beginning = safetensors.encode_header(header, packed)
+        beginning = safetensors.encode_header(header, packed, chunk_digests)
     except OversizedMessage as error:
         raise StoreRefused(str(error)) from error
     except ProtocolError as error:
@@ -138,7 +148,7 @@ def _upload(
                 hasher.update(view)
                 yield view
         _digest(slot, hasher, position, header.payload_bytes)
-        if hasher.digest() != header.payload_digest:
+        if hasher.digests() != chunk_digests:
             raise CorruptCheckpoint(
                 f"step {header.step} of rank {header.owner_rank} in memory no longer hashes to its digest"
             )

@@ -16,6 +16,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from everstep.protocol.parts import TensorPart
 from everstep.protocol.slot import align
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
@@ -98,6 +99,19 @@ class Adapter(Protocol):
         """Return the state that is expected after each optimizer's first step.
 
         None means that the state cannot be predicted. Tensors that the first step will create are on the meta device.
+        """
+
+    def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
+        """Return the boxes of logical tensors that tensors of a slot hold.
+
+        Called when a slot's layout changes.
+
+        Args:
+            states: all tensors of the rank's state. Those of other adapters are ignored.
+
+        Returns:
+            The boxes by the tensor's name; no box for a tensor that is padding alone. Tensors that are whole logical
+            tensors are missing.
         """
 
     def expect_restore(self) -> Sequence[Arena]:
@@ -252,6 +266,14 @@ class NamedOptimizer:
         listed = self.listed.of([*owners, *local_tensors(live, self.local)], keys, self._named)
         return listed, {"groups": self._groups(), "plain": plain, "shared": shared}
 
+    def split_name(self, state_name: str) -> tuple[str, str] | None:
+        """Return the parameter's name and the state entry's key in a state tensor's name.
+
+        None if the tensor is not part of this optimizer's state.
+        """
+        name, found, key = state_name.removeprefix(self.prefix).rpartition("/")
+        return (name, key) if found and state_name.startswith(self.prefix) else None
+
     def foresee(self) -> list[StateTensor] | None:
         """Return the state tensors as they will be after the first step of each parameter.
 
@@ -336,9 +358,8 @@ class NamedOptimizer:
         options = self._options()
         saved: dict[str, dict[str, str]] = {}
         for path in tensors:
-            if path.startswith(self.prefix):
-                name, key = path.removeprefix(self.prefix).rsplit("/", 1)
-                saved.setdefault(name, {})[key] = path
+            if (split := self.split_name(path)) is not None:
+                saved.setdefault(split[0], {})[split[1]] = path
         for group, entries in zip(self.optimizer.param_groups, values["groups"], strict=True):
             for key, value in entries.items():
                 if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):

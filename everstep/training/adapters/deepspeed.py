@@ -17,9 +17,11 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol, cast
 
+import msgspec
 import torch
 from torch.optim.optimizer import Optimizer
 
+from everstep.protocol.parts import TensorPart, parts_of_range, whole
 from everstep.training.adapters.base import (
     AdapterState,
     ExtraStates,
@@ -154,6 +156,24 @@ class DeepSpeedAdapter:
             StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred) for name, tensor, is_deferred in weights
         ]
 
+    def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
+        of_model = self._find_parts()
+        found: dict[str, tuple[TensorPart, ...]] = {}
+        for state in states:
+            if state.name in of_model:
+                found[state.name] = of_model[state.name]
+            master, key = self._optimizer.split_name(state.name) or ("", "")
+            if (of_master := of_model.get(f"model/{self._prefix}{master}")) is None:
+                continue
+            parts = [
+                msgspec.structs.replace(part, name=f"{self._optimizer.prefix}{part.name.removeprefix('model/')}/{key}")
+                for part in of_master
+            ]
+            if state.tensor.dim() == 0:  # a scalar of all parameters in the master, such as the count of steps
+                parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
+            found[state.name] = tuple(parts)
+        return found
+
     def expect_restore(self) -> Sequence[Arena]:
         """Return no arenas: `deepspeed.initialize` has already created all state."""
         return ()
@@ -235,6 +255,36 @@ class DeepSpeedAdapter:
             layout.entries[f"parameter {self._prefix}{name}"] = f"{dtype_name(parameter.dtype)}{shape}"
         layout.add_optimizer(self._optimizer)
         return layout.entries
+
+    def _find_parts(self) -> dict[str, tuple[TensorPart, ...]]:
+        """Return the parts of the masters and of the other partitioned parameters, by their names in a slot."""
+        found: dict[str, list[TensorPart]] = {f"model/{self._prefix}{name}": [] for name, _ in self._masters}
+        others = {name for name, _ in self._others}
+        for name, parameter in self._parameters:
+            logical = f"model/{self._prefix}{name}"
+            if name in others:
+                if hasattr(parameter, "ds_tensor"):
+                    found[logical] = list(_partition_parts(logical, parameter, 0))
+            elif self._is_stage_3:
+                number, start, _ = self._zero.grad_position[self._zero.get_param_id(parameter)]
+                found[f"model/{self._prefix}master{number}"] += _partition_parts(logical, parameter, start)
+            elif (mapping := cast(Any, parameter)._hp_mapping) is not None:
+                of_parameter, of_master = mapping.lp_fragment_address, mapping.hp_fragment_address
+                found[f"model/{self._prefix}master{mapping.param_group_index}"] += parts_of_range(
+                    logical,
+                    tuple(parameter.shape),
+                    of_parameter.start,
+                    of_parameter.start + of_parameter.numel,
+                    of_master.start,
+                )
+        return {name: tuple(parts) for name, parts in found.items()}
+
+
+def _partition_parts(name: str, parameter: Any, start: int) -> tuple[TensorPart, ...]:
+    """Return the parts of this rank's ZeRO-3 partition of a parameter. The padding of the last rank is no part."""
+    size, count = parameter.partition_numel(), parameter.ds_numel
+    begin = min(count, parameter.get_partition_rank() * size)
+    return parts_of_range(name, tuple(parameter.ds_shape), begin, min(count, begin + size), start)
 
 
 def _version() -> str:

@@ -13,9 +13,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim.optimizer import Optimizer
 
+from everstep.protocol.parts import TensorPart
 from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
 
 REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
@@ -25,6 +28,22 @@ REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     # not to_local(), which returns a view with autograd history
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def box_of(name: str, tensor: DTensor) -> tuple[TensorPart, ...]:
+    """Return the box of a logical tensor that this rank holds of a DTensor.
+
+    Args:
+        name: name of the logical tensor.
+        tensor: a DTensor with the placement of the stored tensor.
+
+    Returns:
+        One box. None if this rank's part is empty.
+    """
+    shape = tuple(tensor.shape)
+    sizes, offsets = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
+    part = TensorPart(name, shape, tuple(offsets), tuple(sizes), 0)
+    return (part,) if part.elements else ()
 
 
 def is_unreduced(group: FSDPParamGroup) -> bool:
@@ -80,6 +99,20 @@ class FSDPAdapter(PlainAdapter):
                     "them. Call boundary() only behind a backward that synchronizes gradients; "
                     "with batches() use accumulate=",
                 )
+
+    def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
+        buffers = {name: owner._buffers.get(key) for name, owner, key in self._buffers.places}
+        tensors = {**buffers, **self._parameters}
+        found: dict[str, tuple[TensorPart, ...]] = {}
+        for state in states:
+            owners = [split[0] for named in self._optimizers if (split := named.split_name(state.name)) is not None]
+            owners += [state.name.removeprefix(kind) for kind in ("model/", "gradient/")]
+            for owner in owners:
+                tensor = tensors.get(owner)
+                # An optimizer may keep scalars, which every rank holds whole, for a sharded parameter.
+                if isinstance(tensor, DTensor) and tensor._local_tensor.shape == state.tensor.shape:
+                    found[state.name] = box_of(state.name, tensor)
+        return found
 
     local = staticmethod(_local)
 

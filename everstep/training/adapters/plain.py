@@ -14,6 +14,7 @@ from operator import attrgetter, itemgetter
 import torch
 from torch.optim.optimizer import Optimizer
 
+from everstep.protocol.parts import TensorPart
 from everstep.protocol.slot import align
 from everstep.training.adapters.base import (
     AdapterState,
@@ -157,6 +158,9 @@ class PlainAdapter:
             state_tensor(f"model/{name}", p, self.local, is_deferred=self._is_deferred(p))
             for name, p in self._parameters.items()
         ]
+
+    def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:  # noqa: ARG002
+        return {}
 
     def expect_restore(self) -> Sequence[Arena]:
         return [arena for named in self._optimizers if (arena := named.expect_restore()) is not None]

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import CorruptObject, OversizedMessage
 from everstep.protocol.safetensors import LENGTH, encode_header, plan_restore, tensors_in_order
-from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index, payload_digest, unpack_index
+from everstep.protocol.slot import (
+    SlotIndex,
+    TensorEntry,
+    pack_index,
+    payload_chunk_digests,
+    payload_digest,
+    unpack_index,
+)
 from tests.unit.worker.storage.slots import Tensors, header_of, payload_of
 
 DTYPES = ["float32", "bfloat16", "int64", "uint8", "bool", "float64", "complex64", "quint4x2"]
@@ -35,7 +42,9 @@ def tensor_sets(draw: st.DrawFn) -> Tensors:
 def to_object(tensors: Tensors, values: bytes, slack: int) -> tuple[bytes, bytes]:
     """Return a payload and the object made of it."""
     payload, offset, size = payload_of(tensors, values, slack)
-    beginning = encode_header(header_of(payload, offset, size), payload[offset : offset + size])
+    beginning = encode_header(
+        header_of(payload, offset, size), payload[offset : offset + size], payload_chunk_digests(payload)
+    )
     index = unpack_index(payload[offset:], offset)
     return payload, beginning + b"".join(
         payload[entry.offset : entry.offset + entry.bytes] for entry in tensors_in_order(index)
@@ -121,7 +130,7 @@ def test_tensors_lie_in_the_order_of_their_offsets() -> None:
     entries = (TensorEntry("b", "uint8", (1,), 64, 1), TensorEntry("a", "uint8", (2,), 0, 2))
     packed = pack_index(SlotIndex(tensors=entries, values=b""))
     payload = b"ab" + bytes(62) + b"c" + bytes(63) + packed
-    beginning = encode_header(header_of(payload, 128, len(packed)), packed)
+    beginning = encode_header(header_of(payload, 128, len(packed)), packed, payload_chunk_digests(payload))
     assert from_object(beginning + b"abc") == payload
 
 
@@ -132,7 +141,7 @@ def test_a_header_beyond_the_limit_of_safetensors_is_refused(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "header", [b"", b"[]", b"{}", b'{"__metadata__": {}}', b'{"__metadata__": {"everstep": "everstep-1"}}', b"\xff" * 8]
+    "header", [b"", b"[]", b"{}", b'{"__metadata__": {}}', b'{"__metadata__": {"everstep": "everstep-2"}}', b"\xff" * 8]
 )
 def test_foreign_headers_are_refused(header: bytes) -> None:
     with pytest.raises(CorruptObject):

@@ -32,7 +32,7 @@ from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, 
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, encode_manifest
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
 from everstep.protocol.safetensors import encode_header
-from everstep.protocol.slot import SlotHeader
+from everstep.protocol.slot import SlotHeader, payload_chunk_digests
 from tests.unit.control_plane.api.conftest import BUCKET, START, USERS_BUCKET, all_pages, refused
 from tests.unit.control_plane.db.test_jobs import plan as any_plan
 from tests.unit.worker.storage.slots import header_of, payload_of
@@ -168,7 +168,9 @@ def tiny_shard(rank: int, step: int, generation: int) -> tuple[SlotHeader, bytes
     tensors = [("w", "uint8", (3,), bytes((rank, step % 256, generation))), ("b", "uint8", (65,), b"x" * 65)]
     payload, offset, size = payload_of(tensors, slack=128)
     header = header_of(payload, offset, size, rank=rank, step=step, origin=generation)
-    return header, encode_header(header, payload[offset:]) + b"".join(content for *_, content in tensors)
+    return header, encode_header(header, payload[offset:], payload_chunk_digests(payload)) + b"".join(
+        content for *_, content in tensors
+    )
 
 
 @pytest.fixture

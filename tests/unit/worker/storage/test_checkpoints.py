@@ -14,7 +14,7 @@ import pytest
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import ObjectReference, ShardSource
-from everstep.protocol.slot import SlotState
+from everstep.protocol.slot import SlotState, payload_chunk_digests
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
@@ -31,6 +31,7 @@ RANK = Rank(0)
 PAYLOAD, OFFSET, SIZE = payload_of(
     [("weight", "float32", (100,), bytes(range(200)) * 2), ("bias", "int64", (1,), bytes(8))], b"position", 64
 )
+CHUNKS = payload_chunk_digests(PAYLOAD)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +84,7 @@ async def fetch(
 
 async def test_a_shard_comes_back_as_it_was_sealed(objects: MemoryObjectStore, tmp_path: Path) -> None:
     first, slot = await sealed(tmp_path / "a")
-    uploaded = await upload_shard(objects, slot, rank_plan(generation=4), rank=RANK)
+    uploaded = await upload_shard(objects, slot, CHUNKS, rank_plan(generation=4), rank=RANK)
     assert uploaded.object.key.startswith(f"jobs/job/checkpoints/run={RUN}/gen=4/step=7/")
     assert uploaded.object.key.endswith("/rank=0.safetensors")
     assert (uploaded.payload_digest, uploaded.origin_generation) == (slot.header.payload_digest, 2)
@@ -111,7 +112,7 @@ async def test_a_shard_comes_back_as_it_was_sealed(objects: MemoryObjectStore, t
 
 async def test_two_uploads_never_share_a_key(objects: MemoryObjectStore, tmp_path: Path) -> None:
     store, slot = await sealed(tmp_path / "a")
-    keys = {(await upload_shard(objects, slot, rank_plan(), rank=RANK)).object.key for _ in range(2)}
+    keys = {(await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)).object.key for _ in range(2)}
     assert len(keys) == 2
     store.close()
 
@@ -122,7 +123,7 @@ async def test_a_slot_that_is_not_what_was_sealed_is_not_stored(objects: MemoryO
         with slot.payload(position, position + 1) as view:
             view[0] ^= 1
         with pytest.raises(CorruptCheckpoint):
-            await upload_shard(objects, slot, rank_plan(), rank=RANK)
+            await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)
         store.close()
     assert objects.objects["bucket"] == {}
 
@@ -131,7 +132,7 @@ async def test_only_sealed_slots_are_stored(objects: MemoryObjectStore, tmp_path
     store, slot = await sealed(tmp_path / "a")
     slot.empty()
     with pytest.raises(StoreRefused):
-        await upload_shard(objects, slot, rank_plan(), rank=RANK)
+        await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)
     store.close()
 
 
@@ -140,7 +141,7 @@ async def test_a_damaged_object_is_never_sealed(objects: MemoryObjectStore, tmp_
     the same.
     """
     first, slot = await sealed(tmp_path / "a")
-    uploaded = await upload_shard(objects, slot, rank_plan(), rank=RANK)
+    uploaded = await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)
     first.close()
     whole = objects.get_bytes(uploaded.object)
     store = node(tmp_path / "b")
@@ -194,7 +195,7 @@ class _BreakingReader:
 async def test_a_line_that_breaks_in_the_middle_leaves_an_empty_slot(tmp_path: Path) -> None:
     first, slot = await sealed(tmp_path / "a")
     objects = BreakingStore()
-    uploaded = await upload_shard(objects, slot, rank_plan(), rank=RANK)
+    uploaded = await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)
     first.close()
     store = node(tmp_path / "b")
     objects.breaks = 99
@@ -211,7 +212,7 @@ async def test_another_shard_than_the_plans_is_refused_before_a_slot_is_touched(
     objects: MemoryObjectStore, tmp_path: Path
 ) -> None:
     first, slot = await sealed(tmp_path / "a")
-    uploaded = await upload_shard(objects, slot, rank_plan(), rank=RANK)
+    uploaded = await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)
     first.close()
     source = source_of(uploaded)
     store = node(tmp_path / "b")
@@ -240,7 +241,7 @@ async def test_another_shard_than_the_plans_is_refused_before_a_slot_is_touched(
 
 async def test_what_must_be_kept_is_not_overwritten(objects: MemoryObjectStore, tmp_path: Path) -> None:
     store, slot = await sealed(tmp_path / "a")
-    uploaded = await upload_shard(objects, slot, rank_plan(), rank=RANK)
+    uploaded = await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)
     other = Content(Generation(2), Step(6))
     index = await store.grant(
         RANK, other, keep=[CONTENT], capacity_bytes=len(PAYLOAD), layout_hash=bytes(16), slot_count=2
@@ -280,7 +281,7 @@ class FlakyStore(MemoryObjectStore):
 async def test_what_may_be_tried_again_is(tmp_path: Path) -> None:
     store, slot = await sealed(tmp_path / "a")
     objects = FlakyStore(failures=2)
-    uploaded = await upload_shard(objects, slot, rank_plan(), rank=RANK)
+    uploaded = await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)
     assert objects.calls == 3
     objects.failures = 2
     slot.empty()
@@ -317,7 +318,7 @@ class SlowStore(MemoryObjectStore):
 async def test_a_cancelled_upload_no_longer_reads_the_slot(tmp_path: Path) -> None:
     store, slot = await sealed(tmp_path / "a")
     objects = SlowStore()
-    task = asyncio.create_task(upload_shard(objects, slot, rank_plan(), rank=RANK))
+    task = asyncio.create_task(upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK))
     await asyncio.to_thread(objects.begun.wait)
     task.cancel()
     await asyncio.sleep(0)

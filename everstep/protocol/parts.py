@@ -1,0 +1,105 @@
+"""Parts: the position of stored elements within logical tensors. Pure.
+
+A logical tensor is a parameter, a master weight or a state tensor of an optimizer as the model defines it, whatever
+number of ranks holds it. A tensor of a slot holds boxes of logical tensors:
+
+    FSDP2, tensor parallel    one box of one logical tensor
+    ZeRO 1, 2, 3              flat ranges of many logical tensors; each range is a few boxes
+    plain, DDP                the whole logical tensor
+
+Invariant: the elements of a part are contiguous in the tensor of the slot, in row-major order of the box.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+
+class TensorPart(msgspec.Struct, frozen=True, array_like=True):
+    """A box of a logical tensor, and its place in a tensor of a slot.
+
+    A scalar has an empty shape and one element.
+    """
+
+    name: str
+    """Name of the logical tensor, as a single process with the same model would call it in a slot."""
+    shape: tuple[int, ...]
+    """Shape of the whole logical tensor."""
+    offsets: tuple[int, ...]
+    """First index of the box in each dimension."""
+    sizes: tuple[int, ...]
+    """Length of the box in each dimension."""
+    start: int
+    """First element of the box within the slot's tensor, counted in row-major order."""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the box."""
+        return math.prod(self.sizes)
+
+    def fits(self, elements: int) -> bool:
+        """Return whether the box lies within its logical tensor and within a stored tensor of `elements` elements."""
+        return (
+            len(self.shape) == len(self.offsets) == len(self.sizes)
+            and all(
+                begin >= 0 and size >= 0 and begin + size <= length
+                for length, begin, size in zip(self.shape, self.offsets, self.sizes, strict=True)
+            )
+            and 0 <= self.start <= elements - self.elements
+        )
+
+
+def whole(name: str, shape: tuple[int, ...]) -> TensorPart:
+    """Return the part of a stored tensor that is the whole logical tensor."""
+    return TensorPart(name, shape, (0,) * len(shape), shape, 0)
+
+
+def parts_of_range(name: str, shape: tuple[int, ...], begin: int, end: int, start: int) -> tuple[TensorPart, ...]:
+    """Return a flat range of a logical tensor as parts.
+
+    Args:
+        name: name of the logical tensor.
+        shape: shape of the logical tensor.
+        begin: first element of the range, in row-major order.
+        end: end of the range, exclusive.
+        start: place of the range's first element within the slot's tensor.
+
+    Returns:
+        At most 2 · dimensions - 1 boxes, in row-major order. None for an empty range.
+    """
+    parts: list[TensorPart] = []
+    for offsets, sizes in _boxes(shape, begin, end):
+        parts.append(TensorPart(name, shape, offsets, sizes, start))
+        start += parts[-1].elements
+    return tuple(parts)
+
+
+_Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes."""
+
+
+def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[_Box]:
+    if begin >= end:
+        return
+    if len(shape) <= 1:
+        yield ((begin,), (end - begin,)) if shape else ((), ())
+        return
+    row = math.prod(shape[1:])
+    (first, head), (last, tail) = divmod(begin, row), divmod(end, row)
+    if first == last:
+        yield from _in_row(shape, first, head, tail)
+        return
+    if head:
+        yield from _in_row(shape, first, head, row)
+        first += 1
+    if first < last:
+        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
+    yield from _in_row(shape, last, 0, tail)
+
+
+def _in_row(shape: tuple[int, ...], row: int, begin: int, end: int) -> Iterator[_Box]:
+    for offsets, sizes in _boxes(shape[1:], begin, end):
+        yield (row, *offsets), (1, *sizes)
