@@ -8,7 +8,8 @@
     ├── WaitTimedOut                 an awaited state was not reached in time                 retryable
     ├── ServiceFailed                an error or a missing response of the service, translated from boto3's errors
     ├── FileFailed                   the operating system failed to read or write a local file
-    └── TransferFailed               received bytes differ from the announced content         retryable
+    ├── TransferFailed               received bytes differ from the announced content         retryable
+    └── CheckpointError              a checkpoint cannot be read or exported (`everstep.checkpoints.errors`)
 
 If the service rejects a request, the client raises boto3's errors: `botocore.exceptions.ClientError`,
 `client.exceptions.ValidationException` and so on.

@@ -1,14 +1,15 @@
-"""`everstep checkpoints …`: list, create, verify, pin, unpin and delete the checkpoints of a job in S3."""
+"""`everstep checkpoints …`: list, create, verify, pin, unpin, delete and export the checkpoints of a job in S3."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from everstep.cli.commands import Asks, Columns, Detail, Json, Pages, Prose, Rows, Service, Shown, command
 from everstep.cli.names import JobName
-from everstep.cli.output import size, when, without_none
+from everstep.cli.output import size, stderr, when, without_none
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -54,6 +55,61 @@ def create(service: Service, name: JobName) -> Shown:
         f"a checkpoint of step {answer['Step']} or the next one is asked for",
         f"next: everstep checkpoints list {name}",
     )
+
+
+@command(app)
+def export(
+    service: Service,
+    name: JobName,
+    step: Step,
+    to: Annotated[str, typer.Option(help="Folder, or s3://bucket/prefix, that receives the files.")],
+    generation: OfGeneration = None,
+    strip: Annotated[str, typer.Option(help="Prefix to remove from names; other tensors are left out.")] = "",
+) -> Shown:
+    """Export the model of a checkpoint as safetensors files that Hugging Face libraries open.
+
+    Reads S3 with your own AWS credentials. Parameters that ZeRO trains are exported as fp32 master weights.
+    """
+    # Local imports keep the other commands fast.
+    from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
+
+    from everstep.checkpoints.checkpoint import open_checkpoint
+    from everstep.checkpoints.export import export_safetensors
+
+    uri = _manifest_of(service, name, step, generation)
+    columns = (*Progress.get_default_columns()[:-1], DownloadColumn(), TimeRemainingColumn())
+    with (
+        open_checkpoint(uri) as checkpoint,
+        Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as progress,
+    ):
+        bar = progress.add_task(f"step {step}", total=None)
+        exported = export_safetensors(
+            checkpoint, to, strip=strip, progress=lambda done, total: progress.update(bar, completed=done, total=total)
+        )
+    body = {"S3Uri": uri, "Files": list(exported.files), "Tensors": exported.tensors, "Bytes": exported.bytes}
+    done = f"{exported.tensors} tensors, {size(exported.bytes)}, are in {to}: {', '.join(exported.files)}"
+    return Shown(body, done)
+
+
+def _manifest_of(service: Any, name: str, step: int, generation: int | None) -> str:
+    """Return the URI of the manifest of a job's complete checkpoint.
+
+    Raises:
+        CheckpointError: the job has no complete checkpoint of this step.
+    """
+    from everstep.checkpoints.errors import CheckpointError
+
+    listed = service.get_paginator("list_checkpoints").paginate(TrainingJobName=name, MinStep=step)
+    found = [
+        each
+        for each in listed.search("Checkpoints")
+        if each["Step"] == step and each["Status"] == "Complete" and generation in (None, each["Generation"])
+    ]
+    if not found:
+        raise CheckpointError(
+            f"{name} has no complete checkpoint of step {step}", hint=f"next: everstep checkpoints list {name}"
+        )
+    return str(max(found, key=lambda each: int(each["Generation"]))["S3Uri"])
 
 
 def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | None = None) -> None:

@@ -44,7 +44,7 @@ MAX_HEADER_BYTES = 100_000_000
 """Limit of a header in the safetensors library, in bytes."""
 _FORMAT = "everstep-2"
 _METADATA = "__metadata__"
-_NAMES = {
+DTYPE_NAMES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -173,8 +173,8 @@ def encode_header(header: SlotHeader, packed_index: bytes, chunk_digests: bytes)
             name += "'"
         offsets = (position, position + entry.bytes)
         described[name] = (
-            _Tensor(_NAMES[entry.dtype], entry.shape, offsets)
-            if entry.dtype in _NAMES
+            _Tensor(DTYPE_NAMES[entry.dtype], entry.shape, offsets)
+            if entry.dtype in DTYPE_NAMES
             else _Tensor("U8", (entry.bytes,), offsets)
         )
         position += entry.bytes

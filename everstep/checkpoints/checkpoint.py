@@ -1,0 +1,166 @@
+"""A checkpoint, opened by its manifest. Reads whole logical tensors, each byte once.
+
+Invariant: a tensor that `read` returns is what training committed: all bytes hash to the digests in the manifest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from itertools import product
+from types import TracebackType
+from typing import Final
+
+from everstep.checkpoints.errors import CheckpointError, CorruptCheckpoint
+from everstep.checkpoints.logical import Box, LogicalTensor, join
+from everstep.checkpoints.shard_object import ChunkCache, ShardObject
+from everstep.checkpoints.stores import Store, store_of
+from everstep.protocol.dtypes import ITEM_BYTES
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Rank
+from everstep.protocol.manifest import CheckpointManifest, ManifestShard, decode_manifest
+
+READS_AT_ONCE: Final = 4
+"""Chunks that are read at the same time: 16 MiB in flight."""
+MAX_MANIFEST_BYTES: Final = 64 * 1024 * 1024
+
+
+class Checkpoint:
+    """An open checkpoint. Use it in a `with` statement.
+
+    Args:
+        manifest: the manifest.
+        store: store of the shards' objects.
+        shard_keys: key of each rank's object within the store.
+
+    Raises:
+        CheckpointError: a shard is missing, damaged or contradicts the others.
+    """
+
+    def __init__(self, manifest: CheckpointManifest, store: Store, shard_keys: Mapping[int, str]) -> None:
+        self.manifest = manifest
+        with ExitStack() as resources:
+            self._pool = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="everstep-read")
+            resources.callback(self._pool.shutdown, cancel_futures=True)
+            cache = ChunkCache()
+
+            def open_shard(shard: ManifestShard) -> ShardObject:
+                stored = store.open(shard_keys[int(shard.rank)])
+                resources.callback(stored.close)
+                return ShardObject(stored, shard, cache)
+
+            self._shards = {shard.rank: shard for shard in self._pool.map(open_shard, manifest.shards)}
+            self.tensors: dict[str, LogicalTensor] = join({rank: shard.index for rank, shard in self._shards.items()})
+            """Logical tensors by name, in the order in which the first rank holds them."""
+            self._resources = resources.pop_all()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._resources.close()
+
+    def read(self, tensor: LogicalTensor) -> bytearray:
+        """Return the bytes of a whole tensor in row-major order.
+
+        Args:
+            tensor: a value of `tensors`.
+
+        Returns:
+            uint8[tensor.bytes].
+
+        Raises:
+            CorruptCheckpoint: bytes of a shard do not hash to their digest.
+            StoreFailure: an object cannot be read.
+        """
+        whole = bytearray(tensor.bytes)
+        item = ITEM_BYTES[tensor.dtype]
+        with memoryview(whole) as target:
+            for box in tensor.boxes:
+                length = _run_elements(tensor.shape, box) * item
+                for number, first in enumerate(_runs(tensor.shape, box)):
+                    self._read_into(box, number * length, target[first * item : first * item + length])
+        return whole
+
+    def read_box(self, tensor: LogicalTensor, box: Box) -> bytearray:
+        """Return the bytes of one box of a tensor, in row-major order of the box.
+
+        Args:
+            tensor: a value of `tensors`.
+            box: one of its boxes.
+
+        Returns:
+            uint8[elements of the box times bytes per element].
+
+        Raises:
+            CorruptCheckpoint: bytes of a shard do not hash to their digest.
+            StoreFailure: an object cannot be read.
+        """
+        data = bytearray(math.prod(box.sizes) * ITEM_BYTES[tensor.dtype])
+        with memoryview(data) as target:
+            self._read_into(box, 0, target)
+        return data
+
+    def _read_into(self, box: Box, start: int, target: memoryview) -> None:
+        self._shards[Rank(box.rank)].read_into(box.begin + start, target, self._pool)
+
+
+def open_checkpoint(uri: str) -> Checkpoint:
+    """Open a checkpoint by its manifest.
+
+    Args:
+        uri: `s3://…/manifest.json`, or the path of a manifest in a copy of the checkpoint's folder. `everstep
+            checkpoints list NAME --wide` shows the URI.
+
+    Returns:
+        The checkpoint. Its header and the headers of all shards are read and checked.
+
+    Raises:
+        CheckpointError: the manifest or a shard cannot be read, is damaged, or contradicts the others.
+    """
+    store, key = store_of(uri)
+    with closing(store.open(key)) as stored:
+        if stored.size > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"{uri} has {stored.size:,} bytes, too many for a manifest")
+        data = stored.read(0, stored.size)
+    try:
+        manifest = decode_manifest(data)
+    except ProtocolError as error:
+        raise CorruptCheckpoint(f"{uri}: {error}") from error
+    # The manifest names keys of its bucket. A copy of the checkpoint has other keys and the same folder.
+    folder = f"run={manifest.run}/gen={manifest.generation}/step={manifest.step}/"
+    base = key.rpartition("/")[0]
+    keys: dict[int, str] = {}
+    for shard in manifest.shards:
+        inside = shard.key.rpartition(folder)[2]
+        if inside == shard.key or ".." in inside.split("/"):
+            raise CorruptCheckpoint(f"{uri} names an object outside of its folder: {shard.key}")
+        keys[int(shard.rank)] = f"{base}/{inside}" if base else inside
+    return Checkpoint(manifest, store, keys)
+
+
+def _run_elements(shape: tuple[int, ...], box: Box) -> int:
+    """Return how many elements of a box are contiguous in the whole tensor."""
+    elements = 1
+    for length, size in zip(reversed(shape), reversed(box.sizes), strict=True):
+        elements *= size
+        if size != length:
+            break
+    return elements
+
+
+def _runs(shape: tuple[int, ...], box: Box) -> Iterator[int]:
+    """Yield the first element of each contiguous run of a box within the whole tensor."""
+    inner = len(shape)
+    while inner and box.sizes[inner - 1] == shape[inner - 1]:
+        inner -= 1
+    outer = max(0, inner - 1)
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    rest = sum(offset * stride for offset, stride in zip(box.offsets[outer:], strides[outer:], strict=True))
+    ranges = [range(offset, offset + size) for offset, size in zip(box.offsets[:outer], box.sizes[:outer], strict=True)]
+    for place in product(*ranges):
+        yield rest + sum(index * stride for index, stride in zip(place, strides[:outer], strict=True))

@@ -1,0 +1,108 @@
+"""Logical tensors: the parameters and optimizer states of a model, joined from the parts that ranks hold. Pure.
+
+Invariant: the boxes of a logical tensor cover each of its elements exactly once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep.checkpoints.errors import IncompleteTensor
+from everstep.protocol.dtypes import ITEM_BYTES
+from everstep.protocol.slot import SlotIndex
+
+LOGICAL_PREFIXES = ("model/", "optimizer/")
+"""Names of logical tensors begin with one of these. Other tensors belong to one rank, such as a generator's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a logical tensor, and where its bytes lie."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    rank: int
+    """The rank whose shard holds the box."""
+    begin: int
+    """First byte within the payload of that shard. The box lies there in row-major order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalTensor:
+    """A whole tensor of the model or of its optimizer."""
+
+    name: str
+    """`model/<parameter or buffer>` or `optimizer/<parameter>/<entry of its state>`."""
+    dtype: str
+    """torch's name without the prefix `torch.`."""
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    """Boxes in the order of their offsets."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the whole tensor in bytes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def join(indexes: Mapping[int, SlotIndex]) -> dict[str, LogicalTensor]:
+    """Return the logical tensors that the shards of all ranks hold.
+
+    Of equal boxes, one is taken: each rank of a data-parallel group holds the same parameters. Buffers that differ
+    between ranks, such as the statistics of a batch normalization, are those of the lowest rank.
+
+    Args:
+        indexes: the index of each rank's shard.
+
+    Returns:
+        The logical tensors by name, in the order in which the lowest rank holds them.
+
+    Raises:
+        IncompleteTensor: boxes are missing or overlap, or ranks contradict each other about dtype or shape.
+    """
+    found: dict[str, tuple[str, tuple[int, ...], dict[tuple[tuple[int, ...], tuple[int, ...]], Box]]] = {}
+    for rank, index in sorted(indexes.items()):
+        for entry in index.tensors:
+            for part in entry.logical_parts:
+                if not part.name.startswith(LOGICAL_PREFIXES):
+                    continue
+                dtype, shape, boxes = found.setdefault(part.name, (entry.dtype, part.shape, {}))
+                if (dtype, shape) != (entry.dtype, part.shape):
+                    raise IncompleteTensor(
+                        f"{part.name} is {dtype}{list(shape)} on one rank and {entry.dtype}{list(part.shape)} on rank "
+                        f"{rank}"
+                    )
+                begin = entry.offset + part.start * ITEM_BYTES[entry.dtype]
+                boxes.setdefault((part.offsets, part.sizes), Box(part.offsets, part.sizes, rank, begin))
+    return {
+        name: LogicalTensor(name, dtype, shape, _covering(name, shape, list(boxes.values())))
+        for name, (dtype, shape, boxes) in found.items()
+    }
+
+
+def _covering(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> tuple[Box, ...]:
+    ordered = sorted((box for box in boxes if math.prod(box.sizes)), key=lambda box: (box.offsets, box.sizes))
+    held, whole = sum(math.prod(box.sizes) for box in ordered), math.prod(shape)
+    if held != whole or _overlap(ordered):
+        raise IncompleteTensor(f"the shards hold {held:,} elements of the {whole:,} of {name}{list(shape)}")
+    return tuple(ordered)
+
+
+def _overlap(ordered: Sequence[Box]) -> bool:
+    """Return whether two boxes share an element. The boxes are in the order of their first offsets."""
+    open_boxes: list[Box] = []
+    for box in ordered:
+        if box.offsets:
+            open_boxes = [other for other in open_boxes if other.offsets[0] + other.sizes[0] > box.offsets[0]]
+        if any(_share(box, other) for other in open_boxes):
+            return True
+        open_boxes.append(box)
+    return False
+
+
+def _share(one: Box, other: Box) -> bool:
+    return all(
+        a < b + n and b < a + m for a, m, b, n in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+    )

@@ -1,0 +1,156 @@
+"""Verified reads of one shard's object.
+
+    payload range ─▶ chunks of 4 MiB ─▶ one ranged read each ─▶ digest compared with the header ─▶ bytes
+
+The header of the object holds the digest of each chunk of the payload (`everstep.protocol.safetensors`), and the
+manifest holds the digest of all of them.
+
+Invariant: `read_into` returns only bytes that hash to the manifest's digest.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from typing import Final
+
+from everstep.checkpoints.errors import CorruptCheckpoint
+from everstep.checkpoints.stores import StoredObject
+from everstep.protocol.errors import CorruptObject, ProtocolError
+from everstep.protocol.manifest import ManifestShard
+from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, plan_restore
+from everstep.protocol.slot import DIGEST_BYTES, SlotIndex, chunk_bytes, chunk_range, digest, unpack_index
+
+CACHED_CHUNKS: Final = 4
+"""Chunks that the cache of a checkpoint keeps: 16 MiB for shards of up to 128 GiB. Small tensors share a chunk."""
+
+
+class ChunkCache:
+    """The chunks that were read last, shared by all shards of a checkpoint. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._chunks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[int, int]) -> bytes | None:
+        """Return the chunk with this rank and number, or None."""
+        with self._lock:
+            if (chunk := self._chunks.get(key)) is not None:
+                self._chunks.move_to_end(key)
+            return chunk
+
+    def put(self, key: tuple[int, int], chunk: bytes) -> None:
+        """Keep a chunk, and forget the one that was not read for longest."""
+        with self._lock:
+            self._chunks[key] = chunk
+            while len(self._chunks) > CACHED_CHUNKS:
+                self._chunks.popitem(last=False)
+
+
+class ShardObject:
+    """One shard of a checkpoint, in its safetensors object.
+
+    Args:
+        stored: the object, opened.
+        expected: the entry of the manifest.
+        cache: cache of the checkpoint.
+
+    Raises:
+        CorruptCheckpoint: the object's header is damaged or belongs to another shard.
+        StoreFailure: the object cannot be read.
+    """
+
+    def __init__(self, stored: StoredObject, expected: ManifestShard, cache: ChunkCache) -> None:
+        self._stored = stored
+        self._cache = cache
+        self.rank = int(expected.rank)
+        self._plan, self._data = _read_header(stored, expected)
+        self._spans = self._plan.spans
+        self._begins = [begin for begin, _ in self._spans]
+        self._places = [0, *accumulate(end - begin for begin, end in self._spans)]
+        """Start of each span within the object's data."""
+        self.index: SlotIndex = unpack_index(self._plan.index, self._plan.index_offset)
+
+    def read_into(self, begin: int, target: memoryview, pool: ThreadPoolExecutor) -> None:
+        """Read bytes of the payload from `begin` on.
+
+        Args:
+            begin: first byte, within the payload.
+            target: uint8 memory that receives the bytes. Its length decides how many.
+            pool: threads that read chunks at the same time.
+
+        Raises:
+            CorruptCheckpoint: a chunk does not hash to its digest.
+            StoreFailure: the object cannot be read.
+        """
+        end = begin + target.nbytes
+        size = chunk_bytes(self._plan.payload_bytes)
+
+        def take(number: int) -> None:
+            first, last = chunk_range(number, self._plan.payload_bytes)
+            chunk = self._chunk(number)
+            low, high = max(begin, first), min(end, last)
+            target[low - begin : high - begin] = chunk[low - first : high - first]
+
+        numbers = range(begin // size, -(-end // size)) if target.nbytes else range(0)
+        if len(numbers) < 2:
+            for number in numbers:
+                take(number)
+        else:
+            for _ in pool.map(take, numbers):
+                pass
+
+    def _chunk(self, number: int) -> bytes:
+        if (known := self._cache.get((self.rank, number))) is not None:
+            return known
+        begin, end = chunk_range(number, self._plan.payload_bytes)
+        chunk = bytearray(end - begin)
+        pieces = list(self._pieces(begin, end))
+        if pieces:
+            place, stop = pieces[0][1], pieces[-1][1] + pieces[-1][2]
+            data = memoryview(self._stored.read(self._data + place, self._data + stop))
+            for start, at, count in pieces:
+                chunk[start - begin : start - begin + count] = data[at - place : at - place + count]
+        index_begin, index = self._plan.index_offset, self._plan.index
+        low, high = max(begin, index_begin), min(end, index_begin + len(index))
+        if low < high:
+            chunk[low - begin : high - begin] = index[low - index_begin : high - index_begin]
+        expected = self._plan.chunk_digests[DIGEST_BYTES * number : DIGEST_BYTES * (number + 1)]
+        if digest(chunk) != expected:
+            raise CorruptCheckpoint(
+                f"{self._stored.name}: bytes {begin:,} to {end:,} of the shard do not hash to their digest; use "
+                "another checkpoint"
+            )
+        found = bytes(chunk)
+        self._cache.put((self.rank, number), found)
+        return found
+
+    def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield start in the payload, start in the object's data, and length of each piece of data in a range."""
+        number = max(0, bisect_right(self._begins, begin) - 1)
+        for (low, high), place in zip(self._spans[number:], self._places[number:], strict=False):
+            if low >= end:
+                return
+            first, last = max(low, begin), min(high, end)
+            if first < last:
+                yield first, place + first - low, last - first
+
+
+def _read_header(stored: StoredObject, expected: ManifestShard) -> tuple[Restore, int]:
+    """Return the object's plan, and the position of its data."""
+    if stored.size != expected.object_bytes:
+        raise CorruptCheckpoint(f"{stored.name} has {stored.size:,} bytes; the manifest says {expected.object_bytes:,}")
+    (length,) = LENGTH.unpack(stored.read(0, LENGTH.size))
+    if length > min(MAX_HEADER_BYTES, stored.size - LENGTH.size):
+        raise CorruptCheckpoint(f"{stored.name} announces a header of {length:,} bytes")
+    try:
+        plan = plan_restore(stored.read(LENGTH.size, LENGTH.size + length), stored.size)
+    except (CorruptObject, ProtocolError) as error:
+        raise CorruptCheckpoint(f"{stored.name}: {error}") from error
+    if plan.payload_digest.hex() != expected.payload_digest:
+        raise CorruptCheckpoint(f"{stored.name} holds another shard than the manifest names")
+    return plan, LENGTH.size + length

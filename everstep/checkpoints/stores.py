@@ -1,0 +1,257 @@
+"""Files and S3 objects, addressed by path or by `s3://bucket/key`.
+
+    reading    ranges of an object; all ranges come from the version that was opened
+    writing    an object from a stream of pieces; it exists completely or not at all
+
+Invariant: a reader never mixes two versions of an object: S3 gets the ETag of the opened object with each request.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from everstep.checkpoints.errors import StoreFailure
+
+PART_BYTES: Final = 32 * 1024 * 1024
+"""Size of a part of an upload to S3, in bytes. Objects above 9,000 parts have larger parts."""
+MOST_PARTS: Final = 9_000
+"""Parts of an upload for which `PART_BYTES` suffices. Source: S3 allows 10,000 parts per object."""
+CONNECTIONS: Final = 8
+"""Connections to S3. Source: Amazon S3 User Guide: parallel requests, one for each 85 to 95 MB/s."""
+
+
+class StoredObject(ABC):
+    """An object that was opened for reading. Its owner calls `close` at the end.
+
+    Args:
+        name: path or S3 URI, for messages.
+        size: length of the object in bytes.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+
+    @abstractmethod
+    def read(self, begin: int, end: int) -> bytes:
+        """Return the bytes from `begin` to `end`. Safe from several threads at once.
+
+        Raises:
+            StoreFailure: the object cannot be read, has changed since it was opened, or ends too early.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the open object holds. Idempotent."""
+
+
+class Store(Protocol):
+    """A place for objects with names."""
+
+    def open(self, key: str) -> StoredObject:
+        """Return the object with this key.
+
+        Raises:
+            StoreFailure: the object does not exist or cannot be read.
+        """
+
+    def write(self, key: str, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> None:
+        """Store an object of `size` bytes. An earlier object of this key is replaced.
+
+        Raises:
+            StoreFailure: the object cannot be written. Nothing is left of it.
+        """
+
+
+def store_of(uri: str) -> tuple[Store, str]:
+    """Return the store of a path or an S3 URI, and the key within the store.
+
+    Args:
+        uri: `s3://bucket/key`, or a path of the file system.
+
+    Returns:
+        The store, and the key: the path itself for files.
+
+    Raises:
+        StoreFailure: the URI has an unknown scheme or no bucket.
+    """
+    scheme, found, rest = uri.partition("://")
+    if not found:
+        return Files(), uri
+    bucket, _, key = rest.partition("/")
+    if scheme != "s3" or not bucket:
+        raise StoreFailure(f"{uri} is neither a path nor s3://bucket/key")
+    return S3(bucket), key
+
+
+class Files:
+    """Objects in the file system. Keys are paths."""
+
+    def open(self, key: str) -> StoredObject:
+        try:
+            return _File(key)
+        except OSError as error:
+            raise StoreFailure(f"{key}: {error.strerror}") from error
+
+    def write(self, key: str, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> None:
+        path = Path(key)
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with unfinished.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            assert unfinished.stat().st_size == size, "the pieces have the announced size"
+            unfinished.replace(path)
+        except OSError as error:
+            raise StoreFailure(f"{key}: {error.strerror}") from error
+        finally:
+            with suppress(OSError):
+                unfinished.unlink()  # it exists only if the object was not completed
+
+
+class _File(StoredObject):
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("rb")  # noqa: SIM115
+        super().__init__(path, os.fstat(self._file.fileno()).st_size)
+
+    def read(self, begin: int, end: int) -> bytes:
+        data = bytearray()
+        while len(data) < end - begin:
+            more = os.pread(self._file.fileno(), end - begin - len(data), begin + len(data))
+            if not more:
+                raise StoreFailure(f"{self.name} ends at byte {begin + len(data)}")
+            data += more
+        return bytes(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class S3:
+    """Objects of one bucket. The endpoint, the region and the keys come from boto3's usual sources.
+
+    Args:
+        bucket: name of the bucket.
+        client: boto3 client for S3. None: a new client.
+    """
+
+    def __init__(self, bucket: str, client: Any = None) -> None:
+        options = Config(max_pool_connections=CONNECTIONS, retries={"mode": "standard", "max_attempts": 5})
+        self._bucket = bucket
+        self._client = client or boto3.client("s3", config=options)
+
+    def open(self, key: str) -> StoredObject:
+        name = f"s3://{self._bucket}/{key}"
+        with _failures(name):
+            head = self._client.head_object(Bucket=self._bucket, Key=key)
+        return _S3Object(
+            name,
+            head["ContentLength"],
+            self._client,
+            {
+                "Bucket": self._bucket,
+                "Key": key,
+                "IfMatch": head["ETag"],
+            },
+        )
+
+    def write(self, key: str, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> None:
+        name, place = f"s3://{self._bucket}/{key}", {"Bucket": self._bucket, "Key": key}
+        part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
+        parts = _parts(pieces, part_bytes)
+        if size <= part_bytes:
+            with _failures(name):
+                self._client.put_object(**place, Body=next(parts, b""), ChecksumAlgorithm="CRC32")
+            return
+        with _failures(name):
+            upload = self._client.create_multipart_upload(**place, ChecksumAlgorithm="CRC32")["UploadId"]
+        try:
+            with _failures(name):
+                done = [
+                    self._client.upload_part(
+                        **place, UploadId=upload, PartNumber=number, Body=part, ChecksumAlgorithm="CRC32"
+                    )
+                    | {"PartNumber": number}
+                    for number, part in enumerate(parts, 1)
+                ]
+                self._client.complete_multipart_upload(
+                    **place,
+                    UploadId=upload,
+                    MultipartUpload={
+                        "Parts": [{key: part[key] for key in ("PartNumber", "ETag", "ChecksumCRC32")} for part in done]
+                    },
+                )
+        except BaseException:
+            with _failures(name):
+                self._client.abort_multipart_upload(**place, UploadId=upload)
+            raise
+
+
+class _S3Object(StoredObject):
+    def __init__(self, name: str, size: int, client: Any, place: dict[str, str]) -> None:
+        super().__init__(name, size)
+        self._client = client
+        self._place = place
+
+    def read(self, begin: int, end: int) -> bytes:
+        if begin == end:
+            return b""
+        with _failures(self.name):
+            data: bytes = self._client.get_object(**self._place, Range=f"bytes={begin}-{end - 1}")["Body"].read()
+        if len(data) != end - begin:
+            raise StoreFailure(f"{self.name} ends at byte {begin + len(data)}")
+        return data
+
+    def close(self) -> None:
+        pass
+
+
+def _parts(pieces: Iterable[bytes | bytearray | memoryview], part_bytes: int) -> Iterator[bytearray]:
+    part = bytearray()
+    for piece in pieces:
+        view = memoryview(piece)
+        while view.nbytes:
+            taken = view[: part_bytes - len(part)]
+            part += taken
+            view = view[taken.nbytes :]
+            if len(part) == part_bytes:
+                yield part
+                part = bytearray()
+    if part:
+        yield part
+
+
+@contextmanager
+def _failures(name: str) -> Iterator[None]:
+    """Turn boto3's errors into `StoreFailure`, with the object's name and what to do."""
+    try:
+        yield
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        advice = {
+            "404": "the object does not exist",
+            "NoSuchKey": "the object does not exist",
+            "NoSuchBucket": "the bucket does not exist",
+            "403": "access is denied; the caller needs s3:GetObject here, and kms:Decrypt if it is encrypted",
+            "AccessDenied": "access is denied; check the caller's policy and the bucket's",
+            "301": "the bucket is in another region; set AWS_REGION to its region",
+            "PermanentRedirect": "the bucket is in another region; set AWS_REGION to its region",
+            "412": "the object was replaced while it was read; start again",
+            "PreconditionFailed": "the object was replaced while it was read; start again",
+        }.get(code, f"{error.response.get('Error', {}).get('Message', '')} ({code})")
+        raise StoreFailure(f"{name}: {advice}") from error
+    except BotoCoreError as error:
+        raise StoreFailure(f"{name}: {error}") from error

@@ -1,0 +1,162 @@
+"""Logical tensors are read whole from shards of any layout, and damaged bytes are never returned."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from everstep.checkpoints import open_checkpoint
+from everstep.checkpoints.errors import CheckpointError, CorruptCheckpoint, IncompleteTensor, StoreFailure
+from everstep.protocol.parts import TensorPart, parts_of_range
+from everstep.protocol.slot import CHUNK_BYTES
+from tests.unit.everstep.checkpoints.stored import FOLDER, Stored, store
+
+RANDOM = np.random.default_rng(7)
+
+
+def array(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def read(manifest: Path, name: str) -> np.ndarray:
+    with open_checkpoint(str(manifest)) as checkpoint:
+        tensor = checkpoint.tensors[name]
+        return np.frombuffer(checkpoint.read(tensor), tensor.dtype).reshape(tensor.shape)
+
+
+@given(
+    st.lists(st.integers(1, 5), max_size=3), st.lists(st.integers(0, 125), min_size=0, max_size=4), st.integers(0, 3)
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_flat_ranges_of_any_ranks_become_the_tensor(
+    tmp_path_factory: pytest.TempPathFactory, shape: list[int], cuts: list[int], padding: int
+) -> None:
+    """ZeRO: each rank holds a flat range of each parameter, with padding, in one flat master."""
+    whole, other = array(*shape), array(3)
+    count = whole.size
+    edges = sorted({0, count, *(cut % (count + 1) for cut in cuts)})
+    ranks = {}
+    for rank, (begin, end) in enumerate(itertools.pairwise(edges)):
+        flat = np.concatenate([np.zeros(padding, np.float32), whole.ravel()[begin:end], other])
+        parts = parts_of_range("model/w", tuple(shape), begin, end, padding)
+        parts += parts_of_range("model/b", (3,), 0, 3, padding + end - begin)
+        ranks[rank] = [Stored("model/master0", flat, parts)]
+    manifest = store(tmp_path_factory.mktemp("checkpoint"), ranks)
+    assert np.array_equal(read(manifest, "model/w"), whole)
+    assert np.array_equal(read(manifest, "model/b"), other)
+
+
+def test_boxes_of_two_dimensions_become_the_tensor(tmp_path: Path) -> None:
+    whole = array(5, 7)
+    ranks = {}
+    for rank, (rows, columns) in enumerate([((0, 3), (0, 4)), ((0, 3), (4, 7)), ((3, 5), (0, 4)), ((3, 5), (4, 7))]):
+        offsets, sizes = (rows[0], columns[0]), (rows[1] - rows[0], columns[1] - columns[0])
+        local = np.ascontiguousarray(whole[slice(*rows), slice(*columns)])
+        ranks[rank] = [Stored("model/w", local, (TensorPart("model/w", (5, 7), offsets, sizes, 0),))]
+    assert np.array_equal(read(store(tmp_path, ranks), "model/w"), whole)
+
+
+def test_tensors_of_many_chunks_are_read_whole(tmp_path: Path) -> None:
+    first, second = array(CHUNK_BYTES // 4 + 3), array(3 * CHUNK_BYTES // 4 + 5)
+    manifest = store(tmp_path, {0: [Stored("model/a", first), Stored("model/b", second)]})
+    assert np.array_equal(read(manifest, "model/a"), first)
+    assert np.array_equal(read(manifest, "model/b"), second)
+
+
+def test_replicated_tensors_are_taken_from_one_rank_and_tensors_of_one_rank_are_left_out(tmp_path: Path) -> None:
+    whole = array(4)
+    rng = Stored("value/rng", array(2))
+    manifest = store(tmp_path, {rank: [Stored("model/w", whole + rank), rng] for rank in range(2)})
+    with open_checkpoint(str(manifest)) as checkpoint:
+        assert list(checkpoint.tensors) == ["model/w"]
+        assert [box.rank for box in checkpoint.tensors["model/w"].boxes] == [0]
+
+
+def test_every_flipped_byte_is_refused(tmp_path: Path) -> None:
+    """One byte of the object is flipped in turn. Reading either fails or, in unused padding, changes nothing."""
+    whole = array(3, 5)
+    manifest = store(tmp_path, {0: [Stored("model/w", whole)]})
+    (path,) = tmp_path.rglob("*.safetensors")
+    good = path.read_bytes()
+    refused = 0
+    for position in range(len(good)):
+        path.write_bytes(good[:position] + bytes([good[position] ^ 4]) + good[position + 1 :])
+        try:
+            found = read(manifest, "model/w")
+        except (CorruptCheckpoint, IncompleteTensor, KeyError):
+            refused += 1
+        else:
+            assert np.array_equal(found, whole), position
+    assert refused >= whole.nbytes
+    for end in range(len(good)):
+        path.write_bytes(good[:end])
+        with pytest.raises(CheckpointError):
+            read(manifest, "model/w")
+
+
+def test_shards_of_two_ranks_that_change_places_are_refused(tmp_path: Path) -> None:
+    manifest = store(tmp_path, {rank: [Stored("model/w", array(4))] for rank in range(2)})
+    one, two = sorted(tmp_path.rglob("*.safetensors"))
+    data = one.read_bytes(), two.read_bytes()
+    one.write_bytes(data[1])
+    two.write_bytes(data[0])
+    with pytest.raises(CorruptCheckpoint, match="another shard than the manifest names"):
+        open_checkpoint(str(manifest))
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([(0, 3)], "hold 3 elements of the 5"),
+        ([(0, 3), (2, 4)], "hold 5 elements of the 5"),
+        ([(0, 3), (2, 5)], "hold 6 elements of the 5"),
+    ],
+    ids=["a part is missing", "a part is missing and another twice", "parts overlap"],
+)
+def test_parts_that_do_not_make_a_tensor_are_refused(tmp_path: Path, parts: list[tuple[int, int]], reason: str) -> None:
+    whole = array(5)
+    ranks = {
+        rank: [Stored("x", whole[begin:end], parts_of_range("model/w", (5,), begin, end, 0))]
+        for rank, (begin, end) in enumerate(parts)
+    }
+    with pytest.raises(IncompleteTensor, match=reason):
+        open_checkpoint(str(store(tmp_path, ranks)))
+
+
+def test_ranks_that_contradict_each_other_about_a_tensor_are_refused(tmp_path: Path) -> None:
+    ranks = {0: [Stored("model/w", array(4))], 1: [Stored("model/w", array(2, 2))]}
+    with pytest.raises(IncompleteTensor, match=r"model/w is float32\[4\] on one rank and float32\[2, 2\] on rank 1"):
+        open_checkpoint(str(store(tmp_path, ranks)))
+
+
+def test_a_manifest_that_names_objects_elsewhere_is_refused(tmp_path: Path) -> None:
+    manifest = store(tmp_path, {0: [Stored("model/w", array(4))]})
+    good = manifest.read_text()
+    for other in (f"jobs/job/checkpoints/{FOLDER}../../secret", "elsewhere/rank=0.safetensors"):
+        key = f"jobs/job/checkpoints/{FOLDER}{0:016x}/rank=0.safetensors"
+        manifest.write_text(good.replace(key, other))
+        with pytest.raises(CorruptCheckpoint, match="outside of its folder"):
+            open_checkpoint(str(manifest))
+
+
+def test_what_does_not_exist_or_is_no_manifest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreFailure, match=r"nothing: No such file or directory"):
+        open_checkpoint(str(tmp_path / "nothing"))
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(CorruptCheckpoint, match="not a checkpoint manifest"):
+        open_checkpoint(str(tmp_path / "other.json"))
+    with pytest.raises(StoreFailure, match=r"neither a path nor s3://bucket/key"):
+        open_checkpoint("ftp://host/file")
+
+
+def test_safetensors_alone_can_read_the_tensors_of_a_shard(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    whole = array(2, 3)
+    store(tmp_path, {0: [Stored("model/w", whole)]})
+    (path,) = tmp_path.rglob("*.safetensors")
+    assert np.array_equal(safetensors.load_file(path)["model/w"], whole)

@@ -1,0 +1,108 @@
+"""Exported safetensors files hold the model's tensors, whatever layout trained them, and are complete or absent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from everstep.checkpoints import export, open_checkpoint
+from everstep.checkpoints.errors import CheckpointError, CorruptCheckpoint, StoreFailure
+from everstep.checkpoints.export import export_safetensors
+from everstep.protocol.parts import parts_of_range
+from tests.unit.everstep.checkpoints.stored import Stored, store
+
+RANDOM = np.random.default_rng(11)
+SHAPES = {"encoder.weight": (6, 4), "encoder.bias": (6,), "head": (3, 6)}
+
+
+@pytest.fixture(name="model")
+def made_model() -> dict[str, np.ndarray]:
+    return {name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture(name="manifest")
+def made_manifest(tmp_path: Path, model: dict[str, np.ndarray]) -> Path:
+    """Return the manifest of a checkpoint that two ranks of ZeRO saved, with a state of the optimizer."""
+    flat = np.concatenate([value.ravel() for value in model.values()])
+    ranks = {}
+    for rank, (begin, end) in enumerate([(0, 23), (23, flat.size)]):
+        parts, first = [], 0
+        for name, value in model.items():
+            low, high = max(begin, first), min(end, first + value.size)
+            parts += parts_of_range(f"model/{name}", value.shape, low - first, high - first, low - begin)
+            first += value.size
+        moments = tuple(
+            type(part)(f"optimizer/{part.name}/exp_avg", *(part.shape, part.offsets, part.sizes), part.start)
+            for part in parts
+        )
+        ranks[rank] = [
+            Stored("model/master0", flat[begin:end], tuple(parts)),
+            Stored("optimizer/master0/exp_avg", flat[begin:end], moments),
+        ]
+    return store(tmp_path / "checkpoint", ranks)
+
+
+def exported(manifest: Path, to: Path, **options: Any) -> export.Exported:
+    with open_checkpoint(str(manifest)) as checkpoint:
+        return export_safetensors(checkpoint, str(to), **options)
+
+
+def test_a_model_of_two_ranks_becomes_one_file(tmp_path: Path, manifest: Path, model: dict[str, np.ndarray]) -> None:
+    seen: list[tuple[int, int]] = []
+    result = exported(manifest, tmp_path / "to", progress=lambda done, total: seen.append((done, total)))
+    found = load_file(tmp_path / "to" / "model.safetensors")
+    assert found.keys() == model.keys()
+    assert all(np.array_equal(found[name], value) for name, value in model.items())
+    assert result == export.Exported(("model.safetensors",), 3, 4 * 48)
+    assert seen == [(96, 192), (120, 192), (192, 192)]
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["model.safetensors"]
+
+
+def test_a_large_model_becomes_several_files_with_an_index(
+    tmp_path: Path, manifest: Path, model: dict[str, np.ndarray]
+) -> None:
+    result = exported(manifest, tmp_path / "to", file_bytes=100)
+    assert result.files == (
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    )
+    index = json.loads((tmp_path / "to" / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": 192}
+    assert index["weight_map"].keys() == model.keys()
+    for name, file in index["weight_map"].items():
+        assert np.array_equal(load_file(tmp_path / "to" / file)[name], model[name])
+
+
+def test_one_of_several_models_is_exported_by_its_prefix(tmp_path: Path, manifest: Path) -> None:
+    exported(manifest, tmp_path / "to", strip="encoder.")
+    assert load_file(tmp_path / "to" / "model.safetensors").keys() == {"weight", "bias"}
+    with pytest.raises(CheckpointError, match=r"begins with 'actor.'; the model's names are encoder.weight, "):
+        exported(manifest, tmp_path / "other", strip="actor.")
+
+
+def test_a_dtype_that_safetensors_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    manifest = store(tmp_path / "checkpoint", {0: [Stored("model/phase", np.zeros(2, np.complex64))]})
+    with pytest.raises(CheckpointError, match="phase is complex64"):
+        exported(manifest, tmp_path / "to")
+
+
+def test_a_damaged_checkpoint_leaves_no_file(tmp_path: Path, manifest: Path) -> None:
+    path = max(tmp_path.rglob("rank=1.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptCheckpoint, match="use another checkpoint"):
+        exported(manifest, tmp_path / "to")
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, manifest: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreFailure, match=r"model\.safetensors: File exists"):
+        exported(manifest, tmp_path / "file")
