@@ -264,10 +264,10 @@ class DeepSpeedAdapter:
             logical = f"model/{self._prefix}{name}"
             if name in others:
                 if hasattr(parameter, "ds_tensor"):
-                    found[logical] = list(_partition_parts(logical, parameter, 0))
+                    found[logical] = list(self._partition_parts(logical, parameter, 0))
             elif self._is_stage_3:
                 number, start, _ = self._zero.grad_position[self._zero.get_param_id(parameter)]
-                found[f"model/{self._prefix}master{number}"] += _partition_parts(logical, parameter, start)
+                found[f"model/{self._prefix}master{number}"] += self._partition_parts(logical, parameter, start)
             elif (mapping := cast(Any, parameter)._hp_mapping) is not None:
                 of_parameter, of_master = mapping.lp_fragment_address, mapping.hp_fragment_address
                 found[f"model/{self._prefix}master{mapping.param_group_index}"] += parts_of_range(
@@ -279,12 +279,11 @@ class DeepSpeedAdapter:
                 )
         return {name: tuple(parts) for name, parts in found.items()}
 
-
-def _partition_parts(name: str, parameter: Any, start: int) -> tuple[TensorPart, ...]:
-    """Return the parts of this rank's ZeRO-3 partition of a parameter. The padding of the last rank is no part."""
-    size, count = parameter.partition_numel(), parameter.ds_numel
-    begin = min(count, parameter.get_partition_rank() * size)
-    return parts_of_range(name, tuple(parameter.ds_shape), begin, min(count, begin + size), start)
+    def _partition_parts(self, name: str, parameter: Any, start: int) -> tuple[TensorPart, ...]:
+        """Return the parts of this rank's ZeRO-3 partition of a parameter. The padding of the last rank is no part."""
+        size, count = parameter.partition_numel(), parameter.ds_numel
+        begin = min(count, self._zero._get_param_partition_rank(parameter) * size)
+        return parts_of_range(name, tuple(parameter.ds_shape), begin, min(count, begin + size), start)
 
 
 def _version() -> str:

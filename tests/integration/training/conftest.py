@@ -29,13 +29,17 @@ class Scenarios:
         until: int,
         options: dict[str, Any] | None = None,
         agent: FakeAgent | None = None,
+        keep: Path | None = None,
     ) -> Launch:
         own = directory / f"launch-{next(self._numbers)}"
         own.mkdir()
         environment = {"EVERSTEP_FINAL_ROUND_SECONDS": "20"}
         if agent is not None:
             environment |= agent.environment
-        call = ("tests.integration.training.scripts:run", name, str(own), {"until": until, "options": options or {}})
+        arguments: dict[str, Any] = {"until": until, "options": options or {}}
+        if keep is not None:
+            arguments["keep"] = str(keep)
+        call = ("tests.integration.training.scripts:run", name, str(own), arguments)
         return self.parent.fork(*call, world=world, directory=own, environment=environment, result="result-{rank}.json")
 
 

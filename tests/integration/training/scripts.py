@@ -24,6 +24,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 import everstep.training
+from everstep.protocol.slot import HEADER_BYTES
+from everstep.training.capture import CapturePlan, SlotMemory
 from everstep.training.session import TrainingSession
 from everstep.training.state_tree import tensor_bytes
 
@@ -66,6 +68,8 @@ def run(name: str, directory: str, arguments: dict[str, Any]) -> int:
     for batch in session.batches(until_step=arguments["until"], accumulate=scenario.accumulate):
         losses.values.append(scenario.step(batch, session))
     scenario.after()
+    if "keep" in arguments:
+        keep(session, scenario.register, Path(arguments["keep"]), rank)
     result = {
         "rank": rank,
         "begun": begun,
@@ -95,6 +99,51 @@ def digest(session: TrainingSession) -> dict[str, str]:
         for item in observed.tensors
     }
     return {**hashes, "(values)": hashlib.sha256(observed.values).hexdigest()[:16]}
+
+
+def keep(session: TrainingSession, registered: dict[str, Any], directory: Path, rank: int) -> None:
+    """Write the rank's state as the payload of a slot, and the whole tensors as the framework gathers them."""
+    observed = session._state.observe()
+    plan = CapturePlan.make(observed.tensors, session._state.parts(observed.tensors))
+    path = directory / f"payload-{rank}"
+    with path.open("wb") as file:
+        file.truncate(HEADER_BYTES + plan.capacity_bytes(observed.values))
+    memory = SlotMemory(path, plan.capacity_bytes(observed.values))
+    with torch.no_grad():
+        for view, state in zip(memory.views(plan), observed.tensors, strict=True):
+            view.copy_(state.tensor)
+    size = memory.write_values(plan, observed.values)
+    path.write_bytes(bytes(memory.bytes_at(0, plan.index_offset + size)))
+    (directory / f"index-{rank}").write_text(json.dumps([plan.index_offset, size]))
+    whole = {name: tensor.detach().float().numpy() for name, tensor in gathered(registered).items()}
+    np.savez(directory / f"whole-{rank}.npz", **{name.replace("/", "|"): value for name, value in whole.items()})
+
+
+def gathered(registered: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return every parameter and state of an optimizer whole, as the framework's own functions return them."""
+    found: dict[str, torch.Tensor] = {}
+    if (engine := registered.get("engine")) is not None:
+        import deepspeed
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        for name, parameter in engine.module.named_parameters():
+            if parameter.requires_grad:
+                found[f"model/{name}"] = safe_get_full_fp32_param(parameter)
+                for key in ("exp_avg", "exp_avg_sq"):
+                    found[f"optimizer/{name}/{key}"] = safe_get_full_optimizer_state(parameter, key)
+            else:
+                with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+                    found[f"model/{name}"] = parameter.detach().clone()
+        return found
+    model = getattr(registered["model"], "module", registered["model"])
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizers = registered["optimizer"]
+    for called, optimizer in (optimizers if isinstance(optimizers, dict) else {"": optimizers}).items():
+        prefix = f"optimizer/{called}/" if called else "optimizer/"
+        for parameter, state in optimizer.state.items():
+            found |= {f"{prefix}{names[parameter]}/{key}": value for key, value in state.items()}
+    found |= {f"model/{name}": parameter for parameter, name in names.items()}
+    return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in found.items()}
 
 
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):

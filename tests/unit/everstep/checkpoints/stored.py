@@ -12,7 +12,7 @@ from everstep.protocol import safetensors
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, encode_manifest
 from everstep.protocol.parts import TensorPart
-from everstep.protocol.slot import SlotIndex, TensorEntry, align, pack_index, payload_chunk_digests, payload_digest
+from everstep.protocol.slot import SlotIndex, TensorEntry, align, pack_index, payload_chunk_digests, unpack_index
 from tests.unit.worker.storage.slots import JOB, RUN, header_of
 
 FOLDER = f"run={RUN}/gen=3/step=7/"
@@ -27,28 +27,33 @@ class Stored:
     parts: tuple[TensorPart, ...] | None = None
 
 
-def object_of(rank: int, tensors: Sequence[Stored]) -> tuple[bytes, ManifestShard]:
-    """Return the object of a shard with these tensors, and its entry in the manifest."""
+def payload_of(tensors: Sequence[Stored]) -> tuple[bytes, int]:
+    """Return the payload of a slot with these tensors, and the start of its index."""
     payload, entries = bytearray(), []
     for stored in tensors:
         payload += bytes(align(len(payload)) - len(payload))
-        size = stored.data.nbytes
-        entries.append(
-            TensorEntry(stored.name, str(stored.data.dtype), stored.data.shape, len(payload), size, stored.parts)
-        )
+        dtype, size = str(stored.data.dtype), stored.data.nbytes
+        entries.append(TensorEntry(stored.name, dtype, stored.data.shape, len(payload), size, stored.parts))
         payload += stored.data.tobytes()
     payload += bytes(align(len(payload)) - len(payload))
-    packed = pack_index(SlotIndex(tuple(entries), b"values"))
-    header = header_of(bytes(payload) + packed, len(payload), len(packed), rank=rank)
-    chunks = payload_chunk_digests(bytes(payload) + packed)
-    data = safetensors.encode_header(header, packed, chunks) + b"".join(stored.data.tobytes() for stored in tensors)
+    return bytes(payload) + pack_index(SlotIndex(tuple(entries), b"values")), len(payload)
+
+
+def object_of(rank: int, payload: bytes, index_offset: int) -> tuple[bytes, ManifestShard]:
+    """Return the object of a shard with this payload, and its entry in the manifest."""
+    header = header_of(payload, index_offset, len(payload) - index_offset, rank=rank)
+    packed = payload[index_offset:]
+    data = safetensors.encode_header(header, packed, payload_chunk_digests(payload)) + b"".join(
+        payload[entry.offset : entry.offset + entry.bytes]
+        for entry in safetensors.tensors_in_order(unpack_index(packed, index_offset))
+    )
     shard = ManifestShard(
         rank=Rank(rank),
         key=f"jobs/job/checkpoints/{FOLDER}{rank:016x}/rank={rank}.safetensors",
         object_bytes=len(data),
         etag="",
         payload_bytes=header.payload_bytes,
-        payload_digest=payload_digest(bytes(payload) + packed).hex(),
+        payload_digest=header.payload_digest.hex(),
         layout_hash=header.layout_hash.hex(),
         origin_generation=Generation(2),
     )
@@ -56,10 +61,20 @@ def object_of(rank: int, tensors: Sequence[Stored]) -> tuple[bytes, ManifestShar
 
 
 def store(folder: Path, ranks: Mapping[int, Sequence[Stored]]) -> Path:
-    """Write a checkpoint as the control plane and its agents would, and return the path of its manifest."""
+    """Write a checkpoint of these tensors, and return the path of its manifest."""
+    return store_payloads(folder, [payload_of(tensors) for _, tensors in sorted(ranks.items())])
+
+
+def store_payloads(folder: Path, payloads: Sequence[tuple[bytes, int]]) -> Path:
+    """Write a checkpoint as the control plane and its agents would, and return the path of its manifest.
+
+    Args:
+        folder: stands for the bucket.
+        payloads: payload and start of its index, for each rank.
+    """
     shards = []
-    for rank, tensors in sorted(ranks.items()):
-        data, shard = object_of(rank, tensors)
+    for rank, (payload, index_offset) in enumerate(payloads):
+        data, shard = object_of(rank, payload, index_offset)
         path = folder / shard.key
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
