@@ -114,7 +114,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
 
     Args:
         uri: `s3://…/manifest.json`, or the path of a manifest in a copy of the checkpoint's folder. `everstep
-            checkpoints list NAME --wide` shows the URI.
+            checkpoints list NAME` shows the URI.
 
     Returns:
         The checkpoint. Its header and the headers of all shards are read and checked.

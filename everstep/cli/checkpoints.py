@@ -9,7 +9,7 @@ import typer
 
 from everstep.cli.commands import Asks, Columns, Detail, Json, Pages, Prose, Rows, Service, Shown, command
 from everstep.cli.names import JobName
-from everstep.cli.output import size, stderr, when, without_none
+from everstep.cli.output import counted, size, stderr, when, without_none
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -87,7 +87,8 @@ def export(
             checkpoint, to, strip=strip, progress=lambda done, total: progress.update(bar, completed=done, total=total)
         )
     body = {"S3Uri": uri, "Files": list(exported.files), "Tensors": exported.tensors, "Bytes": exported.bytes}
-    done = f"{exported.tensors} tensors, {size(exported.bytes)}, are in {to}: {', '.join(exported.files)}"
+    what = f"{counted(exported.tensors, 'tensor')} of {size(exported.bytes)}"
+    done = f"exported {what} to {to}: {', '.join(exported.files)}"
     return Shown(body, done)
 
 

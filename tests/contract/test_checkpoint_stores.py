@@ -1,0 +1,95 @@
+"""Checkpoints are read from S3 and exported to S3; failures name the object and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+from moto.server import ThreadedMotoServer
+from safetensors.numpy import load
+
+from everstep.checkpoints import open_checkpoint, stores
+from everstep.checkpoints.errors import StoreFailure
+from everstep.checkpoints.export import export_safetensors
+from everstep.checkpoints.stores import S3
+from tests.unit.everstep.checkpoints.stored import FOLDER, Stored, store
+
+BUCKET = "bucket"
+WEIGHT = np.arange(20, dtype=np.float32).reshape(4, 5)
+
+
+@pytest.fixture(scope="module")
+def s3_url() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return a client of an S3 with one empty bucket. boto3's usual variables point to the S3."""
+    names = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in {**names, "AWS_ENDPOINT_URL": s3_url}.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket=BUCKET)
+    yield client
+    for entry in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
+        client.delete_object(Bucket=BUCKET, Key=entry["Key"])
+    assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads"), "an upload was left unfinished"
+    client.delete_bucket(Bucket=BUCKET)
+    client.close()
+
+
+@pytest.fixture
+def manifest(s3: Any, tmp_path: Path) -> str:
+    """Return the URI of a checkpoint's manifest in the bucket."""
+    store(tmp_path, {0: [Stored("model/w", WEIGHT)]})
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            s3.put_object(Bucket=BUCKET, Key=str(path.relative_to(tmp_path)), Body=path.read_bytes())
+    return f"s3://{BUCKET}/jobs/job/checkpoints/{FOLDER}manifest.json"
+
+
+def test_a_checkpoint_in_s3_is_exported_to_s3(s3: Any, manifest: str) -> None:
+    with open_checkpoint(manifest) as checkpoint:
+        export_safetensors(checkpoint, f"s3://{BUCKET}/exports/one/")
+    found = s3.get_object(Bucket=BUCKET, Key="exports/one/model.safetensors")["Body"].read()
+    assert np.array_equal(load(found)["w"], WEIGHT)
+
+
+def test_an_object_of_several_parts_is_written_whole_or_not_at_all(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "PART_BYTES", 5 * 1024 * 1024)  # the smallest that S3 accepts
+    data = bytes(range(256)) * 49152
+    S3(BUCKET, s3).write("large", [data[:100], data[100:]], len(data))
+    assert s3.get_object(Bucket=BUCKET, Key="large")["Body"].read() == data
+
+    def broken() -> Iterator[bytes]:
+        yield data[: 6 * 1024 * 1024]
+        raise RuntimeError("the source failed")
+
+    with pytest.raises(RuntimeError, match="the source failed"):
+        S3(BUCKET, s3).write("other", broken(), len(data))
+    assert [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET)["Contents"]] == ["large"]
+
+
+def test_an_object_that_was_replaced_is_not_read_on(s3: Any) -> None:
+    s3.put_object(Bucket=BUCKET, Key="key", Body=b"first")
+    stored = S3(BUCKET, s3).open("key")
+    assert stored.read(1, 3) == b"ir"
+    s3.put_object(Bucket=BUCKET, Key="key", Body=b"other")
+    with pytest.raises(StoreFailure, match=f"s3://{BUCKET}/key: the object was replaced while it was read"):
+        stored.read(1, 3)
+
+
+def test_what_is_missing_is_named(s3: Any) -> None:
+    with pytest.raises(StoreFailure, match=f"s3://{BUCKET}/nothing: the object does not exist"):
+        S3(BUCKET, s3).open("nothing")
+    with pytest.raises(StoreFailure, match="s3://elsewhere/key: the bucket does not exist"):
+        S3("elsewhere", s3).write("key", [b"1"], 1)

@@ -1,0 +1,55 @@
+"""`everstep checkpoints export` finds the manifest of a step and reports the files that it wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.unit.everstep.checkpoints.stored import Stored, store
+from tests.unit.everstep.conftest import run as run
+
+WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture(name="listed")
+def made_list(tmp_path: Path) -> dict[str, Any]:
+    """Return the answer of `list_checkpoints`: one complete checkpoint of step 7, and one that is being uploaded."""
+    uri = str(store(tmp_path / "checkpoint", {0: [Stored("model/w", WEIGHT)]}))
+    common = {"Step": 7, "S3Uri": uri, "Status": "Complete"}
+    return {
+        "Checkpoints": [
+            {**common, "Generation": 2, "S3Uri": "nowhere"},
+            {**common, "Generation": 3},
+            {**common, "Generation": 4, "Status": "Uploading", "S3Uri": "nowhere"},
+            {**common, "Step": 8, "Generation": 3, "S3Uri": "nowhere"},
+        ]
+    }
+
+
+def test_the_newest_complete_checkpoint_of_the_step_is_exported(
+    run: Any, tmp_path: Path, listed: dict[str, Any]
+) -> None:
+    arguments = ("checkpoints", "export", "gpt", "7", "--to", str(tmp_path / "to"))
+    code, out, _, calls = run(*arguments, "--output", "json", list_checkpoints=listed)
+    assert code == 0
+    assert json.loads(out)["Files"] == ["model.safetensors"]
+    assert calls == [("list_checkpoints", {"TrainingJobName": "gpt", "MinStep": 7})]
+    assert np.array_equal(load_file(tmp_path / "to" / "model.safetensors")["w"], WEIGHT)
+    code, out, _, _ = run(*arguments, list_checkpoints=listed)
+    assert (code, out) == (0, f"exported 1 tensor of 24 B to {tmp_path / 'to'}: model.safetensors\n")
+
+
+def test_a_step_without_a_complete_checkpoint_is_an_error_with_the_next_command(
+    run: Any, tmp_path: Path, listed: dict[str, Any]
+) -> None:
+    arguments = ("checkpoints", "export", "gpt", "6", "--to", str(tmp_path / "to"))
+    code, _, error, _ = run(*arguments, list_checkpoints=listed)
+    assert code != 0
+    assert "gpt has no complete checkpoint of step 6" in error
+    assert "everstep checkpoints list gpt" in error
+    assert "Traceback" not in error
