@@ -31,7 +31,7 @@ class Checkpoint:
     """An open checkpoint. Use it in a `with` statement.
 
     Args:
-        manifest: the manifest.
+        manifest: lists the shards of the checkpoint, one per rank.
         store: store of the shards' objects.
         shard_keys: key of each rank's object within the store.
 
@@ -91,7 +91,7 @@ class Checkpoint:
 
         Args:
             tensor: a value of `tensors`.
-            box: one of its boxes.
+            box: one of the boxes of `tensor`, which lie on one rank each.
 
         Returns:
             uint8[elements of the box times bytes per element].

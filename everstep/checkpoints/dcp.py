@@ -53,6 +53,13 @@ class CheckpointReader(StorageReader):
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         """Return DCP's description of all tensors of the checkpoint.
 
+        Args:
+            *_args: ignored, as DCP's own readers do.
+            **_kwargs: ignored; DCP passes the rank to readers that need it.
+
+        Returns:
+            The tensors with their boxes, by the names of the module's docstring.
+
         Raises:
             CheckpointError: the checkpoint cannot be read or is damaged.
         """
@@ -85,6 +92,13 @@ class CheckpointReader(StorageReader):
         """Read the boxes that the plan names into the planner's tensors.
 
         A box is read once, even if the plan names several parts of it. Memory: one box.
+
+        Args:
+            plan: the boxes that this rank needs.
+            planner: provides the tensors that receive the data, on this rank.
+
+        Returns:
+            A completed future.
 
         Raises:
             CheckpointError: an object cannot be read, or bytes do not hash to their digest.

@@ -51,7 +51,7 @@ def export_safetensors(
     """Write the parameters and buffers of the model, under the names that `state_dict` has for them.
 
     Args:
-        checkpoint: the open checkpoint.
+        checkpoint: an open checkpoint; it stays open after the export.
         to: folder, as a path or as `s3://bucket/prefix`. Files of the same names are replaced.
         strip: prefix to remove from names: `actor.` if the script registered several models and one is wanted. Tensors
             without the prefix are left out.

@@ -55,9 +55,9 @@ class ShardObject:
     """One shard of a checkpoint, in its safetensors object.
 
     Args:
-        stored: the object, opened.
+        stored: the safetensors object of the shard, opened for reading.
         expected: the entry of the manifest.
-        cache: cache of the checkpoint.
+        cache: the cache that all shards of the checkpoint share.
 
     Raises:
         CorruptCheckpoint: the object's header is damaged or belongs to another shard.

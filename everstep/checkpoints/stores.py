@@ -44,7 +44,14 @@ class StoredObject(ABC):
 
     @abstractmethod
     def read(self, begin: int, end: int) -> bytes:
-        """Return the bytes from `begin` to `end`. Safe from several threads at once.
+        """Read a range of the object. Safe from several threads at once.
+
+        Args:
+            begin: first byte of the range.
+            end: end of the range, exclusive.
+
+        Returns:
+            uint8[end - begin].
 
         Raises:
             StoreFailure: the object cannot be read, has changed since it was opened, or ends too early.
@@ -59,14 +66,25 @@ class Store(Protocol):
     """A place for objects with names."""
 
     def open(self, key: str) -> StoredObject:
-        """Return the object with this key.
+        """Open an object for reading.
+
+        Args:
+            key: name of the object within the store.
+
+        Returns:
+            The opened object; the caller closes it.
 
         Raises:
             StoreFailure: the object does not exist or cannot be read.
         """
 
     def write(self, key: str, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> None:
-        """Store an object of `size` bytes. An earlier object of this key is replaced.
+        """Store an object. An earlier object of this key is replaced.
+
+        Args:
+            key: name of the object within the store.
+            pieces: the content in order; may be produced while it is written.
+            size: size of the whole content in bytes.
 
         Raises:
             StoreFailure: the object cannot be written. Nothing is left of it.
@@ -144,7 +162,7 @@ class S3:
     """Objects of one bucket. The endpoint, the region and the keys come from boto3's usual sources.
 
     Args:
-        bucket: name of the bucket.
+        bucket: name of the bucket, without `s3://` and without a key.
         client: boto3 client for S3. None: a new client.
     """
 

@@ -95,6 +95,15 @@ def export(
 def _manifest_of(service: Any, name: str, step: int, generation: int | None) -> str:
     """Return the URI of the manifest of a job's complete checkpoint.
 
+    Args:
+        service: client whose `list_checkpoints` is called, with paging.
+        name: name of the job that saved the step.
+        step: number of finished optimizer steps.
+        generation: generation that saved the step. None: the newest one.
+
+    Returns:
+        The manifest's URI, for example `s3://bucket/…/manifest.json`.
+
     Raises:
         CheckpointError: the job has no complete checkpoint of this step.
     """
