@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
-import boto3
+import boto3  # pyright: ignore[reportMissingTypeStubs]
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -77,6 +77,7 @@ class Store(Protocol):
         Raises:
             StoreFailure: the object does not exist or cannot be read.
         """
+        ...
 
     def write(self, key: str, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> None:
         """Store an object. An earlier object of this key is replaced.
@@ -169,7 +170,8 @@ class S3:
     def __init__(self, bucket: str, client: Any = None) -> None:
         options = Config(max_pool_connections=CONNECTIONS, retries={"mode": "standard", "max_attempts": 5})
         self._bucket = bucket
-        self._client = client or boto3.client("s3", config=options)
+        # boto3 builds its clients from data; their methods have no types.
+        self._client: Any = client if client is not None else cast(Any, boto3).client("s3", config=options)
 
     def open(self, key: str) -> StoredObject:
         name = f"s3://{self._bucket}/{key}"
@@ -253,7 +255,7 @@ def _parts(pieces: Iterable[bytes | bytearray | memoryview], part_bytes: int) ->
 
 
 @contextmanager
-def _failures(name: str) -> Iterator[None]:
+def _failures(name: str) -> Generator[None]:
     """Turn boto3's errors into `StoreFailure`, with the object's name and what to do."""
     try:
         yield

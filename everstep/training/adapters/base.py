@@ -113,6 +113,7 @@ class Adapter(Protocol):
             The boxes by the tensor's name; no box for a tensor that is padding alone. Tensors that are whole logical
             tensors are missing.
         """
+        ...
 
     def expect_restore(self) -> Sequence[Arena]:
         """Reserve memory for the tensors that `load` will create. Called once, before `load`."""

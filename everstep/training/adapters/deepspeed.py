@@ -268,7 +268,7 @@ class DeepSpeedAdapter:
             elif self._is_stage_3:
                 number, start, _ = self._zero.grad_position[self._zero.get_param_id(parameter)]
                 found[f"model/{self._prefix}master{number}"] += self._partition_parts(logical, parameter, start)
-            elif (mapping := cast(Any, parameter)._hp_mapping) is not None:
+            elif (mapping := parameter._hp_mapping) is not None:
                 of_parameter, of_master = mapping.lp_fragment_address, mapping.hp_fragment_address
                 found[f"model/{self._prefix}master{mapping.param_group_index}"] += parts_of_range(
                     logical,
