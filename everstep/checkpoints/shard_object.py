@@ -68,7 +68,7 @@ class ShardObject:
         self._stored = stored
         self._cache = cache
         self.rank = int(expected.rank)
-        self._plan, self._data = _read_header(stored, expected)
+        self._plan, self._data_begin = _read_header(stored, expected)
         self._spans = self._plan.spans
         self._begins = [begin for begin, _ in self._spans]
         self._places = [0, *accumulate(end - begin for begin, end in self._spans)]
@@ -112,7 +112,7 @@ class ShardObject:
         pieces = list(self._pieces(begin, end))
         if pieces:
             place, stop = pieces[0][1], pieces[-1][1] + pieces[-1][2]
-            data = memoryview(self._stored.read(self._data + place, self._data + stop))
+            data = memoryview(self._stored.read(self._data_begin + place, self._data_begin + stop))
             for start, at, count in pieces:
                 chunk[start - begin : start - begin + count] = data[at - place : at - place + count]
         index_begin, index = self._plan.index_offset, self._plan.index

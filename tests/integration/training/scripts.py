@@ -27,6 +27,7 @@ import everstep.training
 from everstep.protocol.slot import HEADER_BYTES
 from everstep.training.capture import CapturePlan, SlotMemory
 from everstep.training.session import TrainingSession
+from everstep.training.state import RankState
 from everstep.training.state_tree import tensor_bytes
 
 WIDTH = 16
@@ -91,9 +92,13 @@ def _init(scenario: Scenario, losses: Losses) -> TrainingSession:
     return everstep.training.init(extra=extra, **register)
 
 
+def state_of(session: TrainingSession) -> RankState:
+    return session._state
+
+
 def digest(session: TrainingSession) -> dict[str, str]:
     """Return a short hash of each tensor, and one of all plain values."""
-    observed = session._state.observe()
+    observed = state_of(session).observe()
     hashes = {
         item.name: hashlib.sha256(tensor_bytes(item.tensor).numpy().tobytes()).hexdigest()[:16]
         for item in observed.tensors
@@ -103,8 +108,9 @@ def digest(session: TrainingSession) -> dict[str, str]:
 
 def keep(session: TrainingSession, registered: dict[str, Any], directory: Path, rank: int) -> None:
     """Write the rank's state as the payload of a slot, and the whole tensors as the framework gathers them."""
-    observed = session._state.observe()
-    plan = CapturePlan.make(observed.tensors, session._state.parts(observed.tensors))
+    state = state_of(session)
+    observed = state.observe()
+    plan = CapturePlan.make(observed.tensors, state.parts(observed.tensors))
     path = directory / f"payload-{rank}"
     with path.open("wb") as file:
         file.truncate(HEADER_BYTES + plan.capacity_bytes(observed.values))
