@@ -23,18 +23,23 @@ RETIREMENT = {
 
 
 @pytest.fixture
-def operator() -> AwsOperator:
-    return AwsOperator(Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url="http://127.0.0.1:1")))
+def connection() -> Connection:
+    return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url="http://127.0.0.1:1"))
 
 
-def test_scheduled_events_that_are_over_are_left_out(operator: AwsOperator) -> None:
+@pytest.fixture
+def operator(connection: Connection) -> AwsOperator:
+    return AwsOperator(connection)
+
+
+def test_scheduled_events_that_are_over_are_left_out(operator: AwsOperator, connection: Connection) -> None:
     over = [
         {**RETIREMENT, "Description": f"[{word}] {RETIREMENT['Description']}"} for word in ("Completed", "Canceled")
     ]
     answer = {
         "InstanceStatuses": [{"InstanceId": NODE, "Events": [RETIREMENT, *over]}, {"InstanceId": OTHER, "Events": over}]
     }
-    with Stubber(operator._ec2) as stub:
+    with Stubber(connection.client("ec2")) as stub:
         stub.add_response("describe_instance_status", answer, {"InstanceIds": ANY, "IncludeAllInstances": True})
         found = operator.statuses([NODE, OTHER])
     event = ScheduledEvent(
@@ -46,13 +51,13 @@ def test_scheduled_events_that_are_over_are_left_out(operator: AwsOperator) -> N
     assert found == {NODE: InstanceStatus(events=(event,))}
 
 
-def test_only_a_check_that_is_impaired_has_failed(operator: AwsOperator) -> None:
+def test_only_a_check_that_is_impaired_has_failed(operator: AwsOperator, connection: Connection) -> None:
     words = {NODE: ("impaired", "initializing"), OTHER: ("insufficient-data", "ok")}
     statuses = [
         {"InstanceId": id, "SystemStatus": {"Status": system}, "InstanceStatus": {"Status": own}}
         for id, (system, own) in words.items()
     ]
-    with Stubber(operator._ec2) as stub:
+    with Stubber(connection.client("ec2")) as stub:
         stub.add_response(
             "describe_instance_status",
             {"InstanceStatuses": statuses},
@@ -61,9 +66,11 @@ def test_only_a_check_that_is_impaired_has_failed(operator: AwsOperator) -> None
         assert operator.statuses([NODE, OTHER]) == {NODE: InstanceStatus(failed_checks=("system",))}
 
 
-def test_instances_that_ec2_has_forgotten_cost_the_others_nothing(operator: AwsOperator) -> None:
+def test_instances_that_ec2_has_forgotten_cost_the_others_nothing(
+    operator: AwsOperator, connection: Connection
+) -> None:
     impaired = {"SystemStatus": {"Status": "impaired"}, "InstanceStatus": {"Status": "ok"}}
-    with Stubber(operator._ec2) as stub:
+    with Stubber(connection.client("ec2")) as stub:
         for ids in ([OTHER, NODE], [OTHER]):
             stub.add_client_error(
                 "describe_instance_status",
@@ -76,7 +83,9 @@ def test_instances_that_ec2_has_forgotten_cost_the_others_nothing(operator: AwsO
         stub.assert_no_pending_responses()
 
 
-def test_network_nodes_are_told_nearest_last_and_unknown_ones_are_left_out(operator: AwsOperator) -> None:
+def test_network_nodes_are_told_nearest_last_and_unknown_ones_are_left_out(
+    operator: AwsOperator, connection: Connection
+) -> None:
     network = ["nn-1111111111example", "nn-2222222222example", "nn-3333333333example"]
     answer = {
         "Instances": [
@@ -84,12 +93,12 @@ def test_network_nodes_are_told_nearest_last_and_unknown_ones_are_left_out(opera
             {"InstanceId": OTHER},
         ]
     }
-    with Stubber(operator._ec2) as stub:
+    with Stubber(connection.client("ec2")) as stub:
         stub.add_response("describe_instance_topology", answer, {"InstanceIds": sorted([NODE, OTHER])})
         assert operator.network_nodes([NODE, OTHER]) == {NODE: tuple(network)}
 
 
-def test_a_launch_that_aws_cancelled_for_a_cause_has_failed(operator: AwsOperator) -> None:
+def test_a_launch_that_aws_cancelled_for_a_cause_has_failed(operator: AwsOperator, connection: Connection) -> None:
     began = datetime(2026, 5, 23, tzinfo=UTC)
     told = [
         ("Cancelled", "no Spot capacity"),
@@ -111,7 +120,7 @@ def test_a_launch_that_aws_cancelled_for_a_cause_has_failed(operator: AwsOperato
         | ({"StatusMessage": message} if message else {})
         for number, (code, message) in enumerate(told)
     ]
-    with Stubber(operator._auto_scaling) as stub:
+    with Stubber(connection.client("autoscaling")) as stub:
         stub.add_response(
             "describe_scaling_activities",
             {"Activities": activities},
@@ -123,8 +132,8 @@ def test_a_launch_that_aws_cancelled_for_a_cause_has_failed(operator: AwsOperato
         ]
 
 
-def test_an_instance_type_without_topology_is_a_cloud_error(operator: AwsOperator) -> None:
-    with Stubber(operator._ec2) as stub:
+def test_an_instance_type_without_topology_is_a_cloud_error(operator: AwsOperator, connection: Connection) -> None:
+    with Stubber(connection.client("ec2")) as stub:
         stub.add_client_error("describe_instance_topology", "UnsupportedOperation")
         with pytest.raises(CloudError):
             operator.network_nodes([NODE])
