@@ -260,6 +260,7 @@ async def test_a_pass_that_fails_does_not_stop_other_jobs_and_is_made_again(
     monkeypatch.setattr(world.runner.observer, "read_job", fail)
     await world.running("other")
     assert world.job("bad").state == JobState.QUEUED
+    assert bad in world.runner.job_loop._scheduler._failure_count
     monkeypatch.undo()
     await world.running("bad")
 
