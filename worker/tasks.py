@@ -37,6 +37,45 @@ class Signal:
         return self.version
 
 
+class Background:
+    """Tasks that one owner starts and forgets, and ends together. An exception of a task is a bug."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None], name: str | None = None) -> asyncio.Task[None]:
+        """Start a task, and return it."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # The exception is a bug, which the event loop's exception hook reports.
+            raise task.exception()  # type: ignore[misc]
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no task runs."""
+        return not self._tasks
+
+    async def next_end(self) -> None:
+        """Wait until one of the running tasks has ended."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), return_when=asyncio.FIRST_COMPLETED)
+
+    async def idle(self) -> None:
+        """Wait until no task runs."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for their end."""
+        await end(*self._tasks)
+
+
 async def first_of(*work: Coroutine[object, object, object]) -> None:
     """Run all of `work` until the first task ends, then cancel the other tasks.
 

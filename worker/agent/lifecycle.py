@@ -238,11 +238,11 @@ class Lifecycle:
                 nonlocal watching
                 self.supplied = await self._supplies.gather(member.plan, promise.key, member.here, entry)
                 if not wait_for_start(member.plan):
-                    member.begin_clocks()
+                    member.status.begin_clocks()
                     await self._start_ranks(promise, member, self.supplied)
                 watching = asyncio.create_task(self._watch_exits(promise, member), name="exits before the start")
 
-            await together(supply_ranks(), member.load())
+            await together(supply_ranks(), member.base.load())
             assert watching is not None
             self.load_seconds = loop.time() - begun
             self._finish(Event.LOADED)
@@ -308,7 +308,7 @@ class Lifecycle:
                     self._supervisor.fail_rank(member.plan, rank, str(error))
             else:
                 if unborn:
-                    member.begin_clocks()
+                    member.status.begin_clocks()
                 await self._start_ranks(promise, member, supplied)
         self._begin(self._watch(promise, member))
 
@@ -330,11 +330,11 @@ class Lifecycle:
             await self._watch_exits(promise, member)
         finally:
             await end(following)
-        await member.uploads_done()
+        await member.uploads.idle()
         unshipped = await self._lines.finish()
         every = (*unshipped, *await self._logs.upload_all(member.plan, member.here))
         for missing in every:
-            member.lines.fault("output_missing", missing, is_permanent=False)
+            member.lines.faults.report("output_missing", missing)
         self._stored = None if every else member
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.RUNNING:
             self._finish(Event.EXITED)
@@ -344,7 +344,7 @@ class Lifecycle:
             exited = await self._supervisor.next_exit(
                 promise.membership.run, promise.membership.generation, seen=set(self.exits)
             )
-            boundary = next(status.boundary for status in member.rank_statuses() if status.rank == exited.rank)
+            boundary = next(status.boundary for status in member.status.rank_statuses() if status.rank == exited.rank)
             found = self.exits[exited.rank] = exited.describe(boundary)
             if found.exit_class is ExitClass.ERROR:
                 # A full disk may have prevented the start of the rank or a write of its script.

@@ -158,17 +158,17 @@ class Reports:
             generation=membership.generation,
             phase=membership.phase,
             ranks=tuple(
-                msgspec.structs.replace(status, exit=exits.get(status.rank)) for status in member.rank_statuses()
+                msgspec.structs.replace(status, exit=exits.get(status.rank)) for status in member.status.rank_statuses()
             ),
-            longest=member.longest(),
+            longest=member.status.longest(),
             stacks=self._inspection.stacks,
-            protection=member.protection(),
-            silent_peers=member.silent_peers(),
-            round=member.round_status(),
-            uploads=tuple(member.uploads),
-            faults=(*lifecycle.faults, *member.faults()),
+            protection=member.status.protection(),
+            silent_peers=member.status.silent_peers(),
+            round=member.status.round_status(),
+            uploads=tuple(member.uploads.uploaded),
+            faults=(*lifecycle.faults, *member.status.faults()),
             load_seconds=lifecycle.load_seconds,
-            restored_from=member.restored_from,
-            target=member.target(),
-            measured=member.lines.measured,
+            restored_from=member.base.restored_from,
+            target=member.status.target(),
+            measured=member.lines.measurements.newest,
         )

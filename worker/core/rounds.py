@@ -196,6 +196,16 @@ class Shard:
                 return step
         return NONE
 
+    def is_capturable(self, half: RankHalf) -> bool:
+        """Return whether a rank with this half of the page can still capture the proposed step.
+
+        A rank that has passed the step's boundary cannot capture the step any more.
+        """
+        if self.proposed == NONE or self.proposed in self.sealed:
+            return False
+        is_before = half.boundary < self.proposed
+        return is_before or (half.boundary == self.proposed and half.standing is not Standing.MOVING)
+
     def _confirmed(self, peer: NodeId) -> Shard:
         """Return `peer` to the view if it has the foundation and this owner has not voted yet in this round."""
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:

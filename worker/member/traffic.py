@@ -74,8 +74,8 @@ class Traffic:
         self._speaker = min(ranks)
         self._pacer = pacer
         self._replica_count = replica_count
-        self._on_distance = on_distance
-        self._on_pacing = on_pacing
+        self.on_distance = on_distance
+        self.on_pacing = on_pacing
         self._pacing = Pacing.AT_ONCE
         """The pacing mode in the coordinator's last announcement."""
         self._asked = Pacing.AT_ONCE
@@ -187,7 +187,7 @@ class Traffic:
                 before.max_slowdown,
             )
         if self.budget.distance != before.distance:
-            self._on_distance(self.budget.distance)
+            self.on_distance(self.budget.distance)
         return seconds
 
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
@@ -251,7 +251,7 @@ class Traffic:
     def _ask(self) -> None:
         if (wanted := self._wanted) is not self._asked:
             self._asked = wanted
-            self._on_pacing(wanted)
+            self.on_pacing(wanted)
 
     def _pace(self, step: Step) -> None:
         """Select the pacer for the chunks of the snapshot captured at boundary `step`."""

@@ -10,7 +10,7 @@ task that waits on `changed` sees the state that woke it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
 
@@ -47,6 +47,7 @@ class OwnedShard:
         page: RankPage,
         now: Callable[[], float],
         on_change: Callable[[], None],
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the shard in the state of `core`.
 
@@ -59,6 +60,7 @@ class OwnedShard:
             page: the rank's page.
             now: returns Unix time, for timestamps that users see.
             on_change: called after every change that the agent reports.
+            on_progress: called after a boundary, which only the coordinator must hear of.
         """
         self.rank = rank
         self.generation = generation
@@ -105,6 +107,7 @@ class OwnedShard:
         """Reasons why steps were abandoned since the last commit, except lateness."""
         self._store = store
         self._on_change = on_change
+        self._on_progress = on_progress
         self._note(None, core.sealed)
 
     @property
@@ -215,10 +218,7 @@ class OwnedShard:
 
     def needs_slot(self) -> bool:
         """Return whether the rank can still capture the proposed step and has no slot for it."""
-        step, half = self._core.proposed, self.page.rank()
-        if step == NONE or step in self._core.sealed or self.granted_slot >= 0:
-            return False
-        return half.boundary < step or (half.boundary == step and half.standing is not Standing.MOVING)
+        return self.granted_slot < 0 and self._core.is_capturable(self.page.rank())
 
     def may_wait(self) -> bool:
         """Return whether the rank may wait at a boundary, so that it reads its page only after a message."""
@@ -320,9 +320,17 @@ class OwnedShard:
             await self.changed.wait(self.changed.version)
         return reserved is self.reserved
 
-    def note_passed(self, boundary: Step, at_seconds: float) -> None:
-        """Record that the rank passed a boundary at `at_seconds` on the node's monotonic clock; stored as Unix time."""
-        self.passed = boundary, self._unix(at_seconds)
+    def pass_boundary(self, boundary: Step, at_seconds: float) -> None:
+        """Record that the rank is at a boundary. The next report to the coordinator contains the rank's page.
+
+        Args:
+            boundary: step of the boundary.
+            at_seconds: time at which the rank passed it, on the node's monotonic clock; stored as Unix time. 0 if the
+                rank reached the boundary without passing it.
+        """
+        if at_seconds:
+            self.passed = boundary, self._unix(at_seconds)
+        self._on_progress()
 
     def note_first(self, half: RankHalf) -> None:
         """Record when the rank finished its first step.
@@ -381,8 +389,7 @@ class OwnedShard:
         boundary, and a message would delay its step.
         """
         stop_before = self.page.agent.stop_state
-        self._apply(self._core.hear(announcement.committed, announcement.proposed))
-        self._publish(finished=announcement.finished, stop=announcement.stop_step, stop_state=announcement.stop_state)
+        self._apply(self._core.hear(announcement.committed, announcement.proposed), announcement)
         return stop_before is StopState.ANNOUNCED or self.may_wait()
 
     # -- events of the holders
@@ -495,9 +502,11 @@ class OwnedShard:
 
     # -- the order of a change: page, then senders, then report
 
-    def _apply(self, core: Shard) -> None:
+    def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
         """Set the new state of the core: write the page, wake waiting tasks, then call `on_change`."""
         if core == self._core:
+            if announcement is not None:
+                self._publish(announcement)
             return
         if core.proposed != self._core.proposed:
             self.granted_slot = -1
@@ -510,16 +519,14 @@ class OwnedShard:
         if core.sealed != self._core.sealed:
             self._note(None, core.sealed)
         self._core = core
-        self._publish()
+        self._publish(announcement)
         self.changed.notify()
         self._on_change()
 
-    def _publish(
-        self, *, finished: bool | None = None, stop: Step | None = None, stop_state: StopState | None = None
-    ) -> None:
-        """Write the agent's half of the page. An argument of None keeps the present value."""
+    def _publish(self, announcement: Announcement | None = None) -> None:
+        """Write the agent's half of the page. Without an announcement, the end and the stop stay as they are."""
         half = self.page.agent
-        is_finished = half.proposed == FINISHED if finished is None else finished
+        is_finished = half.proposed == FINISHED if announcement is None else announcement.finished
         self.page.write(
             replace(
                 half,
@@ -528,7 +535,12 @@ class OwnedShard:
                 slot=self.granted_slot,
                 vote_step=NONE if self._core.vote is Vote.NONE else self._core.proposed,
                 vote=self._core.vote,
-                stop=half.stop if stop is None else stop,
-                stop_state=half.stop_state if stop_state is None else stop_state,
+                stop=half.stop if announcement is None else announcement.stop_step,
+                stop_state=half.stop_state if announcement is None else announcement.stop_state,
             )
         )
+
+
+def rounds_of(shards: Mapping[Rank, OwnedShard]) -> tuple[RankRound, ...]:
+    """Return the node's part in the next report to the coordinator."""
+    return tuple(shard.round() for shard in shards.values())

@@ -235,7 +235,7 @@ class Owner:
         await self._ear.came.wait()
         await asyncio.sleep(SETTLE_SECONDS)
         begun = time.monotonic()
-        await self._member.load()
+        await self._member.base.load()
         loaded = time.monotonic()
         self._member.begin_rounds(is_restarted=False)
         return {"begun": begun, "loaded": loaded}

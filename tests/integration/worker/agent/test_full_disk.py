@@ -90,7 +90,7 @@ async def test_rounds_that_find_no_space_name_the_disk_instead_of_a_bug(
     await fleet.train(2)
     node = fleet.nodes[1]
     assert node.agent.lifecycle.member is not None
-    rounds = node.agent.lifecycle.member._rounds
+    rounds = node.agent.lifecycle.member.rounds
     full = [OSError(errno.ENOSPC, "No space left on device", str(node.state_dir / "rounds" / "file"))]
     newest = rounds._newest
 

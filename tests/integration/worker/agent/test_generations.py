@@ -9,11 +9,13 @@ import socket
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 import worker.agent.agent
+import worker.member.checkpoint_uploads
 import worker.member.member
 from everstep.protocol.agent_messages import (
     ExitClass,
@@ -30,7 +32,6 @@ from everstep.protocol.agent_messages import (
     UploadedShard,
 )
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import read_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
 from tests.integration.worker.agent.fleet import (
@@ -47,9 +48,10 @@ from tests.integration.worker.agent.fleet import (
 from worker.agent.promise import Promise, PromiseFile
 from worker.core.slots import Content
 from worker.errors import PeerLost, StoreUnavailable
-from worker.member.member import Member
+from worker.member import base_loading
 from worker.ranks.shim.messages import RankRecord
 from worker.replication.transfers import ShardRejected
+from worker.replication.transport import Dialler
 from worker.shm.store import Slot, SlotStore
 
 pytestmark = pytest.mark.integration
@@ -226,17 +228,17 @@ async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     await come_back_empty(lost)
     await fleet.prepare()
     failing, other = fleet.ranks_of(1)
-    has_failed, fetched, fetch = asyncio.Event(), asyncio.Event(), Member._load_peer
+    has_failed, fetched, fetch = asyncio.Event(), asyncio.Event(), base_loading.fetch_shard
 
-    async def load_peer(member: Member, rank: Rank, source: ShardSource) -> None:
+    async def load_peer(dialler: Dialler, rank: Rank, *arguments: Any, **options: Any) -> None:
         if rank == failing:
             has_failed.set()
             raise error
         await has_failed.wait()
-        await fetch(member, rank, source)
+        await fetch(dialler, rank, *arguments, **options)
         fetched.set()
 
-    monkeypatch.setattr(Member, "_load_peer", load_peer)
+    monkeypatch.setattr(base_loading, "fetch_shard", load_peer)
     plan = fleet.make_plan()
     for node in fleet.nodes:
         await fleet.send(node, Load(plan=plan, key=bytes([fleet.generation]) * KEY_BYTES))
@@ -332,7 +334,7 @@ async def test_ranks_are_started_while_their_shards_are_loaded_and_restore_when_
     await fleet.prepare()
     await fleet.load()
     members = [node.agent.lifecycle.member for node in fleet.nodes]
-    await until("ranks", lambda: all(member is not None and member.lines._waiting for member in members))
+    await until("ranks", lambda: all(member is not None and member.lines.waiting for member in members))
     assert {rank.connection_count for rank in fleet.ranks} == {0}, "nobody restores yet"
     await until("all to hear of their bases", lambda: all(rank.arriving is not None for rank in fleet.ranks))
     for rank in fleet.ranks:
@@ -601,7 +603,7 @@ async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(
         for shard in node.agent.lifecycle.member.shards.values()
     ]
     with monkeypatch.context() as slow:
-        slow.setattr(worker.member.member, "upload_shard", hang)
+        slow.setattr(worker.member.checkpoint_uploads, "upload_shard", hang)
         wanted = max(rank.word.committed for rank in fleet.ranks)
         await fleet.send(
             fleet.nodes[0], TakeCheckpoint(job=JOB, run=RUN, generation=Generation(fleet.generation), step=wanted)
@@ -639,14 +641,13 @@ async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds
 
     async def upload(step: int) -> list[str]:
         await fleet.train(step)
-        await until("its commit", lambda: member._committed > shard.uploaded)
-        member._persist = member._committed
-        member._upload_if_due(shard)
-        await member.uploads_done()
-        return [fault.message for fault in member.faults() if fault.code == "upload_failed"]
+        await until("its commit", lambda: member.contents.committed > shard.uploaded)
+        member.uploads.begin(member.contents.committed)
+        await member.uploads.idle()
+        return [fault.message for fault in member.status.faults() if fault.code == "upload_failed"]
 
     with monkeypatch.context() as down:
-        down.setattr(worker.member.member, "upload_shard", refuse)
+        down.setattr(worker.member.checkpoint_uploads, "upload_shard", refuse)
         for step in (3, 6, 9):
             (message,) = await upload(step)
             assert message == f"step {shard.uploaded} of rank 0 is not in S3: it is down"
@@ -659,8 +660,8 @@ async def test_the_coordinator_keeps_the_distance_that_its_own_node_can_pay_for(
     assert member is not None
     assert member.server is not None
     assert other is not None
-    member.lines._traffic._on_distance(5)
-    other.lines._traffic._on_distance(7)
+    member.lines.traffic.on_distance(5)
+    other.lines.traffic.on_distance(7)
     assert (member.server.core.distance, other.server) == (5, None)
 
 

@@ -48,15 +48,15 @@ async def test_a_holder_that_never_answers(fleet: Fleet, monkeypatch: pytest.Mon
     member = holder.agent.lifecycle.member
     assert member is not None
     answers = asyncio.Event()
-    serve = member._receiver.replica
+    serve = member.receiver.replica
 
     async def deaf(session: TcpSession) -> None:
         await answers.wait()
         await serve(session)
 
-    member._receiver.replica = deaf  # type: ignore[method-assign]
+    member.receiver.replica = deaf  # type: ignore[method-assign]
     await holder.agent.listener.revoke()
-    holder.agent.listener.admit(member._credentials, member._serve)
+    holder.agent.listener.admit(member.sessions.credentials, member.serve)
     await fleet.train(MANY_STEPS)
     assert fleet.ranks[0].word.committed >= MANY_STEPS, "the owner's own C advances"
     await until("the report", lambda: protection(fleet, 0).in_view == (fleet.nodes[0].id,))
@@ -86,7 +86,7 @@ async def test_the_coordinator_cannot_be_reached(fleet: Fleet) -> None:
     await coordinator.listener.revoke()
     await until("the reports", lambda: [len(told) for told in told_of_coordinator(fleet)] == [0, 1, 1])
     assert told_of_coordinator(fleet)[1] == ["i-1 has not reached the coordinator i-0 for 0.5 s"]
-    coordinator.listener.admit(member._credentials, member._serve)
+    coordinator.listener.admit(member.sessions.credentials, member.serve)
     await until("silence", lambda: told_of_coordinator(fleet) == [[], [], []])
     await fleet.train(5)
 
@@ -131,7 +131,7 @@ async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
     await fleet.train(2)
     node = fleet.nodes[number]
     assert node.agent.lifecycle.member is not None
-    rounds, bugs = node.agent.lifecycle.member._rounds, [LookupError("a bug")]
+    rounds, bugs = node.agent.lifecycle.member.rounds, [LookupError("a bug")]
     newest = rounds._newest
 
     def look() -> Reports:

@@ -15,7 +15,7 @@ import pytest
 from everstep.protocol.slot import CHUNK_BYTES, SlotIndex, pack_index
 from tests.integration.worker.agent import fleet as harness
 from tests.integration.worker.agent.fleet import Fleet
-from worker.member import rank_lines
+from worker.member import rank_slots
 
 pytestmark = pytest.mark.integration
 SHARD_BYTES = 32 * 1024**2
@@ -48,13 +48,13 @@ def large_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """What admission has counted for a node, in bytes."""
     found: set[int] = set()
-    count = rank_lines.slot_bytes_per_node
+    count = rank_slots.slot_bytes_per_node
 
     def counting(**shape: Any) -> int:
         found.add(needed := count(**shape))
         return needed
 
-    monkeypatch.setattr(rank_lines, "slot_bytes_per_node", counting)
+    monkeypatch.setattr(rank_slots, "slot_bytes_per_node", counting)
     return found
 
 

@@ -73,18 +73,19 @@ async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generati
     members = [node.agent.lifecycle.member for node in fleet.nodes]
     for member in members:
         assert member is not None
-        member.rank_statuses()
-        member._clocks = {rank: replace(clock, since=clock.since - 5000.0) for rank, clock in member._clocks.items()}
+        member.status.rank_statuses()
+        clocks = member.status.clocks
+        clocks |= {rank: replace(clock, since=clock.since - 5000.0) for rank, clock in clocks.items()}
     await fleet.start()
     for node in fleet.nodes:
         folder = Path(node.shim.supplied["SM_CHANNEL_TRAIN"])
         assert (folder / "a").read_bytes() == b"first"
         assert json.loads(node.shim.supplied["EVERSTEP_INPUT_CHANNELS"]) == {"train": str(folder), "here": str(here)}
     await fleet.train(3)
-    assert all(max(member.longest().values(), default=0.0) < 5000 for member in members if member), (
+    assert all(max(member.status.longest().values(), default=0.0) < 5000 for member in members if member), (
         "nobody stood still while it was fetched"
     )
-    assert all(status.still_seconds < 5000 for member in members if member for status in member.rank_statuses())
+    assert all(status.still_seconds < 5000 for member in members if member for status in member.status.rank_statuses())
     del fleet.objects.objects[BUCKET]["set/a"]  # what a node has fetched for a run it has for the run's whole life
     await fleet.prepare()
     for node in fleet.nodes:

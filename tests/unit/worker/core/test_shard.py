@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from everstep.protocol.ids import NodeId, Step
-from everstep.protocol.rank_messages import RankHalf, StopState, Vote
+from everstep.protocol.rank_messages import RankHalf, Standing, StopState, Vote
 from worker.core.rounds import NONE, REASON_BYTES, Shard, echo_of
 
 A, B = NodeId("i-a"), NodeId("i-b")
@@ -43,6 +43,23 @@ def test_without_peers_the_own_slot_is_enough() -> None:
 def test_a_vote_on_another_step_is_not_a_vote() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(9)).acknowledge(B, step(9))
     assert shard.vote is Vote.NONE
+
+
+@pytest.mark.parametrize(
+    ("boundary", "standing", "is_capturable"),
+    [
+        (7, Standing.MOVING, True),
+        (8, Standing.MOVING, False),
+        (8, Standing.CLOSING, True),
+        (9, Standing.MOVING, False),
+        (9, Standing.CLOSING, False),
+    ],
+)
+def test_a_step_is_captured_at_its_boundary_only(boundary: int, standing: Standing, is_capturable: bool) -> None:
+    half = RankHalf(1, boundary=boundary, standing=standing)
+    assert committed().is_capturable(half) is is_capturable
+    assert not committed().seal(step(8)).is_capturable(half), "it is captured once"
+    assert not Shard.begin(step(0), (A,)).is_capturable(half), "nothing is proposed"
 
 
 def test_a_lower_c_is_refused_whole() -> None:

@@ -45,7 +45,8 @@ from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import PERIOD_SECONDS, NodeUsage
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
-from worker.member.rank_lines import NO_LAYOUT, RankLines
+from worker.member.rank_lines import RankLines
+from worker.member.rank_slots import NO_LAYOUT
 from worker.member.traffic import Traffic
 from worker.replication.pacing import NodePacer
 from worker.shards import owned_shard
@@ -106,21 +107,23 @@ class Place:
             now=lambda: self.unix,
             on_change=lambda: None,
         )
+        self.shards = {rank: self.shard}
+        self.traffic = Traffic(
+            [rank],
+            NodePacer(),
+            replica_count=0,
+            max_slowdown=0.01,
+            on_distance=lambda _: None,
+            on_pacing=lambda _: None,
+        )
         self.lines = RankLines(
             plan,
-            {rank: self.shard},
+            self.shards,
             self.store,
             keep=lambda rank: (),
             on_change=lambda: None,
             on_round_change=lambda: None,
-            traffic=Traffic(
-                [rank],
-                NodePacer(),
-                replica_count=0,
-                max_slowdown=0.01,
-                on_distance=lambda _: None,
-                on_pacing=lambda _: None,
-            ),
+            traffic=self.traffic,
             outbox=self.outbox,
             slot_count=2,
             now=lambda: self.unix,
@@ -339,7 +342,7 @@ async def test_a_state_that_never_fits_ends_the_job_before_anything_of_it_is_kep
     place.lines.welcome_all()
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
     assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
-    (fault,) = place.lines.faults.values()
+    (fault,) = place.lines.faults.present
     assert (fault.code, fault.is_permanent) == ("protection_does_not_fit", True)
 
 
@@ -348,11 +351,11 @@ async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path)
     place = Place(tmp_path / "slots", rank_plan(ranks_per_node=2))
     place.lines.welcome_all()
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
-    place.lines._shards |= {Rank(1): place.shard}  # type: ignore[operator]
+    place.shards |= {Rank(1): place.shard}
     large = structs.replace(TOO_LARGE, capacity_bytes=400_000)
-    place.lines._asked[Rank(1)] = 100_000
+    place.lines.slots.capacities[Rank(1)] = 100_000
     assert isinstance(await ask(place, large), SlotsGranted)
-    place.lines._asked[Rank(1)] = 400_000
+    place.lines.slots.capacities[Rank(1)] = 400_000
     assert isinstance(await ask(place, large), SlotsRefused)
     assert "2 slots · 1 copies · 808,192 bytes of shards per node need 1,616,384 bytes" in place.shard.refusal
     place.page.close(unlink=True)
@@ -362,10 +365,10 @@ async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path)
 async def test_the_figure_of_a_refusal_counts_the_ranks_that_have_not_asked_yet(tmp_path: Path) -> None:
     """They are there, and need as much: with memory for the ranks that happened to ask first nothing is gained."""
     place = Place(tmp_path / "slots", rank_plan(ranks_per_node=8))
-    place.lines._shards |= {Rank(rank): place.shard for rank in range(8)}  # type: ignore[operator]
+    place.shards |= {Rank(rank): place.shard for rank in range(8)}
     place.lines.welcome_all()
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
-    place.lines._asked |= {Rank(1): 300_000, Rank(2): 300_000}
+    place.lines.slots.capacities |= {Rank(1): 300_000, Rank(2): 300_000}
     assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=300_000)), SlotsRefused)
     assert "2 slots · 1 copies · 2,432,768 bytes of shards per node need 4,865,536 bytes" in place.shard.refusal
     place.page.close(unlink=True)
@@ -388,7 +391,7 @@ async def test_a_rank_whose_growth_is_refused_counts_with_the_slots_that_it_has(
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
     assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted)
     assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
-    assert place.lines._asked == {RANK: 4096}
+    assert place.lines.slots.capacities == {RANK: 4096}
 
 
 async def test_a_step_that_waits_for_slots_says_so_and_no_reason_of_before(
@@ -418,7 +421,7 @@ async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(p
     assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted)
     place.shard.hear(announcement(3, NONE))
     assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
-    assert not place.lines.faults
+    assert not place.lines.faults.present
     place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=4, committed=Step(3), proposed=Step(4)))
     await place.lines.idle()
     assert place.shard.proposed == 4
@@ -506,14 +509,14 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
     ],
 )
 async def test_a_rank_is_woken_where_it_may_be_waiting(
-    place: Place, standing: Standing, states: tuple[StopState, StopState], words: int
+    place: Place, monkeypatch: pytest.MonkeyPatch, standing: Standing, states: tuple[StopState, StopState], words: int
 ) -> None:
     """By an announcement, and by a grant; one that trains looks at its next boundary, and is left alone."""
     await begin(place)
     place.stand_at(2, standing)
     before = place.line.sent.count(WordChanged())
+    monkeypatch.setattr(place.lines.slots, "grant_if_due", lambda _: None)  # announcements alone
     for step, state in enumerate(states, start=3):
-        place.lines._layouts.clear()  # nothing is granted: announcements alone
         place.propose(step, stop_step=9, stop_state=state)
     assert place.line.sent.count(WordChanged()) - before == words
 
@@ -649,7 +652,7 @@ async def granted(place: Place, step: int) -> int:
     """Have a step proposed and granted."""
     place.propose(step)
     while place.shard.granted_slot == NONE:
-        await asyncio.wait(list(place.lines._tasks), return_when=asyncio.FIRST_COMPLETED)
+        await place.lines.background.next_end()
     return place.shard.granted_slot
 
 
@@ -882,7 +885,7 @@ async def test_the_first_step_beyond_the_base_keeps_its_stamp_through_a_restart_
         now=lambda: place.unix,
         on_change=lambda: None,
     )
-    again.note_passed(Step(3), 100.0)
+    again.pass_boundary(Step(3), 100.0)
     again.note_first(place.page.rank())
     assert again.first_passed_at == place.unix - 3.0, (
         "neither lost nor taken for the step that this agent hears of first"
@@ -913,7 +916,7 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     assert [(point.generation, point.step, point.at_seconds) for point in batch.points] == [
         (PLAN.generation, step, place.unix) for step in (3, 5)
     ]
-    assert place.lines.measured == batch.points[1].values
+    assert place.lines.measurements.newest == batch.points[1].values
     assert batch.points[0].values == {"everstep/step_seconds": 2.0, "everstep/snapshot_blocked_seconds": 0.25}
     assert batch.points[1].values == {
         "everstep/step_seconds": 3.5,
@@ -930,7 +933,7 @@ async def test_an_iteration_is_none_without_a_snapshot_while_other_shards_of_the
 ) -> None:
     await begin(place)
     seen: list[bool] = []
-    monkeypatch.setattr(place.lines._traffic, "boundary", lambda *_, is_sending: seen.append(is_sending))
+    monkeypatch.setattr(place.traffic, "boundary", lambda *_, is_sending: seen.append(is_sending))
     pass_boundary(place, 2, 100.0)
     slot = await granted(place, 3)
     pass_boundary(place, 3, 101.0)
@@ -946,12 +949,12 @@ async def test_an_iteration_is_none_without_a_snapshot_while_other_shards_of_the
 
 async def test_every_node_tells_what_it_measured_last_and_only_that_of_rank_0_keeps_it(tmp_path: Path) -> None:
     place = Place(tmp_path / "slots", rank=Rank(1))
-    assert place.lines.measured == {}
+    assert place.lines.measurements.newest == {}
     for step, at in ((1, 100.0), (2, 200.0)):
         pass_boundary(place, step, at, rank=Rank(1))
-    assert place.lines.measured == {"everstep/step_seconds": 100.0, "everstep/snapshot_blocked_seconds": 0.0}
+    assert place.lines.measurements.newest == {"everstep/step_seconds": 100.0, "everstep/snapshot_blocked_seconds": 0.0}
     pass_boundary(place, 3, 200.5, rank=Rank(1))  # too early for others
-    assert place.lines.measured["everstep/step_seconds"] == 100.0
+    assert place.lines.measurements.newest["everstep/step_seconds"] == 100.0
     assert place.outbox.due(0.0) is None
     await place.lines.close()
     place.page.close(unlink=True)

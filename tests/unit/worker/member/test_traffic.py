@@ -300,7 +300,7 @@ def test_a_node_is_ready_to_pace_what_others_pace() -> None:
             node.iterate()
         assert isinstance(node.pacer.current, Unpaced)
         node.traffic.hear(Pacing.IN_IDLE_SPANS)
-        node.traffic._on_pacing = lambda _: None  # it is not the coordinator's
+        node.traffic.on_pacing = lambda _: None  # it is not the coordinator's
         node.iterate()
         assert isinstance(node.pacer.current, SpanPacer)
 

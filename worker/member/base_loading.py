@@ -1,0 +1,227 @@
+"""Loads the base of a generation: fetches and verifies the shard of every local rank.
+
+    own slot, else a peer, else S3 ─▶ BaseLoading ─▶ verified slot ─▶ the rank copies it while it arrives
+
+Invariant: a base that does not match the plan's digest is never given to a rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+from msgspec import structs
+
+from everstep.protocol.agent_messages import FaultCode
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, ShardSource
+from everstep.protocol.slot import SlotHeader
+from worker.core.rounds import NONE
+from worker.core.slots import Content
+from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, StorageError
+from worker.member.kept_contents import KeptContents
+from worker.member.peer_sessions import NO_RANK, PeerSessions
+from worker.node.priority import before_other_sessions
+from worker.replication.fetching import fetch_shard
+from worker.replication.streams import OWN_STREAMS
+from worker.replication.transfers import ShardRejected
+from worker.shards.owned_shard import OwnedShard
+from worker.shm.slot_file import SlotFile
+from worker.shm.store import VERIFY_THREADS, SlotStore
+from worker.storage.checkpoints import download_shard
+from worker.storage.object_store import ObjectStore
+from worker.tasks import together
+
+log = logging.getLogger(__name__)
+REGAIN_SECONDS = 1.0
+"""Seconds between two attempts to fetch a base that this node has lost."""
+
+
+class BaseLoading:
+    """The load of one generation's base on this node. The node's `Member` owns the object."""
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        here: PlanNode,
+        shards: Mapping[Rank, OwnedShard],
+        *,
+        store: SlotStore,
+        objects: ObjectStore,
+        sessions: PeerSessions,
+        contents: KeptContents,
+        slot_count: int,
+        arrived: Callable[[Rank, SlotFile, SlotHeader, int], None],
+    ) -> None:
+        """Create the object; `load` fetches.
+
+        Args:
+            plan: plan of the generation, with the sources of each base.
+            here: this node in the plan.
+            shards: shards of this node's ranks.
+            store: this node's slots.
+            objects: the object store (S3).
+            sessions: opens connections to the nodes that hold a base.
+            contents: contents that must not be overwritten.
+            slot_count: maximum number of slots per shard on this node.
+            arrived: receives the progress of each rank's base: its slot, header and verified bytes.
+        """
+        self._plan = plan
+        self._here = here
+        self._shards = shards
+        self._store = store
+        self._objects = objects
+        self._sessions = sessions
+        self._contents = contents
+        self._slot_count = slot_count
+        self._arrived = arrived
+        self._restored_from: dict[Rank, Literal["local", "peer", "s3"]] = {}
+
+    async def load(self) -> None:
+        """Fetch and verify the base of every local rank concurrently.
+
+        A shard that contradicts the plan ends the load immediately, because all ranks will need an older step. If a
+        source is only unreachable, the other ranks finish: their shards are then available for the next attempt.
+
+        Raises:
+            LoadFailed: a base cannot be loaded; contains a code and a message for the user.
+        """
+        failed: dict[Rank, LoadFailed] = {}
+
+        async def load(rank: Rank) -> None:
+            try:
+                await self._load_rank(self._plan.ranks[rank])
+            except LoadFailed as error:
+                if error.code == FaultCode.SOURCE_MISMATCH:
+                    raise
+                failed[rank] = error
+
+        with before_other_sessions():  # Starting ranks wait until their shards are loaded.
+            await together(*(load(rank) for rank in self._here.ranks))
+        if failed:
+            raise failed[min(failed)]
+
+    @property
+    def restored_from(self) -> tuple[Literal["local", "peer", "s3"], ...]:
+        """Source of the base of each local rank that has a base, in the order of the ranks."""
+        return tuple(self._restored_from[rank] for rank in self._here.ranks if rank in self._restored_from)
+
+    async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
+        """Load the base of one rank into a slot of this node, and verify it.
+
+        The member tries the sources in this order: this node, other nodes, S3. `sources` replaces the plan's list of
+        sources.
+        """
+        refusals, is_mismatch, has_room = [], True, True
+        shard = self._shards[rank.rank]
+        for source in rank.sources if sources is None else sources:
+            begun = time.monotonic()
+            shard.begin_load()
+            try:
+                match source.kind:
+                    case "local":
+                        await self._load_local(rank.rank, source)
+                    case "peer":
+                        await self._load_peer(rank.rank, source)
+                    case "s3":
+                        await self._load_s3(rank.rank, source)
+            except (PeerError, StorageError, NoRoom, ProtocolError, TimeoutError) as error:
+                refusals.append(f"{source.kind}{f' {source.node_id}' if source.node_id else ''}: {error}")
+                is_mismatch = is_mismatch and isinstance(error, (ShardRejected, CorruptCheckpoint, ObjectMissing))
+                has_room = has_room and not isinstance(error, NoRoom)
+                log.warning("rank %d step %d is not to be had from %s", rank.rank, source.step, refusals[-1])
+                continue
+            log.info(
+                "rank %d: step %d restored from %s in %.3f s",
+                rank.rank,
+                source.step,
+                source.kind,
+                time.monotonic() - begun,
+            )
+            slot = shard.slot(self._plan.base_step)
+            assert slot is not None, "what was loaded is sealed"
+            self._arrived(rank.rank, slot.file, slot.file.header, slot.file.header.payload_bytes)
+            self._restored_from[rank.rank] = source.kind
+            return
+        if rank.sources:
+            code = (
+                FaultCode.SOURCE_MISMATCH
+                if is_mismatch
+                else FaultCode.SOURCE_UNAVAILABLE
+                if has_room
+                else FaultCode.MEMORY_FULL
+            )
+            raise LoadFailed(
+                code, f"step {self._plan.base_step} of rank {rank.rank}: " + "; ".join(refusals), is_permanent=False
+            )
+
+    async def regain(self, shard: OwnedShard) -> None:
+        """Fetch a base that this node has lost during a restart of its agent.
+
+        This rank cannot vote before the base is available. Failed attempts are repeated until the base is on this node
+        or is no longer needed.
+        """
+        rank = self._plan.ranks[shard.rank]
+        asked = {source.node_id for source in rank.sources if source.kind == "peer"}
+        held = [
+            # A holder may have received the base from this node earlier.
+            structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)
+            for peer in rank.holders[1:]
+            if peer not in asked
+        ]
+        sources = [*held, *(source for source in rank.sources if source.kind != "local")]
+        while sources and shard.committed == NONE:
+            if shard.page.rank().copying == NONE:
+                self._store.settle_copiers(shard.rank)
+            try:
+                await self._load_rank(rank, sources)
+            except LoadFailed as error:
+                log.warning("the base of rank %d is lost here: %s", shard.rank, error)
+                await asyncio.sleep(REGAIN_SECONDS)
+            else:
+                shard.seal(self._plan.base_step)
+                return
+
+    async def _load_local(self, rank: Rank, source: ShardSource) -> None:
+        slot = self._store.sealed(rank, Content(source.origin_generation, source.step))
+        if slot is None or slot.file.header.payload_digest != source.digest:
+            raise ShardRejected("no slot here holds it")
+        if not await self._store.verify(slot, threads=self._share(VERIFY_THREADS), is_pressing=True):
+            raise ShardRejected("the slot no longer hashes to its digest")
+
+    async def _load_peer(self, rank: Rank, source: ShardSource) -> None:
+        timeouts = self._plan.timeouts
+        await fetch_shard(
+            self._sessions.dialler(source.node_id or NodeId(""), "fetch", NO_RANK),
+            rank,
+            source,
+            self._store,
+            keep=self._contents.keep(rank) - {Content(source.origin_generation, source.step)},
+            slot_count=self._slot_count,
+            answer_seconds=timeouts.coordinator_deadline_seconds,
+            silence_seconds=timeouts.holder_deadline_seconds,
+            arrived=partial(self._arrived, rank),
+            stream_limit=self._share(OWN_STREAMS),
+        )
+
+    def _share(self, count: int) -> int:
+        """Return one rank's share of `count` threads, because all local ranks load at the same time."""
+        return max(1, count // len(self._here.ranks))
+
+    async def _load_s3(self, rank: Rank, source: ShardSource) -> None:
+        content = Content(source.origin_generation, source.step)
+        keep = self._contents.keep(rank) - {content}
+        await download_shard(
+            self._objects,
+            source,
+            self._store,
+            rank=rank,
+            content=content,
+            keep=keep,
+            slot_count=self._slot_count,
+        )

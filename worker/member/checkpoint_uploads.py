@@ -1,0 +1,137 @@
+"""Uploads of committed shards to S3, as the coordinator marks them.
+
+Invariant: the slot of an upload is pinned before it can be granted again. Uploads of one shard run one after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from everstep.protocol.agent_messages import UploadedShard
+from everstep.protocol.ids import Rank, Step
+from everstep.protocol.plan import GenerationPlan
+from everstep.protocol.rounds import Announcement
+from worker.core.rounds import NONE
+from worker.core.slots import is_superseded
+from worker.errors import CorruptCheckpoint, StorageError
+from worker.member.faults import ReportedFaults
+from worker.member.kept_contents import KeptContents
+from worker.shards.owned_shard import OwnedShard
+from worker.shm.store import SlotStore
+from worker.storage.checkpoints import upload_shard
+from worker.storage.object_store import ObjectStore
+from worker.tasks import Background, end
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointUploads:
+    """The uploads of one generation on this node. The node's `Member` owns the object."""
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        shards: Mapping[Rank, OwnedShard],
+        store: SlotStore,
+        objects: ObjectStore,
+        contents: KeptContents,
+        faults: ReportedFaults,
+        *,
+        grant_if_due: Callable[[OwnedShard], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """Create the object without uploads.
+
+        Args:
+            plan: plan of the running generation; never changes.
+            shards: shards of this node's ranks.
+            store: this node's slots, which are verified before an upload.
+            objects: the object store (S3).
+            contents: names the committed step.
+            faults: receives failed uploads, until a later upload of the shard succeeds.
+            grant_if_due: called when the slot of a cancelled upload is free.
+            on_change: called when an upload has ended.
+        """
+        self.uploaded: list[UploadedShard] = []
+        """The newest finished uploads, at most two per shard."""
+        self._plan = plan
+        self._shards = shards
+        self._store = store
+        self._objects = objects
+        self._contents = contents
+        self._faults = faults
+        self._grant_if_due = grant_if_due
+        self._on_change = on_change
+        self._persist: Step = NONE
+        self._background = Background()
+        self._uploading: dict[Rank, asyncio.Task[None]] = {}
+        """The newest upload task of each local rank; the task may have ended."""
+
+    def hear(self, announcement: Announcement) -> None:
+        """Upload the step that the coordinator marked, and cancel uploads that occupy the slot of the final step."""
+        self.begin(announcement.persist_step)
+        for shard in self._shards.values():
+            if is_superseded(shard.pinned, proposed=announcement.proposed, persist=announcement.persist_step):
+                log.info(
+                    "the upload of step %d of rank %d is cancelled for the final step %d",
+                    shard.pinned,
+                    shard.rank,
+                    announcement.proposed,
+                )
+                self._background.begin(self._end_upload(shard), f"end of the upload of rank {shard.rank}")
+
+    def begin(self, persist: Step) -> None:
+        """Upload a marked step, if this node has it and it is still kept."""
+        self._persist = persist
+        for shard in self._shards.values():
+            self._upload_if_due(shard)
+
+    async def idle(self) -> None:
+        """Wait until no upload is running."""
+        await self._background.idle()
+
+    async def close(self) -> None:
+        """Cancel all uploads."""
+        await self._background.close()
+
+    def _upload_if_due(self, shard: OwnedShard) -> None:
+        """Upload the step that the coordinator marked, in the background.
+
+        The slot is pinned immediately, before it can be granted again. Uploads of one shard run one after another.
+        """
+        step, is_kept = self._persist, self._persist in (self._contents.committed, self._plan.base_step)
+        slot = shard.slot(step) if step > shard.uploaded and is_kept and shard.pinned == NONE else None
+        if slot is None:
+            return
+        shard.pinned = shard.uploaded = step
+        slot.pins += 1
+
+        async def work() -> None:
+            subject = f"rank {shard.rank}"
+            try:
+                digests = await self._store.digests(slot)
+                if digests is None:
+                    raise CorruptCheckpoint(f"step {step} in memory no longer hashes to its digest")
+                uploaded = await upload_shard(self._objects, slot.file, digests.known, self._plan, rank=shard.rank)
+                self.uploaded = [*self.uploaded[-2 * len(self._shards) + 1 :], uploaded]
+                self._faults.withdraw("upload_failed", subject)
+            except StorageError as error:
+                self._faults.report(
+                    "upload_failed",
+                    f"step {step} of {subject} is not in S3: {error}",
+                    subject=subject,
+                )
+            finally:
+                slot.pins -= 1
+                shard.pinned = NONE
+                self._on_change()
+            self._upload_if_due(shard)
+
+        self._uploading[shard.rank] = self._background.begin(work(), f"upload rank {shard.rank} step {step}")
+
+    async def _end_upload(self, shard: OwnedShard) -> None:
+        """Cancel the upload of a shard, then grant the shard's slot for the final step."""
+        await end(self._uploading[shard.rank])
+        self._grant_if_due(shard)

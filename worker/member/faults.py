@@ -1,0 +1,41 @@
+"""The present faults of one generation on this node, as they are reported to the control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from everstep.protocol.agent_messages import NodeFault
+
+
+class ReportedFaults:
+    """Faults by type and object. `RankLines` owns the object; all parts of the generation report to it."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        """Create the object without faults. `on_change` is called after each change."""
+        self._faults: dict[str, NodeFault] = {}
+        self._on_change = on_change
+
+    @property
+    def present(self) -> tuple[NodeFault, ...]:
+        """The present faults, oldest first."""
+        return tuple(self._faults.values())
+
+    def report(self, code: str, message: str, *, is_permanent: bool = False, subject: str | None = None) -> None:
+        """Report a typed fault to the control plane.
+
+        Args:
+            code: type of the fault, part of the protocol.
+            message: a sentence for the user.
+            is_permanent: True if a retry gives the same result.
+            subject: the object with the fault. Only the newest fault per code and subject is reported, until `withdraw`
+                removes it. Without a subject, the fault stays reported.
+        """
+        self._faults[f"{code} {message if subject is None else subject}"] = NodeFault(
+            code=code, message=message, is_permanent=is_permanent
+        )
+        self._on_change()
+
+    def withdraw(self, code: str, subject: str) -> None:
+        """Remove the fault with this code and subject, if there is one."""
+        if self._faults.pop(f"{code} {subject}", None) is not None:
+            self._on_change()

@@ -1,0 +1,47 @@
+"""The contents of shards that this node must keep: the committed one, or the plan's until the base is committed."""
+
+from __future__ import annotations
+
+from everstep.protocol.ids import Rank, Step
+from everstep.protocol.plan import GenerationPlan, PlanNode
+from worker.core.rounds import NONE
+from worker.core.slots import Content, kept
+
+
+class KeptContents:
+    """Contents that no slot of this node may overwrite. The `Member` updates `committed`."""
+
+    def __init__(self, plan: GenerationPlan, here: PlanNode) -> None:
+        """Create the object before the first commit.
+
+        Args:
+            plan: plan of the running generation; never changes.
+            here: this node in the plan, with the contents that it keeps until the base is committed.
+        """
+        self.committed: Step = NONE
+        """The newest committed step that this node has heard of, or `NONE`."""
+        self._plan = plan
+        self._named: dict[Rank, set[Content]] = {}
+        for named in here.keep:
+            self._named.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
+
+    def base(self, rank: Rank) -> Content | None:
+        """Return the content that a rank is restored from; None if the generation starts from the beginning."""
+        sources = self._plan.ranks[rank].sources
+        return Content(sources[0].origin_generation, sources[0].step) if sources else None
+
+    def keep(self, rank: Rank, committed: Step = NONE) -> frozenset[Content]:
+        """Return the contents of a shard that must not be overwritten.
+
+        Args:
+            rank: the owner of the shard.
+            committed: a committed step from another source, for example from an owner's message.
+
+        Returns:
+            The committed content, or the plan's contents until the base is committed.
+        """
+        step, base = max(self.committed, committed), self.base(rank)
+        content = None
+        if step != NONE:
+            content = base if base is not None and base.step == step else Content(self._plan.generation, step)
+        return kept(content, self._named.get(rank, set()), base)

@@ -1,0 +1,71 @@
+"""Measurements of the iterations on this node, for charts (`worker.core.own_metrics`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from everstep.protocol.agent_messages import MetricPoint
+from everstep.protocol.ids import Generation, RunId, Step
+from everstep.protocol.rank_messages import Boundary
+from worker.core.metric_outbox import MetricOutbox
+from worker.core.own_metrics import NodeUsage, OwnMetrics
+from worker.core.rounds import NONE
+from worker.shards.owned_shard import OwnedShard
+
+
+class Measurements:
+    """The measurements of one generation. `RankLines` owns the object."""
+
+    def __init__(
+        self,
+        run: RunId,
+        generation: Generation,
+        outbox: MetricOutbox,
+        *,
+        now: Callable[[], float],
+        usage: Callable[[], NodeUsage],
+        sent_bytes: Callable[[], int],
+    ) -> None:
+        """Create the object without measurements.
+
+        Args:
+            run: the run of these ranks.
+            generation: number of the running generation.
+            outbox: receives the measurements of rank 0's node.
+            now: returns Unix time in seconds.
+            usage: returns the use of the node's devices.
+            sent_bytes: returns the bytes sent to holders of this node's shards so far.
+        """
+        self.newest: dict[str, float] = {}
+        """The newest measurements of iterations on this node, by name."""
+        self._run = run
+        self._generation = generation
+        self._outbox = outbox
+        self._now = now
+        self._usage = usage
+        self._sent_bytes = sent_bytes
+        self._own_metrics = OwnMetrics()
+        self._passed: tuple[Step, float] = (NONE, 0.0)
+        """The newest captured boundary of this node's first rank, and the time at which that rank passed it."""
+
+    def record(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:
+        """Record the measurements of an iteration. `seconds` is the iteration's duration; None if it is unknown."""
+        (step, acked_at), (passed, passed_at) = shard.acked, self._passed
+        if step == passed != NONE:
+            self._own_metrics = self._own_metrics.replicated(acked_at - passed_at)
+            self._passed = NONE, 0.0
+        if message.boundary == shard.proposed and message.at_seconds:
+            self._passed = message.boundary, message.at_seconds
+        if seconds is None:
+            return
+        self._own_metrics = self._own_metrics.iteration(seconds, message.blocked_seconds)
+        values, self._own_metrics = self._own_metrics.due(message.at_seconds, self._sent_bytes(), self._usage())
+        if not values:
+            return
+        self.newest = values
+        # Only rank 0's node queues values until they are stored. The control plane adds the values of the other nodes.
+        if shard.rank == 0:
+            point = MetricPoint(
+                generation=self._generation, step=message.boundary, values=values, at_seconds=self._now()
+            )
+            self._outbox.add(self._run, [point])

@@ -1,0 +1,93 @@
+"""This node's connections to the other members of one generation."""
+
+from __future__ import annotations
+
+import socket
+
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.peer_messages import SessionKind
+from everstep.protocol.plan import GenerationPlan
+from worker.node.network_cards import NetworkCard, network_cards
+from worker.replication.routes import Address, Ways
+from worker.replication.tcp import TcpSession, dial
+from worker.replication.transport import Credentials, Dialler, Session
+
+NO_RANK = Rank(-1)
+
+
+class PeerSessions:
+    """Opens authenticated sessions and streams to the nodes of one generation."""
+
+    def __init__(self, node_id: NodeId, address: str, plan: GenerationPlan, key: bytes) -> None:
+        """Create the object; nothing is opened yet.
+
+        Args:
+            node_id: this node.
+            address: address of this node's first network card.
+            plan: plan of the running generation, with the addresses of its nodes.
+            key: secret key of the generation, known to its members.
+        """
+        self.credentials = Credentials(
+            plan.job,
+            plan.run,
+            plan.generation,
+            node_id,
+            key,
+            silence_seconds=plan.timeouts.holder_deadline_seconds,
+        )
+        self._address = address
+        self._plan = plan
+        self._ways = Ways(network_cards(address))
+
+    def dialler(self, peer: NodeId, kind: SessionKind, owner_rank: Rank) -> Dialler:
+        """Return the interface through which a sender or a fetch opens its connections to `peer`."""
+        return _PeerDialler(self, peer, kind, owner_rank)
+
+    async def dial(self, peer: NodeId, kind: SessionKind, owner_rank: Rank = NO_RANK) -> TcpSession:
+        """Open a session to a member of this generation (see `tcp.dial`)."""
+        node = self._plan.node(peer)
+        return await dial(
+            self.credentials,
+            peer=peer,
+            address=node.address,
+            port=node.peer_port,
+            kind=kind,
+            owner_rank=owner_rank,
+            source=NetworkCard(self._address),
+        )
+
+    async def stream(self, session: Session, number: int) -> socket.socket:
+        """Open a stream of a session, over the next pair of network cards (see `Dialler`)."""
+
+        async def over(card: NetworkCard, to: Address) -> TcpSession:
+            address, port = to
+            return await dial(
+                self.credentials,
+                peer=session.peer,
+                address=address,
+                port=port,
+                kind="stream",
+                owner_rank=session.opened.owner_rank,
+                source=card,
+                session=session.opened.nonce,
+            )
+
+        return (await self._ways.open(session.peer, session.addresses, number, over)).detach()
+
+
+class _PeerDialler:
+    """Opens the connections to one peer. Implements `Dialler`."""
+
+    def __init__(self, sessions: PeerSessions, peer: NodeId, kind: SessionKind, owner_rank: Rank) -> None:
+        self._sessions = sessions
+        self._peer = peer
+        self._kind = kind
+        self._owner_rank = owner_rank
+
+    async def session(self) -> Session:
+        """Open a session (see `Dialler`)."""
+        return await self._sessions.dial(self._peer, self._kind, self._owner_rank)
+
+    async def stream(self, session: Session, number: int) -> socket.socket:
+        """Open a stream (see `Dialler`)."""
+        return await self._sessions.stream(session, number)

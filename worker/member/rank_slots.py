@@ -1,0 +1,367 @@
+"""The slots of ranks: requested once, then granted, captured into and sealed for each proposed step.
+
+    SlotsRequest ─▶ slots here ─▶ slots of the holders ─┐
+    Announcement ───────────────────────────────────────┴▶ grant ─▶ the rank's page
+    Capturing ─▶ digests of the final part ─▶ holders receive this part
+    Captured  ─▶ all digests ─▶ slot sealed ─▶ `OwnedShard.seal`
+
+Invariant: a rank is granted a slot only for the proposed step, and only when all holders in view have created theirs.
+A rank's report counts only for a slot that the rank is allowed to write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Rank, Step
+from everstep.protocol.plan import GenerationPlan
+from everstep.protocol.rank_messages import (
+    LATE_REASON,
+    Abandoned,
+    Captured,
+    Capturing,
+    SlotsGranted,
+    SlotsRefused,
+    SlotsRequest,
+    WordChanged,
+)
+from everstep.protocol.slot import (
+    DIGEST_BYTES,
+    HEADER_BYTES,
+    SlotHeader,
+    SlotState,
+    chunk_count,
+    chunk_range,
+    digest,
+)
+from worker.core.rounds import NONE
+from worker.core.slots import Content, being_written, slot_bytes_per_node
+from worker.core.transfers import chunk_digest
+from worker.errors import NoRoom
+from worker.member.faults import ReportedFaults
+from worker.shards.owned_shard import OwnedShard
+from worker.shm.chunk_digests import ChunkDigests
+from worker.shm.slot_file import SlotFile
+from worker.shm.store import Slot, SlotStore
+from worker.tasks import Background
+
+log = logging.getLogger(__name__)
+NO_LAYOUT = "the rank's slots are not ready yet"
+
+
+class RankSlots:
+    """The slots of this node's ranks in one generation. `RankLines` owns the object."""
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        shards: Mapping[Rank, OwnedShard],
+        store: SlotStore,
+        *,
+        keep: Callable[[Rank], Collection[Content]],
+        slot_count: int,
+        send: Callable[[Rank, Message], None],
+        on_snapshot: Callable[[float], None],
+        faults: ReportedFaults,
+        background: Background,
+    ) -> None:
+        """Create the object before any rank has requested slots.
+
+        Args:
+            plan: plan of the running generation; never changes.
+            shards: shards of this node's ranks.
+            store: this node's slots.
+            keep: returns the contents of a shard that must not be overwritten.
+            slot_count: maximum number of slots per shard on this node.
+            send: sends a message to a rank, if the rank is connected.
+            on_snapshot: called for every snapshot with the seconds from its boundary to the end of its capture.
+            faults: receives the fault that the slots never fit.
+            background: runs the creation and the digests of slots.
+        """
+        self.capacities: dict[Rank, int] = {}
+        """Slot capacity of each rank in bytes.
+
+        This is the capacity that the rank requested, or the last granted capacity if a larger request was refused. The
+        capacities of ranks differ if their shards differ in size.
+        """
+        self._plan = plan
+        self._shards = shards
+        self._store = store
+        self._keep = keep
+        self._slot_count = slot_count
+        self._send = send
+        self._on_snapshot = on_snapshot
+        self._faults = faults
+        self._background = background
+        self._layouts: dict[Rank, tuple[bytes, int]] = {}
+        """Layout hash and capacity that each rank requested."""
+        self._refused: dict[Rank, str] = {}
+        """Reason why a rank's last slot request was refused permanently."""
+        self._unmet: dict[Rank, SlotsRequest] = {}
+        """Slot requests for which this node has no room at the moment."""
+        self._unprepared: dict[Rank, Step] = {}
+        """The last step that was proposed before the rank's slots were ready.
+
+        The first steps of every launch are proposed before the slots are ready.
+        """
+        self._sealing: dict[Rank, Step] = {}
+        """Captured steps whose slots are being digested."""
+        self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    # -- requests and grants
+
+    def request(self, shard: OwnedShard, request: SlotsRequest) -> None:
+        """Create slots in the background as a rank has requested, then grant one for the proposed step."""
+        self._background.begin(self._reserve(shard, request))
+
+    def grant_if_due(self, shard: OwnedShard) -> None:
+        """Grant a slot for the proposed step, if the rank has none yet.
+
+        Called for each announcement, and when a pinned slot becomes free.
+        """
+        if shard.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
+            return
+        if shard.rank not in self._layouts:  # Slots are missing or being created; the grant waits.
+            self._unprepared[shard.rank] = shard.proposed
+        unmet = self._unmet.pop(shard.rank, None)
+        self._background.begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
+
+    async def _reserve(self, shard: OwnedShard, request: SlotsRequest) -> None:
+        self._layouts.pop(shard.rank, None)
+        self._unmet.pop(shard.rank, None)
+        self._refused.pop(shard.rank, None)
+        if shard.granted_slot < 0:
+            self._settle(shard)
+        copies = len(self._plan.ranks[shard.rank].holders)
+        self.capacities[shard.rank] = request.capacity_bytes
+        shards = [capacity + HEADER_BYTES for capacity in self.capacities.values()]
+        needed = slot_bytes_per_node(copies=copies, shard_bytes=shards, slot_count=self._slot_count)
+        try:
+            if needed > self._store.memory_bytes:
+                raise NoRoom(needed_bytes=needed, available_bytes=self._store.memory_bytes)
+            await self._store.reserve(
+                shard.rank,
+                capacity_bytes=request.capacity_bytes,
+                layout_hash=request.layout_hash,
+                slot_count=self._slot_count,
+            )
+        except NoRoom as error:
+            if error.is_passing:  # The request is repeated with every proposed step, and training continues.
+                shard.refusal = f"Protection waits for memory on its node: {error}"
+                self._unmet[shard.rank] = request
+                return
+            if shard.reserved is None:
+                self.capacities.pop(shard.rank, None)
+            else:
+                self.capacities[shard.rank] = shard.reserved[0]
+            figures = self._figures(copies, shards, request, error)
+            self._refused[shard.rank] = shard.refusal = figures
+            self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
+            if shard.foundation == NONE:  # A job that already has a protected state continues with it.
+                self._faults.report("protection_does_not_fit", figures, is_permanent=True)
+            return
+        shard.refusal = ""
+        shard.reserve(request.capacity_bytes, request.layout_hash)
+        self._send(
+            shard.rank,
+            SlotsGranted(
+                layout_hash=request.layout_hash, capacity_bytes=request.capacity_bytes, paths=self._paths(shard)
+            ),
+        )
+        if not await shard.holders_ready():
+            return  # A later request of the rank has replaced this request.
+        self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
+        if shard.granted_slot < 0:
+            await self._grant(shard)
+
+    def _figures(self, copies: int, shards: Sequence[int], request: SlotsRequest, error: NoRoom) -> str:
+        """Return the fault message with the sizes of the required and the available memory.
+
+        A rank that has not requested slots yet counts with the size of the refused request.
+        """
+        every = sum(shards) + (len(self._shards) - len(shards)) * (request.capacity_bytes + HEADER_BYTES)
+        needed = slot_bytes_per_node(copies=copies, shard_bytes=[every], slot_count=self._slot_count)
+        besides = ", with what else it holds," if needed < error.needed_bytes else ""
+        return (
+            f"Protection.Copies: {self._slot_count} slots · {copies} copies · {every:,} bytes of shards per "
+            f"node{besides} "
+            f"need {max(needed, error.needed_bytes):,} bytes of host memory per node; {error.available_bytes:,} "
+            "are there. "
+            "Use fewer copies, more nodes, or an instance type with more memory."
+        )
+
+    async def _grant(self, shard: OwnedShard) -> None:
+        """Prepare a slot for the proposed step, unless the rank has passed the step or its slots are not ready."""
+        async with self._granting[shard.rank]:
+            step = shard.proposed
+            layout = self._layouts.get(shard.rank)
+            if shard.rank in self._unmet:
+                return
+            if layout is None:
+                late = ", ".join(shard.late_holders)
+                shard.refusal = self._refused.get(shard.rank) or (f"{late} makes slots for it" if late else NO_LAYOUT)
+                return
+            if not shard.needs_slot():
+                return
+            if self._sealing.get(shard.rank) == step:
+                return  # The rank has already captured the step for the first proposal.
+            self._settle(shard)
+            before = self._files(shard)
+            try:
+                index = await self._store.grant(
+                    shard.rank,
+                    shard.content(step),
+                    keep=self._keep(shard.rank),
+                    capacity_bytes=layout[1],
+                    layout_hash=layout[0],
+                    slot_count=self._slot_count,
+                )
+                shard.refusal = (
+                    ""
+                    if index is not None
+                    else "no slot is free: one is being uploaded, the other holds the committed step"
+                )
+            except NoRoom as error:
+                index, shard.refusal = None, str(error)
+            shard.forget_lost()
+            if index is None or shard.proposed != step:
+                return
+            if self._files(shard) != before:  # The file was replaced, so the rank must map it again.
+                self._send(
+                    shard.rank, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard))
+                )
+            shard.grant(index)
+            if shard.may_wait():
+                self._send(shard.rank, WordChanged())
+
+    def _settle(self, shard: OwnedShard) -> None:
+        """Release slots that were being written when the agent restarted, once the rank's copier is idle."""
+        if shard.page.rank().copying == NONE:
+            self._store.settle_copiers(shard.rank)
+
+    def _files(self, shard: OwnedShard) -> list[SlotFile]:
+        return [slot.file for slot in self._store.shards.get(shard.rank, [])]
+
+    def _paths(self, shard: OwnedShard) -> tuple[str, ...]:
+        return tuple(self._store.open_to_rank(file.path) for file in self._files(shard))
+
+    # -- captures
+
+    def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
+        """Digest the part of a capture that is final, and offer this part to the holders."""
+        slot = self._slot_of(shard, capturing)
+        if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
+            self._follow(shard, slot, capturing).grow(capturing.final_bytes)
+            shard.capture(capturing.step)
+
+    def captured(self, shard: OwnedShard, captured: Captured) -> None:
+        """Seal a captured step, even if it is not proposed at the moment.
+
+        The step may be proposed again, but the rank captures each step only once.
+        """
+        slot = self._slot_of(shard, captured)
+        if slot is None:
+            self._store.settle_copiers(shard.rank)  # The slot was granted again meanwhile.
+            return
+        slot.is_busy = False
+        if _is_of_another_file(captured, slot):
+            log.warning(
+                "rank %d: step %d is not what lies in slot %d: that was made anew since",
+                shard.rank,
+                captured.step,
+                captured.slot,
+            )
+            self._store.give_up(shard.rank, shard.content(captured.step))
+            shard.abandon(captured.step, "the rank wrote into a slot that was made anew since")
+            return
+        digests = self._follow(shard, slot, captured)
+        if not digests.is_sealed:  # A sealed slot means that the message is a duplicate.
+            self._sealing[shard.rank] = captured.step
+            if _may_stand(captured.chunk_digests, digests):
+                digests.add(captured.chunk_digests)
+            digests.complete()
+            self._on_snapshot(captured.seconds)
+
+    def abandoned(self, shard: OwnedShard, abandoned: Abandoned) -> None:
+        """Release the slot of an abandoned step, and vote."""
+        self._store.settle_copiers(shard.rank)
+        self._store.give_up(shard.rank, shard.content(abandoned.step))
+        had_none = NO_LAYOUT if self._unprepared.get(shard.rank) == abandoned.step else ""
+        refusal = shard.refusal or had_none
+        # With a refusal, an earlier proposal would not have helped, so the step does not count as late.
+        late = abandoned.reason.startswith(LATE_REASON) and not refusal
+        shard.abandon(abandoned.step, refusal or abandoned.reason, late=late)
+
+    def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
+        """Return the slot that the rank's message names, if the rank is allowed to write it."""
+        slots = self._store.shards.get(shard.rank, [])
+        # The rank may write the slot even if a restarted agent has marked it as empty.
+        is_granted = (said.step, said.slot) == (
+            shard.proposed,
+            shard.granted_slot,
+        )
+        is_written = said.slot == being_written([slot.view for slot in slots], shard.content(said.step))
+        if said.slot < 0 or not (is_granted or is_written):
+            return None
+        capacity = slots[said.slot].file.header.capacity_bytes
+        if not (
+            0 < said.payload_bytes <= capacity
+            and 0 <= said.index_offset <= said.payload_bytes - said.index_bytes <= said.payload_bytes
+        ):
+            shard.abandon(said.step, f"a payload of {said.payload_bytes} bytes in {capacity}")
+            return None
+        return slots[said.slot]
+
+    def _follow(self, shard: OwnedShard, slot: Slot, said: Capturing | Captured) -> ChunkDigests:
+        content = shard.content(said.step)
+        header = SlotHeader(
+            job=self._store.job,
+            run=self._plan.run,
+            owner_rank=shard.rank,
+            origin_generation=content.origin,
+            step=content.step,
+            state=SlotState.WRITING,
+            capacity_bytes=slot.file.header.capacity_bytes,
+            payload_bytes=said.payload_bytes,
+            index_offset=said.index_offset,
+            index_bytes=said.index_bytes,
+            layout_hash=said.layout_hash,
+        )
+        digests, has_begun = self._store.follow(slot, header)
+        if has_begun:
+            self._background.begin(self._seal(shard, said.step, slot, digests))
+        return digests
+
+    async def _seal(self, shard: OwnedShard, step: Step, slot: Slot, digests: ChunkDigests) -> None:
+        try:
+            if await self._store.seal_followed(slot, digests) is not None:
+                shard.seal(step)
+        finally:
+            if self._sealing.get(shard.rank) == step:
+                del self._sealing[shard.rank]
+
+
+def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
+    """Return whether a rank's digests show that it wrote into another file than the slot's present file.
+
+    The check compares the last chunk, which contains the index.
+    """
+    count = chunk_count(captured.payload_bytes)
+    if not captured.chunk_digests or len(captured.chunk_digests) != DIGEST_BYTES * count:
+        return False
+    with slot.file.payload(*chunk_range(count - 1, captured.payload_bytes)) as chunk:
+        return digest(chunk) != chunk_digest(captured.chunk_digests, count - 1)
+
+
+def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
+    """Return whether the rank's chunk digests can replace digests of the agent.
+
+    The rank's digests must cover all chunks, and the agent must have digested no chunk yet. An error in the rank's
+    digests is detected later: every holder verifies each chunk on arrival, and this node verifies all chunks before a
+    restore.
+    """
+    return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

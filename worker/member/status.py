@@ -1,0 +1,110 @@
+"""The state of one generation on this node, for reports to the control plane. Nothing here changes the generation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from everstep.protocol.agent_messages import FaultCode, NodeFault, RankStatus, RoundStatus, ShardProtection
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.plan import GenerationPlan, PlanNode
+from worker.core.phases import PhaseClock
+from worker.member.faults import ReportedFaults
+from worker.replication.coordinator import RoundServer
+from worker.replication.round_member import RoundMember
+from worker.shards.owned_shard import OwnedShard
+
+
+class MemberStatus:
+    """Reads the parts of a `Member`, and keeps the phase clocks of its ranks."""
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        here: PlanNode,
+        shards: Mapping[Rank, OwnedShard],
+        *,
+        rounds: RoundMember,
+        server: Callable[[], RoundServer | None],
+        faults: ReportedFaults,
+    ) -> None:
+        """Create the object at the start of a generation.
+
+        Args:
+            plan: plan of the running generation; never changes.
+            here: this node in the plan.
+            shards: shards of this node's ranks.
+            rounds: this node's position in the tree of agents.
+            server: returns the coordinator if it runs on this node; otherwise None.
+            faults: the faults of this generation on this node.
+        """
+        self.clocks = {rank: PhaseClock(plan.base_step) for rank in here.ranks}
+        """How long each rank has been in its phase."""
+        self._plan = plan
+        self._here = here
+        self._shards = shards
+        self._rounds = rounds
+        self._server = server
+        self._faults = faults
+        self._node_id = here.node_id
+
+    def rank_statuses(self) -> tuple[RankStatus, ...]:
+        """Return the phase and boundary of each local rank, and the seconds since the rank last made progress.
+
+        Each call updates the phase clocks.
+        """
+        now, statuses = time.monotonic(), []
+        for shard in self._shards.values():
+            half = shard.page.rank()
+            shard.note_first(half)
+            clock = self.clocks[shard.rank] = self.clocks[shard.rank].seen(half, now)
+            statuses.append(
+                RankStatus(
+                    rank=shard.rank,
+                    boundary=Step(half.boundary),
+                    phase=clock.phase,
+                    still_seconds=clock.still_seconds,
+                    limit_seconds=clock.limit_seconds,
+                    passed_at_seconds=shard.passed[1] if shard.passed[0] == half.boundary else 0.0,
+                    first_passed_at_seconds=shard.first_passed_at,
+                )
+            )
+        return tuple(statuses)
+
+    def target(self) -> Step:
+        """Return the last step of the training, as its ranks have announced it; 0 before an announcement."""
+        return Step(max((shard.page.rank().target for shard in self._shards.values()), default=0))
+
+    def begin_clocks(self) -> None:
+        """Reset the phase clocks when ranks are started, because the time before the start does not count."""
+        self.clocks = {rank: PhaseClock(self._plan.base_step) for rank in self._here.ranks}
+
+    def longest(self) -> dict[str, float]:
+        """Return the longest finished duration of each phase on this node's ranks, in seconds."""
+        longest: dict[str, float] = {}
+        for clock in self.clocks.values():
+            for phase, seconds in clock.longest.items():
+                longest[phase] = max(longest.get(phase, 0.0), seconds)
+        return longest
+
+    def protection(self) -> tuple[ShardProtection, ...]:
+        """Return the protection status of this node's shards."""
+        return tuple(shard.protection(self._plan.ranks[rank].holders) for rank, shard in self._shards.items())
+
+    def silent_peers(self) -> tuple[NodeId, ...]:
+        """Return the neighbours in the tree of agents that have fallen silent."""
+        return tuple(sorted(self._rounds.silent))
+
+    def faults(self) -> tuple[NodeFault, ...]:
+        """Return the present faults of the ranks and of this node's part in the generation."""
+        since, deadline = self._rounds.silent_since, self._plan.timeouts.coordinator_deadline_seconds
+        faults = self._faults.present
+        if since is None or asyncio.get_running_loop().time() - since <= deadline:
+            return faults
+        message = f"{self._node_id} has not reached the coordinator {self._plan.coordinator} for {deadline:g} s"
+        return (*faults, NodeFault(code=FaultCode.COORDINATOR_UNREACHABLE, message=message, is_permanent=False))
+
+    def round_status(self) -> RoundStatus | None:
+        """Return the coordinator's state; None on every other node."""
+        return server.status() if (server := self._server()) is not None else None
