@@ -61,7 +61,7 @@ test: setup web  ## set-up, the dashboard's build, then every test but the long 
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/parallel.xml -m 'not full and not e2e'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) --junitxml=build/durations/e2e.xml -m 'e2e and not full' tests/e2e tests/bad_day
 
-test-fast: setup  ## what needs neither Chromium, PostgreSQL nor a compiler: unit, property, golden and contract tests, of those that run a shell one in five
+test-fast: setup  ## what needs neither Chromium, PostgreSQL nor a compiler: unit, property, golden and contract tests, of those that run a shell one in ten
 	@rm -rf build/durations
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/fast.xml -q -m 'fast and not full' $(FAST_FOLDERS)
 

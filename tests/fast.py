@@ -4,7 +4,7 @@ A fast test needs neither Chromium, PostgreSQL nor a compiler, and starts no clu
 `tests/conftest.py` sets it at collection, from the folder of the test, its other marks and its fixtures.
 
 Tests of a shell run a server, the local cloud or the control plane's loops. They take five sixths of the time of all
-fast tests, so `make test-fast` draws one in five of each file, and `make test` runs them all.
+fast tests, so `make test-fast` draws one in ten of each file, and `make test` runs them all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEAVY_FIXTURES = {
 SHELL_FOLDERS = ("golden",)
 SHELL_FIXTURES = frozenset({"aws", "served", "service", "world"})
 """Fixtures that serve the API, the local cloud, or run the control plane's loops."""
-SHELL_TESTS_PER_DRAWN_TEST = 5
+SHELL_TESTS_PER_DRAWN_TEST = 10
 
 
 def mark_fast_tests(items: Iterable[pytest.Item]) -> None:
