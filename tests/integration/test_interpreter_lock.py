@@ -1,9 +1,8 @@
-"""What copies, digests and moves many bytes lets go of the interpreter's lock meanwhile: training, and an agent's loop,
-go on.
+"""Copies, digests and transfers release the interpreter's lock, so that training and the agent's loop continue.
 
-No time is measured. Under a switch interval that no test outlives, a thread gets the lock only when the one that has it
-lets go of it by itself. Whoever calls again and again what holds the lock is never interrupted, however long that
-takes; what lets go of it lets the other thread in.
+The tests measure no time. They set a switch interval that no test outlives, so that a waiting thread gets the lock
+only when the working thread releases it explicitly. Work that holds the lock is therefore never interrupted, however
+long it takes.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from worker.replication.transfers import _copy
 
 pytestmark = pytest.mark.integration
 SIZE = 4 * 1024 * 1024
-"""Of one call, bytes: a chunk's."""
+"""Bytes of one call: the size of a chunk."""
 CALLS = 10_000
-"""Many seconds of them: the other thread comes in within the first, as a rule, as soon as the kernel wakes it."""
+"""Most calls before a test gives up: many seconds of work. The other thread usually runs during the first call."""
 Work = Callable[[], object]
 
 
@@ -45,8 +44,8 @@ def nobody_is_interrupted() -> Iterator[None]:
 
 
 def lets_others_run(work: Work, calls: int = CALLS) -> bool:
-    """Say whether another thread runs Python while this one is within `work`, called so often at most."""
-    work()  # what is imported or made by the first call is there
+    """Return whether another thread runs Python while this thread calls `work`, at most `calls` times."""
+    work()  # the first call imports modules and allocates buffers
     gate, has_run = threading.Lock(), threading.Event()
     gate.acquire()
 
@@ -56,7 +55,7 @@ def lets_others_run(work: Work, calls: int = CALLS) -> bool:
 
     thread = threading.Thread(target=other)
     thread.start()
-    gate.release()  # from here on it waits for the interpreter alone
+    gate.release()  # the thread now waits only for the interpreter's lock
     for _ in range(calls):
         work()
         if has_run.is_set():
@@ -77,7 +76,7 @@ def copied_at_a_boundary() -> Work:
 
 def copied_into_live_tensors() -> Work:
     source, target = filled(1), filled(0)
-    # `copy_into_live` asks torch about each tensor, and torch lets go for that, too.
+    # The test calls `_move` itself: `copy_into_live` also queries torch about each tensor, which releases the lock.
     return lambda: _move(target.data_ptr(), source.data_ptr(), SIZE)
 
 
@@ -119,8 +118,8 @@ def test_others_run_while_many_bytes_are(work: Callable[[], Work]) -> None:
 
 @contextmanager
 def line_to(*command: str, end: str) -> Iterator[socket.socket]:
-    """Have a connection whose other end is a program's standard input or output: another process, which needs no lock
-    of this one.
+    """Yield a connection to the standard input or output of another process, which does not need this process's
+    lock.
     """
     line, far = socket.socketpair()
     with line, far:
@@ -146,7 +145,7 @@ def test_others_run_while_many_bytes_are_received() -> None:
 
 
 def test_nobody_runs_while_what_holds_the_lock_is_at_work() -> None:
-    """Else the others show nothing."""
+    """An assignment between memory views holds the lock: the other tests would pass for any work without this one."""
     source, target = memoryview(bytearray(SIZE)), memoryview(bytearray(SIZE))
 
     def assign() -> None:

@@ -1,8 +1,8 @@
-"""Instances in network namespaces: real lines, really cut and slowed, and nothing left of them.
+"""Instances in network namespaces: their connections are cut and slowed, and the local cloud removes every namespace.
 
-All of it hangs on a network of the module's own in place of the machine's: a bridge that comes or goes there is a
-change of network to every browser on it, which breaks off what it asks for, and another worker's tests look at one
-meanwhile.
+The module runs in a network of its own. In the machine's network, a bridge that appears or disappears is a change of
+network for every browser. The browser would cancel its requests, and another test process may use a browser at the
+same time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [
 ]
 PORT = 7000
 REFUSED, TIMED_OUT = 7, 28
-"""Exit codes of curl."""
+"""Exit codes of curl: connection refused, and timed out."""
 BLOB_BYTES = 4 * 1024 * 1024
 SERVER = (
     f"#!/bin/sh\nhead -c {BLOB_BYTES} /dev/zero > blob\nexec {sys.executable} -m http.server --bind "
@@ -52,7 +52,7 @@ def left_of(name: str) -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_network() -> Iterator[None]:
-    """Let the tests' thread, and whatever it starts, see a network with nothing but loopback."""
+    """Move the tests' thread, and each process that it starts, into a network with only a loopback."""
     with open("/proc/thread-self/ns/net", "rb") as of_machine:
         libc = ctypes.CDLL(None, use_errno=True)
         assert libc.unshare(network.CLONE_NEWNET) == 0, ctypes.get_errno()
@@ -83,7 +83,7 @@ def aws(served: ServedAws) -> Iterator[ServedAws]:
 
 @pytest.fixture(scope="module")
 def pair(served: ServedAws, name: str) -> list[str]:
-    """Two instances that serve a file to each other."""
+    """Start two instances that serve a file to each other."""
     group = served.make_group(desired=2, user_data=SERVER)
     ids = served.in_service(group, 2)
     for here, there in (ids, ids[::-1]):
@@ -116,12 +116,12 @@ def curl(name: str, instance_id: str, url: str, *, seconds: float) -> subprocess
 
 
 def reaches(name: str, instance_id: str, url: str) -> bool:
-    """Whether an instance is answered, as it should be."""
+    """Return whether an instance gets an answer from a URL."""
     return curl(name, instance_id, url, seconds=20).returncode == 0
 
 
 def is_cut_off(name: str, instance_id: str, url: str) -> bool:
-    """Whether an instance has no answer, and no refusal either."""
+    """Return whether a request of an instance times out; a refused connection does not count."""
     return curl(name, instance_id, url, seconds=1).returncode == TIMED_OUT
 
 
@@ -135,7 +135,7 @@ def of_peer(aws: ServedAws, instance_id: str) -> str:
 
 @contextmanager
 def listening_everywhere() -> Iterator[int]:
-    """A service of this machine that has nothing to do with the local cloud."""
+    """Yield the port of a service on all addresses of this machine, outside the local cloud."""
     with closing(socket.create_server(("0.0.0.0", 0))) as server:
 
         def accept() -> None:
@@ -213,7 +213,7 @@ def test_a_partition_may_be_of_some(
 
 def test_a_slow_line_carries_no_more_than_it_is_given(aws: ServedAws, name: str, pair: list[str]) -> None:
     first, second = pair
-    for here, there in ((first, second), (second, first)):  # what the slow one receives, and what it sends
+    for here, there in ((first, second), (second, first)):  # the slow instance first sends, then receives
         aws.inject(SlowNetwork(target=first, megabits=16))
         done = curl(name, here, f"http://{address(aws, there)}:{PORT}/blob", seconds=30)
         size, seconds = done.stdout.split()

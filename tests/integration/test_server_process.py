@@ -1,6 +1,6 @@
-"""The server as a process: how it starts, refuses to start, answers and stops.
+"""The server as a process: how it starts, refuses to start, answers requests and stops.
 
-Its cloud is a socket that answers one question.
+A socket that answers one request stands for the cloud.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def command(directory: Path, cloud: str, *more: str) -> list[str]:
 
 
 def start(directory: Path, cloud: str, *more: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    """Start a server and return it with its ready file's content; reading its log to the announcement is waiting for
-    it.
-    """
+    """Start a server, read its log until it announces its port, and return it with the content of its ready file."""
     (directory / "ready.json").unlink(missing_ok=True)
     process = subprocess.Popen(command(directory, cloud, *more), cwd=directory, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

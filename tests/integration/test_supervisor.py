@@ -1,6 +1,4 @@
-"""The supervisor with a real shim and real processes: starts, exits, kills, adoption, and what happens when each of
-them dies.
-"""
+"""The supervisor with a real shim and real processes: starts, exits, kills, adoption, and the death of each process."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from worker.ranks.supervisor import ExitedRank, MemoryPaths, Supervisor
 pytestmark = pytest.mark.integration
 
 PRELOADED = ("graphlib",)
-"""A small module that no script imports by itself: what is there only in a warm rank."""
+"""A small module that no script imports by itself, so that only a warm rank has it loaded."""
 NOTHING = Supplied()
 LEAVE_A_CHILD = (
     "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n"
@@ -65,7 +63,7 @@ class Bench:
         self, script: str, *, count: int = 1, generation: int = 1, supplied: Supplied = NOTHING, **options: object
     ) -> GenerationPlan:
         entry = self.source / "train.py"
-        if not entry.exists() or entry.read_text() != script:  # a rank that was started before may be about to read it
+        if not entry.exists() or entry.read_text() != script:  # a rank of an earlier start may be reading the script
             entry.write_text(script)
         plan = rank_plan(ranks_per_node=count, generation=generation, **options)  # type: ignore[arg-type]
         for rank in plan.nodes[0].ranks:
@@ -81,7 +79,7 @@ class Bench:
 
     async def warm(self) -> None:
         """Wait until ranks start warm."""
-        await self.supervisor._list()  # what was known before may be of a template that has died
+        await self.supervisor._list()  # the supervisor's last list may still show a dead template
         await self.until(lambda: self.supervisor.preload is Preload.READY)
 
     async def exit(self, rank: int = 0, generation: int = 1) -> ExitedRank:
@@ -94,19 +92,19 @@ class Bench:
         return RankFiles(self.state, RUN, Generation(generation), Rank(rank))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Poll something that gives no sign, within the test's own limit."""
+        """Poll a condition that no signal announces, within the test's time limit."""
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     async def living(self, rank: int = 0, generation: int = 1) -> RankRecord:
-        """Wait until the rank's script has said that it is up."""
+        """Wait until the rank's script has printed that it runs, and return the rank's record."""
         await self.until(
             lambda: (
                 self.files(rank, generation).stdout.exists() and "up" in self.files(rank, generation).stdout.read_text()
             )
         )
 
-        def found() -> list[RankRecord]:  # the script may speak before the shim's word of it is here
+        def found() -> list[RankRecord]:  # the script may print before the shim reports the rank
             return [
                 record for record in self.supervisor.records if (record.rank, record.generation) == (rank, generation)
             ]
@@ -171,7 +169,7 @@ async def test_what_a_rank_is_given_is_in_no_memory_that_later_ranks_inherit(tmp
 
 
 def read_memory(pid: int) -> bytes:
-    """Return all that a process can read and write."""
+    """Return the content of all memory that a process can read and write."""
     ranges = [line.split()[:2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     data = bytearray()
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
@@ -185,7 +183,7 @@ def read_memory(pid: int) -> bytes:
 
 @pytest.mark.parametrize("module", ["graphlib", "everstep_example"])
 async def test_packages_of_a_job_are_seen_first_and_never_too_late(bench: Bench, tmp_path: Path, module: str) -> None:
-    """What is preloaded in another version makes the rank start cold; anything else does not."""
+    """A job's package that replaces a preloaded module makes the rank start cold; other packages do not."""
     layer = tmp_path / "layer"
     layer.mkdir()
     (layer / f"{module}.py").write_text("VERSION = 'theirs'\n")
@@ -248,7 +246,7 @@ print(json.dumps(facts))
 
 
 class Kernel:
-    """The kernel's files about memory, below a folder of the test."""
+    """Memory files of the kernel, in a folder of the test."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = MemoryPaths(folder / "proc", folder / "cgroup", folder / "kmsg")
@@ -259,7 +257,7 @@ class Kernel:
         (folder / "proc" / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 100 kB\n")
 
     def count(self, of_group: int, of_node: int) -> None:
-        """Set the number of kills in the agent's cgroup and on the node."""
+        """Set the numbers of kills in the agent's cgroup and on the node."""
         (self._group / "memory.oom_control").write_text(f"oom_kill {of_group}\n")
         (self.paths.proc / "vmstat").write_text(f"oom_kill {of_node}\n")
 
@@ -373,7 +371,7 @@ async def test_exits_are_told_as_they_were(
 
 
 async def test_a_script_ends_as_python_ends_it(bench: Bench) -> None:
-    """atexit runs, threads are joined, open files are flushed."""
+    """The rank runs atexit functions, joins threads and flushes open files."""
     await bench.start(
         "import atexit, threading\n"
         "atexit.register(print, 'at exit')\n"
@@ -425,7 +423,7 @@ async def test_a_variable_read_at_start_makes_the_start_cold(tmp_path: Path) -> 
 
 
 async def test_a_halt_reaches_every_descendant(cold: Bench) -> None:
-    """A child, a child in a session of its own, and one whose parent has ended."""
+    """A halt ends a child, a child in another session, and a grandchild whose parent has ended."""
     script = """
 import os, signal, sys
 def child(setsid, orphan):
@@ -501,7 +499,7 @@ async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Ben
     await bench.until(lambda: not processes.is_alive(records[Rank(0)].pid, records[Rank(0)].start_ticks))
     bench.supervisor = bench.make()
     await bench.supervisor.start()
-    bench.supervisor._shim_pid = shim  # in life another process is the shim's parent
+    bench.supervisor._shim_pid = shim  # in production, another process is the shim's parent
     assert (await bench.exit(0)).exit_class is ExitClass.CRASHED
     taken = next(record for record in bench.supervisor.records if record.rank == 1)
     assert taken == records[Rank(1)]
@@ -511,9 +509,10 @@ async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Ben
 
 
 async def test_a_start_that_the_agent_before_has_asked_for(bench: Bench) -> None:
-    """It died before it heard of the rank.
+    """An agent dies before the shim reports the rank that it asked for.
 
-    The next one asks again, while the shim is still at it and when it is done: one rank, told to both.
+    The next agent asks again, while the shim still starts the rank and after that. The shim starts one rank and
+    reports it to both agents.
     """
     await bench.start(WAIT_FOR_EVER)
     for _ in range(2):
@@ -544,7 +543,9 @@ async def test_a_dead_shim_takes_no_rank_out_of_sight(bench: Bench) -> None:
 
 
 async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node without one is not warm: it would be chosen for work that it cannot do."""
+    """The supervisor retries the start of a shim. A node without a shim is not warm, so that it is not chosen for a
+    job.
+    """
     launch, refused = bench.supervisor._launch, []
 
     async def short_of_memory() -> None:
@@ -565,7 +566,7 @@ async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatc
 async def test_shims_that_die_at_once_leave_nothing_and_are_told_once(
     cold: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk, or another shim at the lock: each of them ends while it starts."""
+    """Every shim ends while it starts, as with a full disk or another shim that holds the lock."""
     monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
     launch, python = cold.supervisor._launch, sys.executable
     born: list[int] = []
@@ -616,9 +617,7 @@ print(int(os.read(read, 20)), flush=True)
 print("up", flush=True)
 signal.pause()
 """
-"""A grandchild in a session of its own, whose parent has ended: after its shim's death nobody could say whose it was.
-
-"""
+"""Script that leaves a grandchild in another session, whose parent has ended: only its cgroup still shows its rank."""
 
 
 async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench) -> None:
@@ -627,7 +626,7 @@ async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench
     if not record.cgroup:
         pytest.skip(f"no cgroup can be made here: {cold.supervisor._confinement}")
     stray = int(cold.files().stdout.read_text().splitlines()[0])
-    # The one between them may still be ending.
+    # The process between them may still be ending.
     await cold.until(lambda: cgroups.pids(record.cgroup) == {record.pid, stray})
     assert cold.shim_pid() not in cgroups.pids(record.cgroup)
     os.kill(cold.shim_pid(), signal.SIGKILL)
@@ -658,9 +657,7 @@ async def test_where_there_are_no_cgroups_children_are_found_and_that_is_said(
 
 
 def break_record(bench: Bench, rank: int = 0) -> Path:
-    """Make every attempt to write the record of a rank fail, whoever tries; returns the folder that stands in the
-    way.
-    """
+    """Make every attempt to write a rank's record fail, and return the folder that causes it."""
     obstacle = bench.state / "ranks" / f"{RUN}.1.{rank}.new"
     obstacle.mkdir(parents=True)
     return obstacle
@@ -770,9 +767,9 @@ async def test_a_dead_template_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_warm_start_that_was_stopped_is_none_when_the_template_dies(tmp_path: Path) -> None:
-    """The template hangs: it never forks the rank that was asked for, and is then killed.
+    """A template hangs and is killed before it forks the requested rank, which the agent has stopped meanwhile.
 
-    A later generation, not stopped, starts cold.
+    The stopped rank is never started. A rank of a later generation starts cold.
     """
     bench = Bench(tmp_path, is_warm=True)
     await bench.supervisor.start()
@@ -783,7 +780,7 @@ async def test_a_warm_start_that_was_stopped_is_none_when_the_template_dies(tmp_
         await bench.start("print('ran')\n")
         bench.supervisor.halt_now(RUN, Generation(1))
         await bench.start("print('ran')\n", generation=2)
-        await bench.supervisor._list()  # the shim has heard all of it
+        await bench.supervisor._list()  # the shim has received every request
         os.kill(template, signal.SIGKILL)
         end = (await bench.exit()).end
         assert (end.stopped, end.text) == (True, "the rank was not started: it was stopped before it started")
@@ -794,7 +791,7 @@ async def test_a_warm_start_that_was_stopped_is_none_when_the_template_dies(tmp_
 
 
 def preloading(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> Bench:
-    """A bench whose template imports a module of the test's own."""
+    """Make a bench whose template imports a module of the test."""
     (folder / "modules").mkdir()
     (folder / "modules" / "everstep_strange.py").write_text(module)
     monkeypatch.syspath_prepend(str(folder / "modules"))
@@ -815,7 +812,7 @@ async def test_a_failed_preload_is_told_and_ranks_start_cold(tmp_path: Path, mon
     try:
         await bench.start("print('up')")
         assert (await bench.exit()).end.code == 0
-        await bench.until(lambda: bench.supervisor.preload is Preload.FAILED)  # told without being asked
+        await bench.until(lambda: bench.supervisor.preload is Preload.FAILED)  # the shim reports this without a request
         assert not bench.supervisor.is_warm, "its ranks import first: a node where they do not is the better one"
     finally:
         await bench.supervisor.shut_down()
@@ -898,10 +895,10 @@ async def test_a_drill_kills_one_rank_and_no_other(cold: Bench) -> None:
     await cold.start(WAIT_FOR_EVER, count=2)
     for rank in (0, 1):
         await cold.living(rank)
-    cold.supervisor.kill_rank(RUN, Generation(2), Rank(1))  # another generation's
+    cold.supervisor.kill_rank(RUN, Generation(2), Rank(1))  # a rank of another generation
     cold.supervisor.kill_rank(RUN, Generation(1), Rank(1))
     exited = await cold.exit(1)
     assert exited.exit_class is ExitClass.KILLED
     survivor = await cold.living(0)
     assert processes.is_alive(survivor.pid, survivor.start_ticks)
-    cold.supervisor.kill_rank(RUN, Generation(1), Rank(1))  # it has ended: nothing is killed in its place
+    cold.supervisor.kill_rank(RUN, Generation(1), Rank(1))  # the rank has ended: no other process is killed

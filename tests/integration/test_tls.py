@@ -1,6 +1,4 @@
-"""A server with a certificate: everybody who speaks to it verifies whom they speak to, and nobody sends a token in the
-clear to another machine.
-"""
+"""A server with a certificate: every client verifies it, and no client sends a token unencrypted to another machine."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ pytestmark = pytest.mark.integration
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 that is its own authority, and its key."""
+    """Write a self-signed certificate of 127.0.0.1 and its private key; return their paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "everstep test")])
     now = datetime.now(UTC)
@@ -71,7 +69,7 @@ def files(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, files):
-    """The real program, with a certificate; its ready file's content."""
+    """Start the real server with a certificate, and yield the content of its ready file."""
     directory = tmp_path_factory.mktemp("server")
     ready = directory / "ready.json"
     state = directory / "state"
@@ -140,16 +138,17 @@ async def test_an_agent_verifies_the_servers_certificate_before_it_sends_its_tok
     )
     running = asyncio.create_task(client.run())
     async with asyncio.timeout(20):
-        while "line to the control plane" not in caplog.text:  # noqa: ASYNC110  # the log is all that it tells
+        # the agent shows the failure only in its log
+        while "line to the control plane" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
-    assert ("HTTP 403" in caplog.text) is is_known  # the server has seen the token, and does not know it
+    assert ("HTTP 403" in caplog.text) is is_known  # the server has received the token and rejects it
     assert ("CERTIFICATE_VERIFY_FAILED" in caplog.text) is not is_known
 
 
-# What is refused before anything is sent
+# Settings that are refused before any request
 
 
 def test_a_server_that_others_reach_needs_a_certificate(tmp_path, files) -> None:
@@ -163,7 +162,7 @@ def test_a_server_that_others_reach_needs_a_certificate(tmp_path, files) -> None
 
 
 def agent_arguments(folder: Path, url: str) -> list[str]:
-    """Return the arguments without which no agent starts."""
+    """Return the arguments that an agent requires to start."""
     words = {"--control-plane-url": url, "--instance-id": "i-1", "--address": "127.0.0.2"}
     return [word for pair in words.items() for word in pair] + ["--state-dir", str(folder / "s")]
 
@@ -209,7 +208,7 @@ def test_joining_by_a_role_takes_all_that_is_signed(tmp_path, options, words, ca
 
 
 class TlsService(Service):
-    """The application behind the real server with a certificate, in this process."""
+    """The application behind a real server with a certificate, in this process."""
 
     def __init__(self, directory: Path, files: tuple[Path, Path]) -> None:
         super().__init__(directory)
@@ -237,7 +236,7 @@ def test_a_handshake_that_does_not_end_ends_the_connection(tmp_path, files, monk
 )
 def test_no_version_of_tls_before_1_2_is_spoken(server, files, version, is_taken) -> None:
     context = ssl.create_default_context(cafile=str(files[0]))
-    context.set_ciphers("ALL:@SECLEVEL=0")  # else this client itself would not offer the old version
+    context.set_ciphers("ALL:@SECLEVEL=0")  # by default, the client does not offer the old version
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = context.maximum_version = version

@@ -1,4 +1,4 @@
-"""What a rank of the tests has started ends with it, however it ends."""
+"""Processes that a test's rank has started end with the rank, however it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 
 def begin(directory: str) -> int:
-    """In the rank: start a process that ends for nobody, tell of it, and end when that is asked for."""
+    """Run in the rank: start a process that never ends, write its pid to a file, and end on request."""
     pid = os.fork()
     if pid == 0:
         signal.pause()
@@ -56,7 +56,7 @@ def test_what_a_rank_has_started_ends_with_it(warm_parent: WarmParent, tmp_path:
 def test_a_launch_that_is_cut_off_lets_go_of_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class CutOff(WarmParent):
         def __init__(self) -> None:
-            """Without a process."""
+            """Start no process."""
 
         def ask(self, request: dict[str, Any]) -> dict[str, Any]:
             raise TimeoutError

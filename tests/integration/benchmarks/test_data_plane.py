@@ -1,4 +1,6 @@
-"""The harness's own hands: the measured loop, the byte compares, and a peer and the floors as real processes."""
+"""Tests of the data-plane harness: the measured loop, the byte comparisons, and a peer and the lower bounds as real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ RUN = "0" * 31 + "1"
 
 
 class Alone:
-    """A meeting of one."""
+    """A rendezvous of a single rank."""
 
     rank = 1
 
@@ -50,7 +52,7 @@ class Alone:
 
 
 class Memory:
-    """An adapter that keeps clones; what it forgets is up to the test."""
+    """An adapter that keeps clones of the state; the test decides which of them it forgets."""
 
     gives_back_own_state = True
 
@@ -91,7 +93,7 @@ def state() -> Iterator[State]:
 
 
 def run(adapter: Memory, dumps: Path) -> Samples:
-    (dumps / "dump0").symlink_to(dumps / "dump1")  # the other rank's state, here the same
+    (dumps / "dump0").symlink_to(dumps / "dump1")  # both ranks have the same state
     return measure(lambda *_: adapter, OFFERS, adapter.state, Alone(), REPEATS, dumps)  # type: ignore[arg-type, return-value]
 
 
@@ -102,7 +104,7 @@ def test_the_loop_takes_what_it_says_and_compares_bytes(state: State, tmp_path: 
     assert [len(values) for values in (samples.restore_local, samples.restore_peer)] == [2, 2]
     assert samples.verified == {"protect": True, "restore_local": True, "restore_peer": True}
     steps = [int(call.split()[1]) for call in adapter.calls if call.startswith("snapshot")]
-    assert steps == sorted(set(steps))  # every snapshot is of a new state
+    assert steps == sorted(set(steps))  # each snapshot is of a new step
     assert adapter.calls[-1] == "close"
 
 
@@ -139,7 +141,7 @@ def test_every_step_changes_every_tensor_throughout() -> None:
 
 
 class Session:
-    """Live tensors, as a session shows them."""
+    """A session that exposes the live tensors."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -176,7 +178,7 @@ def test_the_holder_is_asked_for_its_bytes_and_nothing_else(tmp_path: Path) -> N
         return everstep_job.holder_has(session, own, page, 5, 0)  # type: ignore[arg-type]
 
     write_slot(own / RUN / "rank-0.slot-0", live, 5)
-    assert not held()  # the owner's own copy proves nothing
+    assert not held()  # a copy on the owner's node does not count
     write_slot(other / RUN / "rank-0.slot-0", live, 4)
     assert not held()  # an older step
     write_slot(other / RUN / "rank-0.slot-1", live, 5, SlotState.WRITING)
@@ -205,7 +207,7 @@ def test_the_agents_word_on_a_restore_is_understood() -> None:
     assert '"rank %d: step %d restored from %s in %.3f s"' in text
 
 
-@pytest.mark.timeout(180)  # imports torch in two processes, whatever else the machine does
+@pytest.mark.timeout(180)  # two processes import torch, on a machine that may be busy
 def test_floors_are_measured_by_two_processes_at_once(tmp_path: Path) -> None:
     with launches.FloorPair(tmp_path / "floors", 8) as pair:
         found = pair.measure(rounds=2)
@@ -215,7 +217,7 @@ def test_floors_are_measured_by_two_processes_at_once(tmp_path: Path) -> None:
     assert all(value > 0 for values in found.values() for value in values)
 
 
-@pytest.mark.timeout(180)  # imports torch, whatever else the machine does
+@pytest.mark.timeout(180)  # a process imports torch, on a machine that may be busy
 def test_a_rank_that_waits_gets_its_state_from_the_other_node_behind_the_fetch(tmp_path: Path) -> None:
     found = run_arrivals(tmp_path / "home", state_mib=1, count=2)
     assert [each.verified for each in found] == [True, True]
@@ -233,12 +235,12 @@ def test_a_commit_is_seen_when_it_is_looked_for(tmp_path: Path) -> None:
     for generation, step in ((1, 9), (2, 4), (2, 5)):
         write_agent_half(page, AgentHalf(generation, committed=step))
         watch.expect(step)
-        # Another launch's word is not ours.
+        # A page of another generation does not count.
         assert watch.wait(step, 30.0 if generation == 2 else 0.05) is (generation == 2)
     assert sorted(watch.at) == [4, 5]
 
 
-@pytest.mark.timeout(180)  # imports torch in two processes, whatever else the machine does
+@pytest.mark.timeout(180)  # two processes import torch, on a machine that may be busy
 def test_a_peer_is_launched_measured_and_leaves_nothing(tmp_path: Path) -> None:
     (system,) = (peer for peer in PEERS if peer.name == "torch.save")
     ranks = launches.run_peer(

@@ -15,7 +15,7 @@ from tests.warm_parent import Launch, WarmParent
 
 @dataclass(frozen=True)
 class Scenarios:
-    """Starts ranks of what `scripts.SCENARIOS` names."""
+    """Starts ranks that run a scenario of `scripts.SCENARIOS`."""
 
     parent: WarmParent
     _numbers: itertools.count[int] = field(default_factory=itertools.count)

@@ -1,8 +1,8 @@
-"""An agent in a thread, for tests: real socket, real pages, real slot files; its rounds are those of one node without
-peers.
+"""An agent in a thread, for tests: real socket, real pages, real slot files. Its rounds are those of a single node.
 
-It proposes, waits until every rank has captured or one has abandoned, seals, commits, proposes again. `hold` keeps it
-from proposing, `finish` answers ranks that stand still.
+The agent proposes a step and waits until every rank has captured it or one rank has abandoned it. Then it seals and
+commits the step, and proposes the next. `hold` stops further proposals, and `finish` answers ranks that wait in
+`close`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_hea
 JOB = "job"
 RUN = "ab" * 16
 PIECE_BYTES = 256
-"""Of a base that arrives."""
+"""Bytes of a base that arrive together."""
 
 
 class Line:
-    """One rank as the agent sees it."""
+    """The agent's state of one rank."""
 
     def __init__(self, directory: Path, rank: int, generation: int) -> None:
         self.rank = rank
@@ -73,7 +73,7 @@ class Line:
 
 
 class FakeAgent:
-    """Serves all ranks of one generation. A context manager: nothing is left when it ends."""
+    """Serves all ranks of one generation. The context manager ends its threads and closes its files."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class FakeAgent:
         self.commit_target = commit_target
         self.commits: list[int] = []
         self.sealed: dict[tuple[int, int], Path] = {}
-        """(rank, step) → file."""
+        """File of each sealed slot, by rank and step."""
         self.messages: list[tuple[int, object]] = []
         self.changed = threading.Condition(threading.RLock())
         self.reached = threading.Event()
-        """`commit_target` steps were committed."""
+        """Set when `commit_target` steps are committed."""
         self.is_held = False
         self._arrives = arrives
-        """Bases are still on their way when their ranks come, and are brought a second time in the middle."""
+        """Whether bases still arrive when ranks connect. Each base then starts over once, in the middle."""
         self._on_message = on_message
         self._server: socket.socket | None = None
         self._threads: list[threading.Thread] = []
@@ -117,7 +117,7 @@ class FakeAgent:
 
     @property
     def environment(self) -> dict[str, str]:
-        """By which a rank finds it."""
+        """Variables by which a rank finds this agent."""
         return {
             "EVERSTEP_AGENT_SOCKET": str(self.path),
             "EVERSTEP_JOB_NAME": JOB,
@@ -142,7 +142,7 @@ class FakeAgent:
         self._spawn(self._accept, self._server)
 
     def stop(self) -> None:
-        """Go away, as an agent that is killed."""
+        """Close the socket and all connections, as the death of an agent does."""
         if self._server is not None:
             self._server.shutdown(socket.SHUT_RDWR)
             self._server.close()
@@ -233,7 +233,7 @@ class FakeAgent:
             self._say_welcome(line, base)
 
     def _bring(self, line: Line, base: Path) -> None:
-        """Bring a base piece by piece: half of it wrongly, then anew as it is."""
+        """Write a base in pieces: its first half with wrong bytes, then all of it correctly."""
         data = base.read_bytes()
         header = unpack_header(data[:HEADER_BYTES])
         path = line.page_path.with_name(f"{line.page_path.name}.base")
@@ -293,7 +293,7 @@ class FakeAgent:
         self._finish()
 
     def _make_slot(self, line: Line, path: Path, request: SlotsRequest) -> None:
-        """A new file: what an older one holds stays as it is, for whoever has it mapped."""
+        """Create a slot file under a path, without changing an older file that processes still map."""
         path.unlink(missing_ok=True)
         header = self._header(line, request.capacity_bytes, SlotState.EMPTY)
         with path.open("wb") as file:
@@ -312,7 +312,7 @@ class FakeAgent:
         )
 
     def _propose(self) -> None:
-        """Propose the next step when none is, and every rank has slots."""
+        """Propose the next step if no step is proposed and every rank has slots."""
         boundaries = [half.boundary for half in (read_rank_half(line.page) for line in self.lines) if half is not None]
         is_idle = self.proposed == NONE and not self.is_held and len(self.commits) < self.commit_target
         if not is_idle or any(line.request is None for line in self.lines):
@@ -326,7 +326,7 @@ class FakeAgent:
 
     def _drop(self) -> None:
         self.proposed = NONE
-        self.lead += 2  # whoever abandoned was told too late
+        self.lead += 2  # the rank that abandoned received the proposal too late
         for line in self.lines:
             line.write(proposed=NONE, slot=NONE)
 
@@ -362,7 +362,7 @@ class FakeAgent:
         return path
 
     def _finish(self) -> None:
-        """Every rank stands still: the final round is over at once."""
+        """End the final round when every rank waits in `close`."""
         halves = [read_rank_half(line.page) for line in self.lines]
         if (
             all(half is not None and half.standing in (Standing.CLOSING, Standing.CLOSED) for half in halves)

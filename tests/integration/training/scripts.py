@@ -1,7 +1,8 @@
-"""What the ranks of the adapter tests run: small models, each with one trait that a resume could get wrong.
+"""Scenarios of the adapter tests: small models, each with one trait that a resume could restore wrongly.
 
-A scenario builds everything anew from seeds and returns what to register and how to make a step. `run` trains it and
-writes down a digest of the whole state, every loss since this launch began, and the next random draws.
+A scenario builds all its objects from seeds. It returns the objects to register and a function that makes a step.
+`run` trains the scenario. It writes a digest of the whole state, every loss of this launch, and the next random
+draws.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WIDTH = 16
 
 @dataclass
 class Scenario:
-    """What to register, and how to make a step."""
+    """The objects to register, and the function that makes a step."""
 
     register: dict[str, Any]
     step: Callable[[Any, TrainingSession], float]
@@ -97,7 +98,7 @@ def state_of(session: TrainingSession) -> RankState:
 
 
 def digest(session: TrainingSession) -> dict[str, str]:
-    """Return a short hash of each tensor, and one of all plain values."""
+    """Return a short hash of each tensor, and one hash of all plain values."""
     observed = state_of(session).observe()
     hashes = {
         item.name: hashlib.sha256(tensor_bytes(item.tensor).numpy().tobytes()).hexdigest()[:16]
@@ -107,7 +108,7 @@ def digest(session: TrainingSession) -> dict[str, str]:
 
 
 def keep(session: TrainingSession, registered: dict[str, Any], directory: Path, rank: int) -> None:
-    """Write the rank's state as the payload of a slot, and the whole tensors as the framework gathers them."""
+    """Write the rank's state as a slot's payload, and the whole tensors as the framework gathers them."""
     state = state_of(session)
     observed = state.observe()
     plan = CapturePlan.make(observed.tensors, state.parts(observed.tensors))
@@ -126,7 +127,7 @@ def keep(session: TrainingSession, registered: dict[str, Any], directory: Path, 
 
 
 def gathered(registered: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return every parameter and state of an optimizer whole, as the framework's own functions return them."""
+    """Return every parameter and optimizer state as a whole tensor, gathered by the framework's own functions."""
     found: dict[str, torch.Tensor] = {}
     if (engine := registered.get("engine")) is not None:
         import deepspeed
@@ -231,7 +232,7 @@ def plain() -> Scenario:
 
 
 def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool = False) -> Scenario:
-    """Small buckets, so that there are several and their layout matters."""
+    """Return a DDP scenario whose small buckets make their layout matter."""
     model = nn.parallel.DistributedDataParallel(
         network(depth=6), bucket_cap_mb=bucket_cap_mb, static_graph=static_graph
     )
@@ -248,9 +249,7 @@ def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool
 
 
 class Branches(nn.Module):
-    """Two ways from input to output, of which a step takes one: half of the parameters get no gradient, other ones on
-    other steps.
-    """
+    """A module with two branches, of which each step uses one: the other half of the parameters gets no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +260,7 @@ class Branches(nn.Module):
 
 
 def ddp_unused() -> Scenario:
-    """Accumulating without synchronization, through a module of which only a part is used."""
+    """Return a scenario that accumulates gradients without synchronization and uses a part of its module."""
     model = nn.parallel.DistributedDataParallel(
         Branches(), bucket_cap_mb=0.001, find_unused_parameters=True, gradient_as_bucket_view=True
     )
@@ -302,7 +301,7 @@ def fsdp(dtype: str = "fp32") -> Scenario:
         inputs, targets = batch
         if session.step % 3 == 0:
             with torch.no_grad(), session.phase("eval"):
-                model(inputs)  # afterwards named_parameters() shows gathered tensors
+                model(inputs)  # after forward, named_parameters() returns gathered tensors
         optimizer.zero_grad()
         loss = F.mse_loss(model(inputs).float(), targets)
         loss.backward()
@@ -315,12 +314,12 @@ def fsdp(dtype: str = "fp32") -> Scenario:
 
 
 class Heads(nn.Module):
-    """Two linear layers to be divided between ranks, and others that stay whole."""
+    """A module with two linear layers that ranks divide between them, and layers that stay whole."""
 
     def __init__(self) -> None:
         super().__init__()
         self.before = nn.Linear(WIDTH, WIDTH)
-        self.up = nn.Linear(WIDTH, 60)  # torch divides evenly only: by two ranks, three, four and five
+        self.up = nn.Linear(WIDTH, 60)  # divisible by two to five ranks: torch divides evenly only
         self.down = nn.Linear(60, WIDTH, bias=False)
         self.norm = nn.LayerNorm(WIDTH)
         self.last = nn.Linear(WIDTH, 1)
@@ -333,7 +332,9 @@ class Heads(nn.Module):
 
 
 def tensor_parallel(wraps: bool = False) -> Scenario:
-    """No wrapper: parameters are DTensors all the same, beside plain ones, which an optimizer of their own steps."""
+    """Return a scenario whose parameters are DTensors without a wrapper, beside plain parameters with another
+    optimizer.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -354,7 +355,7 @@ def tensor_parallel(wraps: bool = False) -> Scenario:
         inputs, targets = batch
         for optimizer in optimizers.values():
             optimizer.zero_grad()
-        torch.manual_seed(session.step)  # ranks of one replica draw alike
+        torch.manual_seed(session.step)  # ranks of one model copy draw the same numbers
         loss = F.mse_loss(model(inputs), targets)
         loss.backward()
         for name, optimizer in optimizers.items():
@@ -374,7 +375,7 @@ def zero(
     offload: bool = False,
     leave: bool = False,
 ) -> Scenario:
-    """With `leave` the optimizer holds all but one layer, which the script changes as it likes."""
+    """Return a DeepSpeed ZeRO scenario. With `leave`, the script itself changes one layer, outside the optimizer."""
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -406,7 +407,7 @@ def zero(
         for parameter in model[0].parameters():
             parameter.requires_grad_(False)
     kind = DeepSpeedCPUAdam if offload else torch.optim.AdamW
-    # With these betas 32-bit powers that are multiplied up differ from those taken at once, from the third on.
+    # With these betas, repeated 32-bit multiplication and direct powers differ from the third power on.
     left = list(model[0].parameters()) if leave else []
     held = [p for p in model.parameters() if p.requires_grad and all(p is not other for other in left)]
     optimizer = kind(held, lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))
@@ -429,7 +430,7 @@ def zero(
 
 
 class Counted(nn.Module):
-    """What it does depends on how often it was called, which only `get_extra_state` tells."""
+    """A module whose output depends on its number of calls, which only `get_extra_state` returns."""
 
     calls = 0
 
@@ -452,14 +453,14 @@ def batch_norm() -> Scenario:
     usual = usual_step(model, optimizer, scheduler, averages=True)
 
     def step(batch: Any, session: TrainingSession) -> float:
-        model.scratch = model.scratch + 1  # replaced, not written: buffers are looked up anew
+        model.scratch = model.scratch + 1  # a new tensor: the adapter has to find the buffer again
         return usual(batch, session) + float(model.scratch[0])
 
     return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step)
 
 
 def two_optimizers() -> Scenario:
-    """The second steps every third time, on gradients accumulated over the boundaries between."""
+    """Return a scenario whose second optimizer steps every third time, with gradients accumulated across boundaries."""
     models = {"body": network(), "head": nn.Linear(1, 1)}
     optimizers: dict[str, torch.optim.Optimizer] = {
         "body": torch.optim.AdamW(models["body"].parameters(), lr=1e-2),
@@ -486,7 +487,7 @@ def two_optimizers() -> Scenario:
 
 
 def scaler() -> Scenario:
-    """Every fourth step overflows and is skipped."""
+    """Return a scenario with a gradient scaler in which every fourth step overflows and is skipped."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = schedule(optimizer)
@@ -516,7 +517,7 @@ def scaler() -> Scenario:
 
 
 def max_norm() -> Scenario:
-    """The embedding changes in forward: only an audit can find out."""
+    """Return a scenario whose embedding changes in forward, which only an audit detects."""
     model = nn.ModuleDict({"table": nn.Embedding(32, WIDTH, max_norm=0.5), "rest": network()})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = schedule(optimizer)
@@ -536,7 +537,9 @@ def max_norm() -> Scenario:
 
 
 def momentum_encoder() -> Scenario:
-    """Frozen weights that follow the others through `.data`, which torch's version counter misses."""
+    """Return a scenario whose frozen weights follow the others through `.data`, which torch's version counter
+    misses.
+    """
     online = network(dropout=0.0)
     target = copy.deepcopy(online)
     target.requires_grad_(False)
@@ -567,8 +570,9 @@ def momentum_encoder() -> Scenario:
 
 
 def kept_gradients() -> Scenario:
-    """set_to_none=False, a frozen layer, a branch that is used only in the first steps: a zero gradient is not no
-    gradient.
+    """Return a scenario that distinguishes zero gradients from missing ones.
+
+    It calls zero_grad with set_to_none=False, and has a frozen layer and a branch that only the first steps use.
     """
     model = nn.ModuleDict(
         {"body": network(), "side": nn.Linear(1, 1), "never": nn.Linear(1, 1), "frozen": nn.Linear(1, 1)}
@@ -618,14 +622,14 @@ def accumulated() -> Scenario:
 
 
 def data(kind: str = "plain", workers: int = 0, persistent: bool = False) -> Scenario:
-    """Augmented data through one kind of loader; four batches to an epoch at two ranks."""
+    """Return a scenario with augmented data from one kind of loader; an epoch has four batches at two ranks."""
     options: dict[str, Any] = {"noisy": True, "num_workers": workers, "batch_size": 12}
     if workers:
         options["persistent_workers"] = persistent
     made: Any
     if kind == "plain":
         made = loader(**options)
-    elif kind == "random":  # draws its order from the process's generator
+    elif kind == "random":  # the loader draws its order from the process's generator
         made = DataLoader(
             Numbers(noisy=True),
             batch_size=24,

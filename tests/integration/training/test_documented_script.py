@@ -1,4 +1,4 @@
-"""The script that docs/training.md begins with runs as it stands."""
+"""The first script of docs/training.md runs unchanged."""
 
 from __future__ import annotations
 

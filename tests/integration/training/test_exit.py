@@ -1,6 +1,4 @@
-"""Scripts that fail while something is under way in torch: in processes of their own, for it is how they end that is
-looked at.
-"""
+"""Scripts that fail during work inside torch. Each runs in its own process, whose exit the tests check."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from tests.integration.training.fake_agent import FakeAgent
 from tests.ports import ReservedPort
 from tests.warm_parent import ROOT
 
-# Imports torch in each, whatever else the machine does.
+# Each process imports torch, on a machine that may be busy.
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(180),
@@ -148,7 +146,7 @@ while True:
 
 @contextlib.contextmanager
 def ranks(script: str, agent: FakeAgent, directory: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start a script as all ranks of an agent; each one's output is in `<rank>.log`. Ends them."""
+    """Start a script as all ranks of an agent, with the output in `<rank>.log`; end the ranks afterwards."""
     with contextlib.closing(ReservedPort()) as port, contextlib.ExitStack() as stack:
         started = []
         for line in agent.lines:
@@ -173,7 +171,9 @@ def ranks(script: str, agent: FakeAgent, directory: Path) -> Iterator[list[subpr
 
 
 def test_how_a_script_failed_is_seen_although_its_copier_was_at_work(tmp_path: Path) -> None:
-    """The copier comes out of torch many times after the interpreter has begun to end; what it copied is whole."""
+    """The copier thread returns from torch often while the interpreter ends. The exit code stays, and the snapshot is
+    whole.
+    """
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(COPYING, agent, tmp_path) as (rank,):
         assert (rank.wait(), (tmp_path / "0.log").read_text()) == (3, "")
         agent.wait_for(lambda: bool(agent.of_kind(Captured)))
@@ -185,7 +185,7 @@ def test_how_a_script_failed_is_seen_although_its_slots_were_being_mapped(tmp_pa
 
 
 def test_a_script_that_is_interrupted_while_it_closes_ends_by_that(tmp_path: Path) -> None:
-    """The training thread stands at the guard, and the copier is in torch."""
+    """SIGINT arrives while the training thread waits at the guard and the copier is inside torch."""
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(INTERRUPTED, agent, tmp_path) as (rank,):
         assert rank.wait() == -signal.SIGINT, (tmp_path / "0.log").read_text()[-2000:]
         agent.wait_for(lambda: len(agent.of_kind(Captured)) > AUDITED_AT_START)

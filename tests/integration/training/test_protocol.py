@@ -1,4 +1,4 @@
-"""One rank in this process against an agent in a thread: what is captured, when, and what is said about it."""
+"""One rank in this process against an agent in a thread: which steps it captures, when, and what it reports."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ Begin = Callable[..., tuple[TrainingSession, OptimizerStep]]
 
 @pytest.fixture
 def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
-    """Return a session of a small model against an agent, and what makes one optimizer step."""
+    """Yield a function that starts a session of a small model, and returns it with an `OptimizerStep`."""
     sessions: list[TrainingSession] = []
 
     def make(agent: FakeAgent, *, width: int = 5, **register: Any) -> tuple[TrainingSession, OptimizerStep]:
@@ -119,12 +119,12 @@ def join_slot_mapper() -> None:
 
 
 def wait_told(agent: FakeAgent, boundary: int) -> None:
-    """Wait until the agent has been told of a boundary."""
+    """Wait until the agent has received a boundary."""
     agent.wait_for(lambda: any(message.boundary == boundary for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
 
 
 def note_written(monkeypatch: pytest.MonkeyPatch) -> list[list[object]]:
-    """Return what is written to agents from now on, one list for each time that one is woken."""
+    """Record the messages to agents from now on, as one list for each flush."""
     written: list[list[object]] = []
     flush = agent_link.UnixAgentLink._flush
 
@@ -142,7 +142,7 @@ def note_written(monkeypatch: pytest.MonkeyPatch) -> list[list[object]]:
 
 
 class Changing:
-    """An object of the script's with a tensor."""
+    """An object of the script that holds a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -154,10 +154,9 @@ class Changing:
 
 
 def outcomes(agent: FakeAgent, session: TrainingSession, step: Callable[[], None], count: int) -> list[str]:
-    """Train until so many more proposed steps are settled, standing still at each until its agent has heard of it.
+    """Train until `count` more proposed steps are settled, and wait at each until its agent has received the outcome.
 
-    Returns:
-        Of each, in order, why it was abandoned; empty where it was captured.
+    Return, in order of steps, why each step was abandoned, or an empty text if it was captured.
     """
     found = []
     for _ in range(count):
@@ -174,7 +173,7 @@ def outcomes(agent: FakeAgent, session: TrainingSession, step: Callable[[], None
 
 
 def settled(agent: FakeAgent, step: int) -> list[Captured | Abandoned]:
-    """Return what the agent was told of a proposed step: that it was captured, or abandoned."""
+    """Return the messages by which the agent learned that a proposed step was captured or abandoned."""
     with agent.changed:
         return [
             message
@@ -184,7 +183,7 @@ def settled(agent: FakeAgent, step: int) -> list[Captured | Abandoned]:
 
 
 def newest_sealed(agent: FakeAgent) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    """Return shape and bytes of each tensor of the newest step that was kept, by name."""
+    """Return shape and bytes of each tensor of the newest committed step, by name."""
     data = agent.sealed[0, agent.committed].read_bytes()
     header = unpack_header(data[:HEADER_BYTES])
     payload = data[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
@@ -195,7 +194,7 @@ def newest_sealed(agent: FakeAgent) -> dict[str, tuple[tuple[int, ...], bytes]]:
 
 
 def live(step: OptimizerStep, changing: Changing) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    """Return the same of what a script would say that its state is."""
+    """Return shape and bytes of each live tensor, by the name that the session gives it."""
     model, optimizer = step.model, step.optimizer
     tensors: dict[str, torch.Tensor] = {f"model/{name}": parameter for name, parameter in model.named_parameters()}
     tensors |= {
@@ -255,7 +254,7 @@ def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
         session, _ = begin(agent)
         link, line, read = session._link, agent.lines[0], agent_link.read_agent_half
         assert isinstance(link, agent_link.UnixAgentLink)
-        join_slot_mapper()  # it waits for the agent, too, until there are slots
+        join_slot_mapper()  # the mapper also reads from the agent, until it has slots
         link.poll()
 
         def slow(page: memoryview) -> AgentHalf | None:
@@ -644,7 +643,7 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
         publish = session._publish
 
         def publish_aloud(**changes: Any) -> None:
-            """There is no agent that could hear of it."""
+            """Publish a page and wake the test, because no agent is running."""
             publish(**changes)
             with agent.changed:
                 agent.changed.notify_all()
@@ -672,7 +671,7 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
 def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_cannot_be_read(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
-    """Written over while it stands there already, or on its way."""
+    """The script overwrites the page while the rank waits at the stop, or on its way to the stop."""
     read, unreadable, is_lost = agent_link.read_agent_half, threading.Semaphore(0), threading.Event()
 
     def look(page: memoryview) -> AgentHalf | None:
@@ -682,7 +681,7 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_cannot_be_re
 
     def confirm() -> None:
         agent.wait_for(lambda: rank_half(agent).echo_step == stop)
-        agent.lines[0].page[:2048] = b"\xee" * 2048  # by the script
+        agent.lines[0].page[:2048] = b"\xee" * 2048  # as the script would
         is_lost.set()
         for _ in range(5):
             agent.lines[0].say(WordChanged())
@@ -727,7 +726,7 @@ def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_pat
 
 
 def propose_the_last(agent: FakeAgent, _rank: int, message: object) -> None:
-    """Propose the boundary that a rank stands at in `close`; if it abandons that, nothing more."""
+    """Propose the boundary at which a rank waits in `close`; propose no step after the rank abandons it."""
     half = read_rank_half(agent.lines[0].page)
     if half is None or half.standing is not Standing.CLOSING:
         return
@@ -749,7 +748,7 @@ def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin) ->
         agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
         assert agent.committed == last + 1
         assert rank_half(agent).phase is Phase.CLOSE
-        session.close()  # twice is once
+        session.close()  # the second call has no effect
 
 
 @pytest.mark.parametrize("is_stop", [True, False])
@@ -1027,7 +1026,7 @@ class LazyTicket(CopyTicket):
 
 
 class LazyCopier(CpuCopier):
-    """The slowest copier there can be: it copies when it is waited for."""
+    """A copier that copies only when the session waits for it, as the slowest possible copier does."""
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         def work() -> None:
@@ -1070,11 +1069,11 @@ def test_no_step_is_made_before_the_copy_is_done(tmp_path: Path, begin: Begin) -
 @pytest.mark.usefixtures("slow_copies")
 @pytest.mark.parametrize("is_hidden", [True, False])
 def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hidden: bool) -> None:
-    """By an audit even if torch's version counter misses it; without one only if it does not."""
+    """An audit detects every change. Without an audit, only torch's version counter does."""
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         if not is_hidden:
-            train(session, step, lambda: len(agent.commits) >= 4)  # audits are over
+            train(session, step, lambda: len(agent.commits) >= 4)  # the audits at the start have passed
         agent.messages.clear()
         weight = next(step.model.parameters())
 
@@ -1090,7 +1089,7 @@ def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hi
 
 
 class LateEvent:
-    """A point in a stream that its device comes to when the test says so."""
+    """An event of a stream that the test triggers."""
 
     def __init__(self, device: LateDevice) -> None:
         self._device = device
@@ -1105,9 +1104,9 @@ class LateEvent:
 
 
 class LateDevice:
-    """A device that is behind its host, as all are.
+    """A device that executes later than its host enqueues.
 
-    Its copies are made in order; that they have been made is known when it has caught up.
+    It makes its copies in order. They complete when the device has caught up.
     """
 
     def __init__(self) -> None:
@@ -1158,15 +1157,15 @@ class LateDevice:
 def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, is_meddled: bool
 ) -> None:
-    """What the host has asked for behind the guard comes behind the copy; what was changed before the guard may have
-    come before it.
+    """The device executes work enqueued after the guard behind the copy. A change before the guard may precede the
+    copy.
     """
     device = LateDevice()
     copier = CudaCopier(device)
     monkeypatch.setattr("everstep.training.registration._copier", lambda *_: copier)
     with FakeAgent(tmp_path, 1, commit_target=8) as agent:
         session, step = begin(agent)
-        train(session, step, lambda: len(agent.commits) >= 4)  # audits wait for the device
+        train(session, step, lambda: len(agent.commits) >= 4)  # audited snapshots wait for the device
         weight = next(step.model.parameters())
         session.fence()
         assert copier._last is not None
@@ -1208,7 +1207,7 @@ def test_the_forward_guard_waits_before_the_next_forward(tmp_path: Path, begin: 
 def test_the_page_says_whose_copier_runs(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
-        train(session, step, lambda: len(agent.commits) >= 4)  # audited snapshots are copied at once
+        train(session, step, lambda: len(agent.commits) >= 4)  # audited snapshots are copied immediately
         train(session, step, lambda: rank_half(agent).copying != NONE)
         assert rank_half(agent).copying == rank_half(agent).boundary
         session.fence()
@@ -1236,7 +1235,9 @@ def test_a_captured_step_is_settled_until_another_is_proposed(tmp_path: Path, be
 
 
 def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path: Path, begin: Begin) -> None:
-    """Its shape stays, and so does the plan; what the slot holds is the new memory's content."""
+    """A parameter gets new memory of the same shape. The plan stays the same, and the slot holds the new memory's
+    content.
+    """
     with FakeAgent(tmp_path, 1, commit_target=6) as agent:
         session, step = begin(agent)
         weight = step.model.get_parameter("0.weight")
@@ -1257,14 +1258,14 @@ def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path:
 
 
 def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_path: Path, begin: Begin) -> None:
-    """The agent is not woken for it, on the core that training needs just then; and unlike such a word it waits for an
-    agent that takes nothing.
+    """Idle spans wait for the next boundary message, so that they do not wake the agent on a core that training
+    needs.
     """
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         link = session._link
         assert isinstance(link, agent_link.UnixAgentLink)
-        join_slot_mapper()  # it speaks to the agent, too, until there are slots
+        join_slot_mapper()  # the mapper also writes to the agent, until it has slots
         session._report_spans(0.2, (IdleSpan(0.0, 0.1, 0.0),))
         assert link._held
         assert not link._outbox
@@ -1280,7 +1281,7 @@ def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_p
 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the agent told of every few numbers that are copied, however small the state."""
+    """Make the copier report progress every few bytes, however small the state."""
     monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1)
     monkeypatch.setattr(script, "UNCROWDED_CORES", 0)
     monkeypatch.setattr(copier, "PIECE_BYTES", 256)
@@ -1310,7 +1311,9 @@ def copier_policies() -> list[int]:
 def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
     tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    """Of audited snapshots it does not: those are copied by the training thread, which has the agent digest them."""
+    """The copier digests its own snapshots. The training thread copies audited snapshots, and the agent digests
+    them.
+    """
     monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1 if is_large else 1 << 40)
     monkeypatch.setattr(script, "UNCROWDED_CORES", 1_000_000)
     monkeypatch.setattr(slot, "CHUNK_BYTES", 512)
@@ -1342,7 +1345,7 @@ def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
 
 @pytest.mark.usefixtures("streamed")
 def test_what_is_said_to_be_final_is_what_is_captured(tmp_path: Path, begin: Begin) -> None:
-    """With tensors that change in forward, and are copied at the boundary, in the middle of the payload."""
+    """Bytes reported as final never change, even with tensors that change in forward and are copied at the boundary."""
     seen: dict[int, list[tuple[int, bytes]]] = {}
 
     def note(agent: FakeAgent, rank: int, message: object) -> None:

@@ -1,5 +1,5 @@
-"""Each way to train, killed in mid-run and resumed from a snapshot in fresh processes, ends bit for bit where an
-undisturbed run ends.
+"""Every kind of training, killed and resumed from a snapshot in new processes, ends bit for bit like an undisturbed
+run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def interrupted(
     first: int = 3,
     lead: int = 2,
 ) -> tuple[int, FakeAgent]:
-    """Train until a step is committed, kill every rank, and return the step and the agent that holds it."""
+    """Train until enough steps are committed, kill every rank, and return the newest committed step and its agent."""
     agent = FakeAgent(directory, world, first=first, lead=lead, commit_target=commits)
     with agent:
         ranks = scenarios.launch(name, world, directory, until=1_000_000, options=options, agent=agent)
@@ -57,7 +57,7 @@ def check(
     assert base >= first
     slots = {rank: agent.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
-    # Ranks of two copy what has arrived, all others restore what is there.
+    # Runs of two ranks restore from an arriving base, all others from a base that is complete.
     with FakeAgent(
         directory, world, 2, base_step=base, base_slots=slots, commit_target=0, arrives=world == 2
     ) as second:
@@ -73,9 +73,10 @@ def check(
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """What is not equal.
+    """Return the items that differ between two digests.
 
-    A run that has captured lists gradients that it once saw accumulating, even while there are none.
+    A run that has captured also lists gradients that it once saw accumulating. Such an entry in only one of the
+    digests is no difference.
     """
     names = {
         name
@@ -179,7 +180,7 @@ def test_parameters_that_no_group_holds_under_zero(scenarios: Scenarios, tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)  # DeepSpeed compiles it at first use
+@pytest.mark.timeout(600)  # DeepSpeed compiles the optimizer at its first use
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: Path, stage: int) -> None:
     from deepspeed.ops.op_builder import CPUAdamBuilder
@@ -188,7 +189,7 @@ def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: 
     check(scenarios, tmp_path, "zero", 2, stage=stage, offload=True)
 
 
-@pytest.mark.parametrize("first", [3, 4])  # in mid-epoch, and at its edge: four batches an epoch
+@pytest.mark.parametrize("first", [3, 4])  # inside an epoch, and at its end: an epoch has four batches
 @pytest.mark.parametrize(
     ("kind", "workers", "persistent"),
     [

@@ -1,6 +1,4 @@
-"""A test's own view of the machine: a mount namespace that one thread has entered, in which this Python is open to
-every user.
-"""
+"""A mount namespace for one test, entered by a single thread, in which every user can reach this Python."""
 
 from __future__ import annotations
 
@@ -19,19 +17,19 @@ _CLONE_NEWNS = 0x20000
 
 
 def may_have_one() -> bool:
-    """Say whether this process has the right to one."""
+    """Return whether this process may create a mount namespace."""
     if os.geteuid() != 0:
         return False
-    with ThreadPoolExecutor(1) as thread:  # only the thread enters it, and ends
+    with ThreadPoolExecutor(1) as thread:  # only this thread enters the namespace, and then ends
         return thread.submit(ctypes.CDLL(None).unshare, _CLONE_NEWNS).result() == 0
 
 
 def in_own_mounts(body: Callable[[Path, Path], Awaitable[None]], *opened: Path) -> None:
-    """Run a test's body on a loop in a thread of its own, whose threads and children all see the namespace.
+    """Run a test's body on an event loop in a thread of its own, whose threads and children all use the new namespace.
 
     Args:
-        body: is given a folder on disk and one on tmpfs that everybody may go through; both are gone afterwards.
-        opened: folders that every user is to reach; what else is in a closed folder above one is out of sight.
+        body: receives a folder on disk and one on tmpfs, which all users can enter; both are removed afterwards.
+        opened: folders that every user can reach. Other content of the closed folders above them is hidden.
     """
 
     def run() -> None:

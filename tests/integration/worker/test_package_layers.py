@@ -1,4 +1,4 @@
-"""Attacks on package layers through what a job controls: its variables, its source tree and its packages."""
+"""Attacks on package layers through the inputs that a job controls: its variables, its source tree and its packages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if any("pip" in word or "wheels_only" in word for word in sys.orig_argv):
 
 
 class Node:
-    """The supplies of one node, and jobs that ask for them."""
+    """The supplies of one node, and jobs that request them."""
 
     def __init__(self, state: Path, **options: bool) -> None:
         self.state = state
@@ -49,7 +49,7 @@ class Node:
         return folder
 
     async def gather(self, run: str, *, environment: dict[str, str] | None = None) -> Packages:
-        """Have what the run's requirements ask for."""
+        """Install the requirements of a run."""
         plan = rank_plan(environment=environment)
         script = msgspec.structs.replace(plan.script, requirements="requirements.txt")
         plan = msgspec.structs.replace(plan, run=RunId(run), script=script)
@@ -101,7 +101,7 @@ async def test_no_package_is_built_unless_the_agent_allows_it(tmp_path: Path, re
 
 
 async def test_nothing_that_a_build_has_started_outlives_it(tmp_path: Path) -> None:
-    """A process in a session of its own, whose parent has ended."""
+    """A build leaves a process in another session, whose parent has ended."""
     node = Node(tmp_path, allows_builds=True)
     source = node.source(ATTACKER, "--no-index\n./package\n")
     mark = package(source / "package", tmp_path / "mark")
@@ -111,7 +111,7 @@ async def test_nothing_that_a_build_has_started_outlives_it(tmp_path: Path) -> N
 
 
 def package(folder: Path, mark: Path) -> Path:
-    """Write a package that leaves a process when it is built, which writes its pid to `mark`."""
+    """Write a package whose build leaves a process, which writes its pid to `mark`."""
     folder.mkdir()
     (folder / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
@@ -121,7 +121,7 @@ def package(folder: Path, mark: Path) -> Path:
 
 
 async def archived(folder: Path, archive: Path) -> Path:
-    """Pack a source distribution."""
+    """Pack a source distribution, and return its path."""
     words = [
         "tar",
         "-czf",

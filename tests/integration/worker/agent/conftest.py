@@ -1,4 +1,4 @@
-"""A fleet of three agents on tmpfs, all of it gone after the test."""
+"""A fleet of three agents on tmpfs, which the fixture removes after the test."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Real agents in one event loop: real slots on tmpfs, real TCP, real rounds; beside them a control plane, ranks and a
-shim in the test's hand.
+"""Real agents in one event loop, with real slots on tmpfs, real TCP and real rounds. Tests script the control plane,
+the ranks and the shims.
 
-A rank here is an object whose steps are made one at a time. Its state at step k is a function of (rank, k), so whatever
-any agent holds can be checked byte for byte.
+A scripted rank makes one step at a time. Its state at step k is a function of (rank, k), so that tests can check
+every byte that an agent holds.
 """
 
 from __future__ import annotations
@@ -106,34 +106,34 @@ TIMEOUTS = Timeouts(
 
 
 def state(rank: int, step: int) -> bytes:
-    """The state of a rank after a step."""
+    """Return the state of a rank after a step."""
     seed = hashlib.sha256(f"{rank} {step}".encode()).digest()
     return seed * (STATE_BYTES // len(seed))
 
 
 def payload(rank: int, step: int) -> tuple[bytes, int]:
-    """A slot's payload, and where its index begins."""
+    """Return a slot's payload and the offset of its index."""
     data = state(rank, step)
     return data + pack_index(SlotIndex(tensors=(), values=b"")), len(data)
 
 
 async def until(what: str, arrived: Callable[[], object]) -> None:
-    """Wait until something that other tasks of this loop do has happened."""
+    """Wait until other tasks of this loop have made a condition true."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not arrived():  # noqa: ASYNC110  # of many tasks, none of which knows of this one
+            while not arrived():  # noqa: ASYNC110   # no common signal covers the conditions of all tasks
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"waited {PATIENCE_SECONDS} s for {what}") from None
 
 
 class ControlPlane:
-    """Takes reports and sends what the test says."""
+    """A control plane that records reports and sends the messages of the test."""
 
     def __init__(self) -> None:
         self.reports: dict[NodeId, AgentReport] = {}
         self.heard = Signal()
-        """Of every report."""
+        """Notified after every report."""
         self.hellos: list[Hello] = []
         self.lines: list[LogLines] = []
         self.tokens: list[str] = []
@@ -185,24 +185,24 @@ class ControlPlane:
 
 @dataclass
 class ScriptedRank:
-    """A rank whose steps a test makes."""
+    """A rank whose steps the test makes."""
 
     plan: GenerationPlan
     rank: Rank
     socket: Path
     boundary: int = -1
     first_passed: int = 0
-    """What its page says of its first step, monotonic microseconds."""
+    """Time of its first step on its page, in monotonic microseconds."""
     base: int = 0
     settled: int = NONE
     arriving: Arriving | None = None
     restored: bytes | None = None
     captures: bool = True
-    """Whether it says what it has captured: a rank that does not is in the middle of a capture."""
+    """Whether the rank captures granted steps; if not, it looks like a rank in the middle of a capture."""
     stops_at: int | None = None
-    """How far its copier comes before it stands still; None: to the end, in one go."""
+    """Bytes after which its copier pauses; None: it copies the whole state without a pause."""
     half_captured: Capturing | None = None
-    """What it last said of a capture that stands still."""
+    """Its last message about a paused capture."""
     slots: SlotsGranted | None = None
     refusals: list[str] = field(default_factory=list)
     connection_count: int = 0
@@ -211,7 +211,7 @@ class ScriptedRank:
     _writer: asyncio.StreamWriter | None = None
 
     async def live(self) -> None:
-        """Connect, and again whenever the agent has gone, until cancelled."""
+        """Connect to the agent, and reconnect after each lost connection, until cancelled."""
         while True:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 await self._serve()
@@ -226,7 +226,7 @@ class ScriptedRank:
             )
             while isinstance(welcome := await self._read(reader), Arriving | WordChanged):
                 if isinstance(welcome, Arriving):
-                    self.arriving = welcome  # it restores when all of it is there
+                    self.arriving = welcome  # the rank restores when its base is complete
             assert isinstance(welcome, Welcome)
             self.connection_count += 1
             self._open(welcome)
@@ -263,18 +263,18 @@ class ScriptedRank:
         return half
 
     def step(self) -> None:
-        """Finish one optimizer step, and do about the agent's word what a session does."""
+        """Finish one optimizer step, and react to the agent's page as a session does."""
         self.boundary += 1
         self._publish()
         self.look()
 
     def close(self) -> None:
-        """Stand still at the last boundary, as a session in `close()` does; the test has it look at its page."""
+        """Wait at the last boundary, as a session in `close()` does; the test makes the rank read its page."""
         self.standing = Standing.CLOSING
         self._publish()
 
     def look(self) -> None:
-        """Capture or abandon what is proposed."""
+        """Capture or abandon the proposed step."""
         half = self.word
         if half.proposed <= self.base or half.proposed == self.settled or half.proposed > self.boundary:
             return
@@ -292,13 +292,13 @@ class ScriptedRank:
                 self._send(self.half_captured)
 
     def go_on(self) -> None:
-        """Have the copier that stands still come to its end."""
+        """Complete a paused capture."""
         assert self.half_captured is not None
         self._settle(Captured(**self._capture(self.half_captured.step, self.half_captured.slot)))  # type: ignore[arg-type]
         self.half_captured = None
 
     def give_up(self) -> None:
-        """Find that the state changed before its copy was done."""
+        """Abandon a paused capture, as if its state had changed during the copy."""
         assert self.half_captured is not None
         self._settle(
             Abandoned(
@@ -310,7 +310,7 @@ class ScriptedRank:
         self.half_captured = None
 
     def _capture(self, step: int, slot: int, end: int | None = None) -> dict[str, object]:
-        """Write a slot, or the beginning of it; return what is said of it."""
+        """Write a slot up to `end`, and return the fields of the message about it."""
         assert self.slots is not None
         data, index_offset = payload(self.rank, step)
         with open(self.slots.paths[slot], "r+b") as file:
@@ -353,7 +353,7 @@ class ScriptedRank:
 
 @dataclass
 class Ended:
-    """What the supervisor says of a rank that has ended."""
+    """The supervisor's report of a rank that has ended."""
 
     run: RunId
     generation: Generation
@@ -366,13 +366,13 @@ class Ended:
 
 
 class Shim:
-    """Stands for the node's supervisor: it outlives the agent, and its ranks are scripted."""
+    """A stand-in for the node's supervisor and shim, which outlives the agent and starts scripted ranks."""
 
     def __init__(self) -> None:
         self.ranks: dict[Rank, ScriptedRank] = {}
         self.packages = Packages()
         self.supplied: dict[str, str] = {}
-        """What the rank that was started last was given besides its job's variables."""
+        """Variables that the agent added for the rank that was started last."""
         self.ended: list[Ended] = []
         self.forgotten: list[RunId] = []
         self._tasks: dict[Rank, asyncio.Task[None]] = {}
@@ -380,12 +380,12 @@ class Shim:
         self.is_warm = True
         self.gone_seconds = 0.0
         self.changed = Signal()
-        """Of whether ranks would start warm."""
+        """Notified when `is_warm` changes."""
         self.proof = asyncio.Event()
-        """Set while this node can prove that no old rank lives."""
+        """Set while this node can prove that no old rank is alive."""
         self.proof.set()
         self.records: tuple[RankRecord, ...] = ()
-        """Real processes that stand for ranks, where a test needs such."""
+        """Real processes that stand for ranks, in tests that need processes."""
 
     async def start(self) -> None: ...
 
@@ -404,7 +404,7 @@ class Shim:
     ) -> None:
         assert entry.is_file()
         if rank in self.ranks and self.ranks[rank].plan.generation == plan.generation:
-            return  # asked for before
+            return  # already requested
         self.ranks[rank] = ScriptedRank(plan, rank, agent_socket)
         self.supplied, self.packages = dict(supplied.environment), supplied.packages
         self._tasks[rank] = asyncio.create_task(self.ranks[rank].live())
@@ -433,14 +433,14 @@ class Shim:
         self._changed.set()
 
     async def forget_started(self) -> None:
-        """Be as if the agent had died before it asked for any rank."""
+        """Reset the shim, as if the agent had died before it requested any rank."""
         await self.stop_all()
         self.ended.clear()
         self.ranks.clear()
         self.supplied = {}
 
     async def end(self, rank: Rank, exit_class: ExitClass = ExitClass.KILLED) -> None:
-        """End a rank."""
+        """End a rank and report its exit."""
         task = self._tasks.pop(rank)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -449,7 +449,7 @@ class Shim:
 
 
 class Node:
-    """One agent's machine: its folders and its shim outlive the agent."""
+    """One agent's machine, whose folders and shim outlive the agent."""
 
     def __init__(
         self, node_id: NodeId, state_dir: Path, slots: Path, objects: MemoryObjectStore, control: ControlPlane
@@ -485,7 +485,7 @@ class Node:
         self._task = asyncio.create_task(self.agent.run())
 
     async def stop(self) -> None:
-        """End the agent; ranks and slots stay."""
+        """Stop the agent; ranks and slots stay."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -493,7 +493,7 @@ class Node:
             await until("its line to end", lambda: not self._control.is_connected(self.id))
 
     async def gone(self) -> None:
-        """End the machine."""
+        """Stop the agent and the ranks, as the end of the machine does."""
         await self.stop()
         await self.shim.stop_all()
 
@@ -511,20 +511,20 @@ class Fleet:
         self.generation = 0
         self.plan: GenerationPlan | None = None
         self.per_node = 1
-        """Ranks of each node; to be changed before the first launch."""
+        """Ranks of each node; a test changes the number before the first launch only."""
         self.holder_distance = 1
-        """How many nodes further on the other copy of a shard lies; to be changed between two launches."""
+        """Nodes between an owner and its holder; a test may change the number between two launches."""
 
     @property
     def ranks(self) -> list[ScriptedRank]:
         return [node.shim.ranks[rank] for index, node in enumerate(self.nodes) for rank in self.ranks_of(index)]
 
     def ranks_of(self, index: int) -> tuple[Rank, ...]:
-        """The ranks of a node."""
+        """Return the ranks of a node."""
         return tuple(Rank(index * self.per_node + local) for local in range(self.per_node))
 
     def members(self, phase: MemberPhase) -> bool:
-        """Whether all nodes report this phase of the newest generation."""
+        """Return whether all nodes report this phase of the newest generation."""
         found = [self.control.member(node.id) for node in self.nodes]
         return all(
             member is not None and (member.generation, member.phase) == (self.generation, phase) for member in found
@@ -537,7 +537,7 @@ class Fleet:
         )
 
     async def prepare(self) -> None:
-        """Have a new generation promised by all."""
+        """Begin a new generation, and wait until all nodes have promised it."""
         await self.connected()
         self.generation += 1
         for node in self.nodes:
@@ -550,7 +550,7 @@ class Fleet:
         await until("promises", lambda: self.members(MemberPhase.PROMISED))
 
     async def load(self) -> None:
-        """Plan from the frozen inventories and have it loaded."""
+        """Make a plan from the frozen inventories, and wait until all nodes have loaded it."""
         plan = self.make_plan()
         for node in self.nodes:
             await self.send(node, Load(plan=plan, key=bytes([self.generation]) * KEY_BYTES))
@@ -582,7 +582,7 @@ class Fleet:
         )
 
     async def train(self, committed: int) -> None:
-        """Make steps, all ranks alike, until a step is committed on every page."""
+        """Make steps with all ranks until a step is committed on every page."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not self.is_committed(committed):
                 if self.is_expected():
@@ -594,15 +594,17 @@ class Fleet:
                 await asyncio.sleep(0.005)
 
     def is_expected(self) -> bool:
-        """Whether every rank has been granted a slot for a coming boundary: a step made now misses nothing."""
+        """Return whether every rank holds a granted slot for a future boundary, so that the next step misses no
+        capture.
+        """
         return all(rank.word.slot != NONE and rank.word.proposed > rank.boundary for rank in self.ranks)
 
     def is_committed(self, step: int) -> bool:
         return all(rank.word.committed >= step for rank in self.ranks)
 
     def make_plan(self) -> GenerationPlan:
-        """Every shard on its owner's node and, as a rule, the next one; the base is the newest step that every rank can
-        get.
+        """Return a plan with each shard on its owner's node and one holder; its base is the newest step that all ranks
+        can get.
         """
         count = len(self.nodes) * self.per_node
         found: dict[int, dict[Step, list[ShardSource]]] = {rank: {} for rank in range(count)}

@@ -1,4 +1,4 @@
-"""Captures that holders receive while they go on, and what becomes of them when something ends in the middle."""
+"""Holders receive captures while ranks still write them, and recover when an agent or a rank ends in the middle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def part_at_holder(fleet: Fleet, rank: int) -> int:
-    """Return how many chunks of what a rank captures its holder has verified."""
+    """Return how many chunks of a rank's capture its holder has verified."""
     holder = fleet.nodes[(rank + 1) % len(fleet.nodes)].agent.lifecycle.member
     assert holder is not None
     found = [
@@ -33,7 +33,7 @@ def part_at_holder(fleet: Fleet, rank: int) -> int:
 
 
 def sealed_steps(fleet: Fleet, rank: int) -> set[int]:
-    """Return the steps of a rank that any node has sealed, as the slots on tmpfs say."""
+    """Return the steps of a rank that any node has sealed, according to the slot headers on tmpfs."""
     headers = [
         unpack_header(path.read_bytes()[:HEADER_BYTES])
         for node in fleet.nodes
@@ -43,7 +43,7 @@ def sealed_steps(fleet: Fleet, rank: int) -> set[int]:
 
 
 async def half_captured(fleet: Fleet) -> int:
-    """Train a little, then have every rank stand in the middle of a capture whose beginning its holder has; return the
+    """Train a few steps, pause every rank in a capture whose first part its holder has received, and return the
     step.
     """
     await fleet.launch()
@@ -138,7 +138,7 @@ async def test_an_owners_agent_that_is_restarted_in_the_middle(fleet: Fleet, num
 
 async def test_a_holders_agent_that_is_restarted_in_the_middle_gets_it_all(fleet: Fleet) -> None:
     step = await half_captured(fleet)
-    await fleet.nodes[1].stop()  # holds rank 0's
+    await fleet.nodes[1].stop()  # this node holds rank 0's shard
     fleet.nodes[1].start()
     await fleet.connected()
     await until("the beginning", lambda: part_at_holder(fleet, 0) == 3)

@@ -1,4 +1,4 @@
-"""The agent's line to the control plane notices an end that has vanished without a word."""
+"""The agent notices that the other end of its connection to the control plane has vanished without closing it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_an_agent_tries_one_replica_after_the_other(fleet: Fleet) -> None:
     await node.stop()
     (url,) = node.settings.control_plane_urls
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        nobody.bind(("127.0.0.1", 0))  # a bound port without a listener refuses connections
         node.settings = dataclasses.replace(
             node.settings, control_plane_urls=(f"http://127.0.0.1:{nobody.getsockname()[1]}", url)
         )

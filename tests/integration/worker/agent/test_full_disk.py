@@ -1,4 +1,4 @@
-"""An agent whose disk is full says so, with its job and with its node, and no longer once there is space."""
+"""An agent whose disk is full reports a fault of its job and of its node, and withdraws it when there is space."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def failing(number: int) -> Callable[[object], None]:
 
 
 async def cleared(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the quiet time pass, and wait for a report without the fault."""
+    """Advance the clock past the quiet time, and wait for a report without the fault."""
     disks = fleet.nodes[1].agent.full_disks
     before = disks.monotonic
     monkeypatch.setattr(disks, "monotonic", lambda: before() + QUIET_SECONDS)

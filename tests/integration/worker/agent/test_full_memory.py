@@ -1,6 +1,4 @@
-"""A tmpfs that something else has filled: it passes, so it fails no job for good, and nobody waits for a node that
-cannot load.
-"""
+"""Another process has filled a node's tmpfs. The job does not fail for good, and no generation waits for that node."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ CROWDED = 1
 
 @pytest.fixture
 def full(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Set for as long as the crowded node has room for no slot."""
+    """Return an event; while it is set, the crowded node has no room for a slot."""
     is_full = asyncio.Event()
     create = SlotFile.create
 
@@ -77,7 +75,7 @@ async def test_ranks_train_without_slots_and_have_them_when_there_is_room(fleet:
 
 
 async def steps_until(fleet: Fleet, what: str, arrived: Callable[[], object]) -> None:
-    """Make a step, snapshots or not, at every report until something is so."""
+    """Make a step at every report until a condition holds, even if no step is captured."""
     heard = fleet.control.heard
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

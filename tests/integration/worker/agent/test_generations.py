@@ -1,4 +1,6 @@
-"""Generations on real agents: promise, load, start, rounds, and the next one; an agent restarted in every state."""
+"""Generations on real agents: promise, load, start and rounds, the next generation, and an agent restarted in each
+phase.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ pytestmark = pytest.mark.integration
 
 
 def check_restored(fleet: Fleet) -> None:
-    """Every rank got the base of its plan, byte for byte."""
+    """Assert that every rank restored the base of its plan, byte for byte."""
     assert fleet.plan is not None
     assert fleet.plan.base_step > 0
     for rank in fleet.ranks:
@@ -66,7 +68,7 @@ def check_restored(fleet: Fleet) -> None:
 
 
 async def fail(fleet: Fleet, rank: int = 1) -> None:
-    """End one rank; every agent sees the next generation after that."""
+    """End one rank, so that every agent has to start the next generation."""
     await fleet.nodes[rank].shim.end(Rank(rank))
 
 
@@ -94,8 +96,8 @@ async def test_steps_are_committed_and_come_back(fleet: Fleet) -> None:
 
 
 async def test_slots_of_own_ranks_are_made_near_their_gpus(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine need not have such a memory node: then the kernel refuses, and the slots lie where they always
-    did.
+    """The agent requests the GPU's memory node. A kernel without such a node refuses, and the slots keep the default
+    placement.
     """
     monkeypatch.setattr(worker.agent.agent, "gpu_nodes", lambda: (1,))
     await fleet.nodes[0].stop()
@@ -106,7 +108,7 @@ async def test_slots_of_own_ranks_are_made_near_their_gpus(fleet: Fleet, monkeyp
 
 
 def copies(fleet: Fleet) -> list[tuple[Step, float]]:
-    """Which step each holder of each shard holds verified, and since when, as the owners' agents report it."""
+    """Return the verified step of each holder of each shard, with its time, as the owners' agents report it."""
     members = [fleet.control.member(node.id) for node in fleet.nodes]
     return [copy for member in members if member is not None for shard in member.protection for copy in shard.verified]
 
@@ -118,7 +120,7 @@ def exit_of(fleet: Fleet, rank: int) -> ExitClass | None:
 
 
 async def come_back_empty(node: Node) -> None:
-    """End a node's machine, and start one in its place that has nothing."""
+    """Replace a node's machine by a new one without slots and without a promise."""
     await node.gone()
     for path in [*node.slots.rglob("*.slot-*"), node.state_dir / "promise"]:
         path.unlink()
@@ -179,8 +181,10 @@ async def test_a_flipped_bit_is_never_restored(fleet: Fleet) -> None:
 
 
 async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One node has lost the shard of its first rank, and all it has of the second is verified before the first one's
-    comes: sources stay in order.
+    """A node has lost its first rank's shard and still has its second rank's.
+
+    The second rank's sources are verified before the first rank's shard arrives. Each rank uses its sources in
+    order.
     """
     fleet.per_node = 2
     await fleet.launch()
@@ -220,7 +224,7 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
 async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, is_kept: bool
 ) -> None:
-    """A node came back empty. Of its two ranks one cannot fetch its shard; the other one's comes after that."""
+    """A new node without slots has two ranks. One cannot fetch its shard; the shard of the other arrives after that."""
     fleet.per_node = 2
     await fleet.launch()
     await fleet.train(4)
@@ -254,7 +258,7 @@ async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     assert (lost.agent.store.sealed(other, Content(Generation(1), plan.base_step)) is not None) is is_kept
 
 
-# -- an agent restarted in every state
+# -- an agent restarted in each phase
 
 
 async def restart(fleet: Fleet, node: Node) -> None:
@@ -298,7 +302,7 @@ async def test_restarted_while_loaded(fleet: Fleet, number: int) -> None:
 
 
 async def test_a_restarted_agent_lets_ranks_keep_the_tree_that_they_stand_in(fleet: Fleet) -> None:
-    """They have started while their node loads, and import from it."""
+    """Ranks that started while their node loads keep the source tree from which they import."""
     await fleet.prepare()
     await fleet.load()
     node = fleet.nodes[1]
@@ -320,7 +324,7 @@ async def test_a_restarted_agent_lets_ranks_keep_the_tree_that_they_stand_in(fle
     await restart(fleet, node)
     await until("the load", lambda: fleet.members(MemberPhase.LOADED))
     assert tree.stat().st_ino == before
-    node.shim.records = ()  # its ranks have ended: nobody is in it
+    node.shim.records = ()  # no process of a rank uses the tree
     await restart(fleet, node)
     await until("the load", lambda: fleet.members(MemberPhase.LOADED))
     assert tree.stat().st_ino != before
@@ -362,8 +366,8 @@ async def test_a_rank_that_ends_before_the_start_is_reported_at_once(fleet: Flee
 
 
 async def test_restarted_while_both_slots_of_its_rank_were_being_written(fleet: Fleet) -> None:
-    """It died in the middle of fetching its base: what half of it lies in is nobody's any more, and the next agent
-    fetches again.
+    """A node's agent dies while it fetches its base. The next agent discards the partial slots and fetches the base
+    again.
     """
     await fleet.launch()
     await fleet.train(3)
@@ -430,7 +434,7 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
     await fleet.prepare()
     await fleet.load()
     coordinator, owner, holder = fleet.nodes
-    await coordinator.stop()  # so that nothing is committed
+    await coordinator.stop()  # without the coordinator, no step is committed
     for node in (owner, holder):
         await fleet.send(node, Start(job=JOB, run=RUN, generation=Generation(fleet.generation)))
     await until(
@@ -442,7 +446,7 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
     for path in owner.slots.rglob("rank-1.slot-*"):
         with path.open("r+b") as file:
             file.write(bytes(HEADER_BYTES))
-    if not is_at_holder:  # as where the plan names no peer: the owner has sent it there since
+    if not is_at_holder:  # as if the plan named no peer, because the owner sent the shard later
         source = fleet.plan.ranks[1].sources[0]
         promise = PromiseFile(owner.state_dir / "promise")
         kept = promise.read()
@@ -465,7 +469,7 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
 async def test_restarted_before_its_rank_was_started(
     fleet: Fleet, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That ranks are to run is on disk, and the agent ended before it could ask for one."""
+    """The agent's promise says that ranks run. The agent died before it asked the shim for a rank."""
     node = fleet.nodes[number]
     await fleet.launch()
     await fleet.train(3)
@@ -499,7 +503,7 @@ def is_in_full_view(fleet: Fleet, node: Node) -> bool:
 
 
 async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
-    """Nobody reaches it there any more, so that the next generation names another one."""
+    """Peers cannot reach the node at its old port, so that the next generation announces another one."""
     await fleet.launch()
     await fleet.train(2)
     node = fleet.nodes[1]
@@ -518,7 +522,7 @@ async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])
 async def test_restarted_in_the_middle_of_a_capture(fleet: Fleet, number: int) -> None:
-    """The slot that was granted to the rank stays its own: nobody writes into it while the rank may."""
+    """The slot that the previous agent granted to the rank stays reserved for the rank, which may still write to it."""
     await fleet.launch()
     await fleet.train(4)
     rank = fleet.ranks[number]
@@ -545,9 +549,10 @@ async def test_restarted_after_its_ranks_have_ended(fleet: Fleet) -> None:
 
 
 async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet: Fleet) -> None:
-    """They never come to the stop.
+    """Ranks hang and never reach the agreed stop.
 
-    The control plane has them killed, the coordinator has uploaded what is committed, on nodes without ranks, too.
+    The control plane kills them. The coordinator then requests an upload of the newest commit, including shards on
+    nodes without ranks.
     """
     await fleet.launch()
     await fleet.train(3)
@@ -566,13 +571,13 @@ async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet
 
 
 async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Fleet) -> None:
-    """Asked of the coordinator again and again, while training goes on; every node uploads the same step, once."""
+    """The control plane repeats a request for a checkpoint during training. Every node uploads the same step once."""
     await fleet.launch()
     await fleet.train(3)
     wanted = max(rank.word.committed for rank in fleet.ranks)
     ask = TakeCheckpoint(job=JOB, run=RUN, generation=Generation(fleet.generation), step=wanted)
     await fleet.send(fleet.nodes[0], ask)
-    await fleet.send(fleet.nodes[1], ask)  # no coordinator: it does nothing
+    await fleet.send(fleet.nodes[1], ask)  # this node is not the coordinator and ignores the request
     await fleet.train(wanted + 3)
     await fleet.send(fleet.nodes[0], ask)
     await fleet.train(wanted + 6)
@@ -701,14 +706,14 @@ async def test_all_agents_restart_at_once(fleet: Fleet) -> None:
     committed = min(rank.word.committed for rank in fleet.ranks)
     await asyncio.gather(*(node.stop() for node in fleet.nodes))
     for rank in fleet.ranks:
-        rank.step()  # training needs no agent
+        rank.step()  # training continues without agents
     for node in fleet.nodes:
         node.start()
     await until("the ranks", lambda: all(rank.connection_count == 2 and rank.is_connected for rank in fleet.ranks))
     await fleet.train(committed + 3)
 
 
-# -- commands that come late, twice, or too early
+# -- commands that arrive late, twice, or too early
 
 
 async def test_commands_are_repeated_without_harm(fleet: Fleet) -> None:
@@ -728,7 +733,7 @@ async def test_commands_are_repeated_without_harm(fleet: Fleet) -> None:
 
 
 async def test_a_promise_is_told_only_when_it_is_true(fleet: Fleet) -> None:
-    """While old ranks may still live, the node says nothing of the new generation, and nothing more of the old one."""
+    """While old ranks may be alive, the node reports neither the new generation nor the old one."""
     await fleet.launch()
     await fleet.train(3)
     node = fleet.nodes[1]
@@ -774,9 +779,10 @@ async def test_an_agent_that_is_killed_while_it_forgets_a_run_starts_none_of_its
 async def test_a_disk_that_takes_no_promise_for_a_while_costs_a_while(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What depends on a promise is not begun before it is kept; the control plane says it again.
+    """A full disk refuses a promise.
 
-    An agent that ends would only be started again.
+    The agent starts no work that depends on it, and keeps running. The control plane repeats the command until the
+    disk has stored the promise.
     """
     await fleet.connected()
     node = fleet.nodes[1]
@@ -861,7 +867,7 @@ async def test_a_failure_between_prepare_and_start(fleet: Fleet) -> None:
     await fleet.train(3)
     await fleet.prepare()
     await fleet.load()
-    await fleet.launch()  # the generation that was loaded is never started
+    await fleet.launch()  # skips the loaded generation, which is never started
     check_restored(fleet)
     assert fleet.plan is not None
     await fleet.train(fleet.plan.base_step + 2)
@@ -910,5 +916,5 @@ async def test_that_ranks_would_start_warm_is_told_as_soon_as_it_is_so(fleet: Fl
     node.shim.is_warm = True
     node.shim.changed.notify()
     await until("the next report", lambda: fleet.control.reports[node.id].is_warm)
-    node.shim.is_warm = False  # its template was killed
+    node.shim.is_warm = False  # as after the death of the template
     await until("a report after it", lambda: not fleet.control.reports[node.id].is_warm)

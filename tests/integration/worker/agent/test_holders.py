@@ -1,7 +1,7 @@
-"""Lines between agents that do not answer, told to the control plane for as long as it is so.
+"""Agents report connections to peers that do not answer, for as long as they do not answer.
 
-A holder: commits go on without it, and it comes back into view when it holds what is committed. The coordinator:
-nothing is committed without it.
+Commits continue without a holder that does not answer. The holder counts again when it holds the committed step.
+Without the coordinator, no step is committed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def protection(fleet: Fleet, rank: int) -> ShardProtection:
 
 
 async def test_a_holder_that_never_answers(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Long enough for the others, which answer: a hundred steps of three agents in one loop are a busy machine.
+    # The deadline suits the other agents: a hundred steps of three agents keep one loop busy.
     monkeypatch.setattr(harness, "TIMEOUTS", msgspec.structs.replace(harness.TIMEOUTS, holder_deadline_seconds=2.0))
     await fleet.launch()
     holder = fleet.nodes[1]
@@ -100,7 +100,7 @@ def told_of_coordinator(fleet: Fleet) -> list[list[str]]:
 
 
 def protection_after_steps(fleet: Fleet, holder: str) -> bool:
-    """Make a step where one is expected; say whether the holder counts again."""
+    """Make a step if one is expected, and return whether the holder counts again."""
     if fleet.is_expected():
         for rank in fleet.ranks:
             rank.step()
@@ -125,7 +125,7 @@ async def test_a_holder_in_trouble_is_told_with_its_shard_and_no_longer_when_it_
 async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    """Ranks trained on, and no step was committed any more."""
+    """A bug ends the rounds of a node. The agent restarts them and logs the bug, so that commits continue."""
     monkeypatch.setattr(worker.member.member, "AGAIN_SECONDS", 0.01)
     await fleet.launch()
     await fleet.train(2)

@@ -1,4 +1,4 @@
-"""An image that is made of a running node: the instance that boots from it is another node, and begins as one."""
+"""An instance that boots from an image of a running node joins as a new node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ pytestmark = pytest.mark.integration
 
 
 async def test_an_instance_of_an_image_of_a_running_node_joins_as_a_new_one(fleet: Fleet, tmp_path: Path) -> None:
-    """The promise that it finds is of a generation that it has no part in; session and port are the other node's."""
+    """The image holds the other node's session and port, and a promise of a generation to which the new node does not
+    belong.
+    """
     await fleet.launch()
     await fleet.train(3)
     imaged = fleet.nodes[0]

@@ -1,5 +1,5 @@
-"""What ranks print, through real agents: shipped, passed on while somebody follows, and numbered the same by an agent
-that was restarted.
+"""Printed lines of ranks through real agents: uploaded, forwarded to followers, and numbered alike by a restarted
+agent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def say_as(fleet: Fleet, index: int, rank: int, *lines: str) -> None:
 
 
 def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
-    """What the store has of a node, in order; numbers go on from chunk to chunk."""
+    """Return the stored lines of a node in order; their numbers continue from chunk to chunk."""
     prefix, found = f"logs/gen={generation}/", []
     objects = fleet.objects.objects[BUCKET]
     names = [
@@ -55,7 +55,7 @@ def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
 
 
 def tails(fleet: Fleet, node_id: NodeId) -> list[list[LogLine]]:
-    """What peers have stored of a node."""
+    """Return the lines of a node that its peers have stored."""
     objects = fleet.objects.objects[BUCKET]
     found = [
         key
@@ -91,7 +91,7 @@ async def test_a_restarted_agent_goes_on_with_the_same_numbers(fleet: Fleet) -> 
     for number in range(4):
         said += [f"line {number}", f"line {number}, again"]
         say(fleet, 0, *said[-2:])
-        await node.stop()  # in the middle of reading or of shipping
+        await node.stop()  # while the agent reads or uploads lines
         node.start()
         await fleet.connected()
     await until("all lines, once", lambda: texts(stored(fleet, 0)) == said)
@@ -122,7 +122,7 @@ async def test_who_follows_is_sent_lines_and_nobody_else(fleet: Fleet) -> None:
 
 
 class SlowStore:
-    """A fleet's store that takes outputs only when it is told to."""
+    """A fleet's store whose uploads of outputs wait for the test."""
 
     def __init__(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked, self.taken = threading.Event(), threading.Event()
@@ -140,7 +140,7 @@ class SlowStore:
 
 
 async def leave_output(fleet: Fleet) -> Path:
-    """Have rank 0 leave a file of 64 MiB, and its generation ended by the next."""
+    """Write a file of 64 MiB as an output of rank 0, end its generation by the next one, and return the file's path."""
     await fleet.launch()
     files = RankFiles(fleet.nodes[0].state_dir, RUN, Generation(1), Rank(0))
     files.make()
@@ -164,9 +164,9 @@ async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
     node.agent.logs.monotonic = look
     output = await leave_output(fleet)
     await asyncio.to_thread(store.asked.wait, 30)
-    for later in (0.0, STILL_SECONDS + 7):  # 64 MiB may take eight seconds more
+    for later in (0.0, STILL_SECONDS + 7):  # 64 MiB extend the time limit by eight seconds
         now, before = later, look_count
-        await fleet.send(node, Release(run=RUN))  # the control plane says it again and again
+        await fleet.send(node, Release(run=RUN))  # the control plane repeats the release
         await until("two more looks", lambda before=before: look_count > before + 2)  # type: ignore[misc]
     assert (fleet.control.member(node.id) is not None, output.exists()) == (True, True), (
         "it is given to nobody else meanwhile"
@@ -225,7 +225,10 @@ async def test_what_was_stored_at_the_exit_is_not_sent_again_at_the_release(
 async def test_a_lost_node_takes_no_line_of_a_committed_step_with_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, per_node: int
 ) -> None:
-    """Not even where the store has taken none of its lines, and its holder's agent was restarted after the commit."""
+    """A node is lost after a commit. Every line before the committed step is stored.
+
+    This holds even if the node could upload no line, and if its holder's agent was restarted after the commit.
+    """
     put_file, step = fleet.objects.put_file, ScriptedRank.step
     fleet.per_node = per_node
     lost, holder = fleet.nodes[1], fleet.nodes[2]

@@ -1,8 +1,8 @@
-"""What a node really uses for slots and buffers while steps are kept, against what admission counts before a job may
-have them.
+"""Memory that a node really uses for slots and buffers during snapshots, compared with the amount that admission
+counts.
 
-The three agents and their scripted ranks are one process, whose own memory is looked at by the kernel's high-water
-mark: what was there for a moment counts, too. The ranks' states lie in one buffer that was there before.
+Three agents and their scripted ranks share one process. The tests read its peak memory from the kernel, so that
+short allocations count too. The ranks' states share one buffer that exists before the measurement.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from worker.member import rank_slots
 pytestmark = pytest.mark.integration
 SHARD_BYTES = 32 * 1024**2
 ALLOWED_BYTES = 64 * 1024**2
-"""Per node, beside its slots."""
+"""Bytes that each node may use besides its slots."""
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""Makes `VmHWM` what is resident now. Source: Documentation/filesystems/proc.rst of Linux."""
+"""Value that resets `VmHWM` to the resident memory. Source: Documentation/filesystems/proc.rst of Linux."""
 
 
 @pytest.fixture(autouse=True)
 def large_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have ranks capture states that take no memory of their own, every chunk another one with every step."""
+    """Make ranks capture one shared state, in which every chunk changes with every step."""
     index = pack_index(SlotIndex(tensors=(), values=b""))
     index_offset = SHARD_BYTES - len(index)
     state = bytearray(b"s" * index_offset + index)
@@ -46,7 +46,7 @@ def large_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """What admission has counted for a node, in bytes."""
+    """Return the set of byte counts that admission computes for a node."""
     found: set[int] = set()
     count = rank_slots.slot_bytes_per_node
 
@@ -73,7 +73,7 @@ async def test_what_is_used_while_steps_are_kept_is_what_admission_counts(fleet:
     before, shared_before = resident("VmRSS"), resident("RssShmem")
     await fleet.launch()
     await fleet.train(4)
-    # Slots are mapped once and for good: whatever else the peak holds is private.
+    # Slots stay mapped in shared memory, so that the rest of the peak is private memory.
     private = resident("VmHWM") - before - (resident("RssShmem") - shared_before)
     (needed,) = counted
     for node in fleet.nodes:

@@ -1,5 +1,7 @@
-"""What agents open to the user that their ranks have: a rank's own slots, its page, the socket and the way there; not
-what they hold for others.
+"""Files that an agent opens to the user of its ranks: the slots of its own ranks, their pages, the socket, and the
+folders above.
+
+Slots that the node holds for others stay closed.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from worker.ranks.files import make_home
 
 pytestmark = pytest.mark.integration
 USER = RankUser(os.getuid() or 61_244, os.getgid() or 61_245)
-"""Root may give to anybody, others to themselves.
+"""User of the ranks: root may choose any user, other users only themselves.
 
-A release removes what this user has in /tmp: no other test has ranks of the same.
+A release removes this user's files in /tmp, so that no other test may use the same user.
 """
 
 
 def opened(root: Path) -> dict[str, int]:
-    """What is the ranks' group's below a folder, and with which mode."""
+    """Return the paths below a folder that the ranks' group may access, with their modes."""
     found = {str(path.relative_to(root)): path.stat() for path in [root, *root.rglob("*")]}
     return {
         name: told.st_mode & 0o777 for name, told in found.items() if told.st_gid == USER.gid and told.st_mode & 0o070
@@ -57,7 +59,9 @@ async def test_agents_open_what_their_ranks_need_and_nothing_else(fleet: Fleet) 
 
 
 async def test_what_a_restarted_agent_finds_is_opened_again(fleet: Fleet) -> None:
-    """Its ranks had been the agent's user's: the next agent gives them what they are told of, as it welcomes them."""
+    """Ranks start as the agent's user. The next agent has a rank user, and opens their files to it when it welcomes
+    them.
+    """
     await fleet.launch()
     await fleet.train(2)
     node = fleet.nodes[0]

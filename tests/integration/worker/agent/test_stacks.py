@@ -1,4 +1,4 @@
-"""What ranks are doing, asked of a real agent about real processes, one of which is stopped by a signal."""
+"""Stacks of ranks, requested from a real agent about real processes, one of which a signal has stopped."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def record(process: subprocess.Popen[str], generation: int) -> RankRecord:
 
 
 async def look(fleet: Fleet, number: int) -> RankStacks:
-    """Ask as the control plane does: until the report shows it."""
+    """Request the stacks of the ranks, and wait until a report contains them."""
     node = fleet.nodes[0]
     await fleet.send(node, TakeStacks(job=JOB, run=RUN, generation=Generation(fleet.generation), number=number))
 
@@ -104,7 +104,7 @@ async def test_a_stopped_rank_is_found_and_let_be(fleet: Fleet, rank_process: su
 
 
 async def test_a_rank_that_has_no_process_yet_is_told_so(fleet: Fleet) -> None:
-    """It waits for the template, which may compile for minutes: no hang, whatever the clock says."""
+    """A rank waits for the template, which may compile for minutes: the agent reports no hang."""
     await fleet.launch()
     taken = await look(fleet, 1)
     assert "no process of it has been started yet" in taken.error

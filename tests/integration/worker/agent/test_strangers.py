@@ -1,4 +1,4 @@
-"""What does not belong is refused and counted, and the agent lives on."""
+"""The agent refuses and counts connections and messages that do not belong to its job, and continues."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_rank_that_is_not_ours(fleet: Fleet, hello: RankHello) -> None:
 
 
 async def refused(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Send, and see the line closed without a word of any state."""
+    """Send data, and assert that the agent closes the connection without revealing any state."""
     writer.write(data)
     with contextlib.suppress(ConnectionError):
         await writer.drain()

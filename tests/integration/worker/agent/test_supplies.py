@@ -1,5 +1,5 @@
-"""What ranks are given besides their state, on real agents: there before a rank starts, or the generation is not loaded
-and says why.
+"""Inputs, packages and credentials of ranks on real agents: complete before a rank starts, or the load fails with a
+reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SET = InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/
 
 @dataclass
 class Needs:
-    """A fleet whose jobs need something besides their source."""
+    """A fleet whose jobs need supplies besides their source."""
 
     fleet: Fleet
     script: dict[str, Any]
@@ -86,7 +86,7 @@ async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generati
         "nobody stood still while it was fetched"
     )
     assert all(status.still_seconds < 5000 for member in members if member for status in member.status.rank_statuses())
-    del fleet.objects.objects[BUCKET]["set/a"]  # what a node has fetched for a run it has for the run's whole life
+    del fleet.objects.objects[BUCKET]["set/a"]  # a node keeps fetched inputs until the run ends
     await fleet.prepare()
     for node in fleet.nodes:
         node.shim.supplied.clear()
@@ -213,9 +213,10 @@ async def test_an_agent_that_dies_between_the_start_and_its_ranks_supplies_them(
 async def test_an_agent_that_finds_no_room_for_what_its_ranks_need_says_that_they_were_not_started(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one before it ended between the start and its ranks.
+    """The previous agent died between the start command and the start of its ranks.
 
-    Were this one to end, too, the next would find no more room.
+    The next agent has no disk space for their supplies. It reports this and keeps running, because a third agent
+    would have no more space.
     """
 
     async def full(*_: object) -> None:
@@ -235,7 +236,7 @@ async def test_an_agent_that_finds_no_room_for_what_its_ranks_need_says_that_the
 
 
 def with_files(fleet: Fleet, files: dict[str, bytes]) -> dict[str, Any]:
-    """A source tree with more than the script."""
+    """Store a source tree of the script and further files; return the plan's fields for it."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, data in {"train.py": b"pass\n", **files}.items():
@@ -365,7 +366,7 @@ async def test_a_spare_has_its_fleets_sources_ready_and_a_node_that_works_only_i
         assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [
             f"{fleet.source.sha256}.tar.gz"
         ]
-        await fleet.send(node, KeepSources(sources=wanted))  # late
+        await fleet.send(node, KeepSources(sources=wanted))  # arrives late
     await fleet.start()
     for node in fleet.nodes:
         assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [

@@ -1,5 +1,5 @@
-"""The rule against a metadata service that answers, in a network of the test's own: one user is refused, everybody else
-is served.
+"""The firewall rule against a real metadata service, in the test's own network: one user is refused, all others are
+served.
 """
 
 from __future__ import annotations
@@ -48,16 +48,14 @@ def ip(*words: str) -> str:
 
 
 def own_network() -> int:
-    """Give the calling thread a network without anything; returns the thread."""
+    """Move the calling thread into an empty network, and return the thread's id."""
     assert ctypes.CDLL(None).unshare(_CLONE_NEWNET) == 0
     ip("link", "set", "lo", "up")
     return threading.get_native_id()
 
 
 def serve(family: int, address: str) -> socket.socket:
-    """Answer every request at an address of the calling thread's network, in a thread, until the socket is shut
-    down.
-    """
+    """Answer every request at an address of the calling thread's network, until the returned socket is shut down."""
     listener = socket.create_server((address, 80), family=family)
 
     def answer() -> None:
@@ -74,7 +72,7 @@ def serve(family: int, address: str) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def metadata_service() -> AsyncIterator[None]:
-    """A machine at the other end of this thread's only line, with the service's two addresses."""
+    """Run a machine with both addresses of the service at the other end of this thread's only network link."""
     own_network()
     with ThreadPoolExecutor(1) as far_end:
         thread = far_end.submit(own_network).result()
@@ -102,7 +100,7 @@ async def metadata_service() -> AsyncIterator[None]:
 
 
 def told(user: RankUser) -> list[str]:
-    """What somebody hears who asks for the keys of the node's role."""
+    """Return the answers to a user that requests the credentials of the node's role."""
     return run_as(user, ASK, *ADDRESSES.values()).stdout.splitlines()
 
 

@@ -1,4 +1,4 @@
-"""Two nodes with two network cards each in one network: streams go over both, both ways."""
+"""Two nodes with two network cards each in one network: streams use both cards in both directions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECONDS = 30
 
 @pytest.fixture
 def class_net(tmp_path: Path) -> Path:
-    """Where the kernel would list the cards if they were real ones."""
+    """Write the files by which the kernel would list the cards, and return their folder."""
     for name in CARDS:
         (tmp_path / name / "device").mkdir(parents=True)
         (tmp_path / name / "operstate").write_text("up\n")
@@ -44,7 +44,7 @@ def received(line: socket.socket, size: int) -> int:
 
 @pytest.mark.allow_hosts(["10.77.0.0/24"])
 def test_streams_go_over_all_cards_both_ways(class_net: Path) -> None:
-    """Bound to its address alone, what the second card's streams carried left by the first, and a VPC drops that."""
+    """Packets of the second card's streams leave by the second card. A VPC drops packets that leave by another card."""
     if not may_have_one():
         pytest.skip("no right to a network namespace")
     listening, dialled = Future[int](), Future[None]()
@@ -121,7 +121,7 @@ def test_a_card_that_is_down_one_without_an_address_and_one_of_another_network_a
         assert card_of("127.77.0.11") == "e1", "as in a local cloud's namespaces, where loopback leads to no other node"
 
     async def elsewhere() -> None:
-        for address in ("10.77.0.99", "127.0.0.1"):  # no card's, and loopback's
+        for address in ("10.77.0.99", "127.0.0.1"):  # an address of no card, and loopback
             assert network_cards(address, class_net) == (NetworkCard(address),)
 
     on_two_nodes(node, elsewhere)

@@ -1,4 +1,6 @@
-"""Ranks as a user of their own, with real processes: what they can do, what they cannot, and what they leave."""
+"""Ranks as a user of their own, with real processes: what they can do, what the kernel denies, and which files they
+leave.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ pytestmark = [
 USER = RankUser(61_234, 61_235, (61_236,), "ranks-of-a-test")
 BUCKET = "bucket"
 PYTHON = (Path(sys.base_prefix).resolve(), Path(__file__).resolve().parents[3], Path(sys.prefix).resolve())
-"""And what it imports: this checkout may lie in a closed folder, too."""
+"""Python and the modules that it imports; this checkout may be below a closed folder, too."""
 LAYOUT = digest(b"layout")
 
 LOOK = """
@@ -143,7 +145,7 @@ MAY_NOT = (
 
 
 class Listener:
-    """Takes the rank's hello."""
+    """Accepts the rank's connection and reads its hello."""
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
         line._writer.write(f"welcome, rank {hello.rank}".encode())
@@ -155,7 +157,7 @@ class Listener:
 
 
 class Machine:
-    """A node as its agent has it, with one rank of a job."""
+    """A node as its agent sets it up, with one rank of a job."""
 
     def __init__(self, disk: Path, tmpfs: Path, *, is_warm: bool) -> None:
         self.state, self.slots = disk / "state", tmpfs / "node"
@@ -175,9 +177,7 @@ class Machine:
         )
 
     def plan(self, script: str) -> tuple[GenerationPlan, Path]:
-        """Put a script where `Member` does; as strict as its author may have packed it, and under the local cloud's
-        umask.
-        """
+        """Put a script where `Member` puts it, with a strict mode in the archive and the local cloud's umask."""
         data = script.encode()
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -196,7 +196,7 @@ class Machine:
         return RankFiles(self.state, RUN, Generation(1), Rank(0))
 
     async def rank(self, is_up: Path) -> RankRecord:
-        """Wait until the rank has opened and closed a FIFO, and its shim has told of it."""
+        """Wait until the rank has opened and closed a FIFO and its shim has reported it."""
         await asyncio.to_thread(is_up.read_text)
         seen = self.supervisor.changed.version
         while not self.supervisor.records:
@@ -280,9 +280,7 @@ def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
 
 
 async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
-    """The rank has left a link to the agent's promise, and somebody else's file lies among its own: only what is its
-    own is sent.
-    """
+    """Assert that only the rank's files are uploaded: not its link to the agent's promise, nor another user's file."""
     folder = made.files().output_dir
     os.link(made.state / "promise", folder / "linked")
     told = await RankLogs(made.state, made.objects, USER).upload_all(plan, plan.nodes[0])
@@ -295,8 +293,10 @@ async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
 
 
 def test_looks_at_a_rank_and_commands_beside_it_run_on() -> None:
-    """A warm rank has changed its user without an exec, which closes it to everybody: it is opened again to those that
-    are to look.
+    """The agent reads the stacks of a warm rank and runs commands beside it.
+
+    A warm rank changes its user without an exec, after which the kernel hides the process. The shim makes it
+    readable again.
     """
 
     async def body(disk: Path, tmpfs: Path) -> None:
@@ -364,9 +364,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 
 def identities(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """Return all that a write, a chmod or a new file would change; when something was read last is not among it: to
-    copy is to read.
-    """
+    """Return all attributes of files that a write, a chmod or a new file would change, without their access times."""
     stats = {path: path.stat() for path in folder.rglob("*")}
     return {
         path: (each.st_ino, each.st_mode, each.st_uid, each.st_gid, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
@@ -528,9 +526,7 @@ def test_no_process_of_a_jobs_user_outlives_it(how: str) -> None:
 
 @pytest.mark.security
 def test_a_process_of_one_job_reads_nothing_of_anothers(tmp_path: Path) -> None:
-    """What is left of job A looks for the secrets in the environment of job B's rank, as the repository's review
-    did.
-    """
+    """A process left by job A cannot read secrets in the environment of job B's rank."""
     users = RankUser(61_252, 61_252, uid_count=2)
     one, other = (user_of(RunId(name), tmp_path, users) for name in ("a", "b"))
     assert one is not None
@@ -542,7 +538,7 @@ def test_a_process_of_one_job_reads_nothing_of_anothers(tmp_path: Path) -> None:
         assert rank.stdout is not None
         rank.stdin.write(b"x")
         rank.stdin.flush()
-        rank.stdout.read(1)  # it runs, and its environment is its own
+        rank.stdout.read(1)  # the process runs, with its new environment
         for user, found in ((other, b"DB_PASSWORD=of-team-b\0"), (one, b"")):
             done = subprocess.run(
                 ["/bin/cat", f"/proc/{rank.pid}/environ"], capture_output=True, check=False, **user.options

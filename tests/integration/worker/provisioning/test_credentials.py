@@ -1,6 +1,4 @@
-"""Keys of a role for ranks: asked for by a real AWS SDK, over loopback, with the variables that a rank has and nothing
-else.
-"""
+"""Credentials of a role for ranks: a real AWS SDK requests them over loopback, with only the variables of a rank."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ print(json.dumps(None if keys is None else [keys.method, keys.access_key, keys.s
 
 
 class Clock:
-    """Unix time that moves when a test says so."""
+    """A Unix clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
@@ -46,7 +44,7 @@ class Clock:
 
 
 class Sts(MemoryAws):
-    """Fails, or waits, where a test says so."""
+    """An STS that fails or waits as the test decides."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(MemoryObjectStore("bucket"), now=clock)
@@ -82,7 +80,7 @@ async def credentials(tmp_path: Path, sts: Sts, clock: Clock) -> AsyncIterator[R
 
 
 def as_a_rank(variables: dict[str, str]) -> object:
-    """What an AWS SDK finds in a rank's environment, on a node that has credentials of its own."""
+    """Return the credentials that an AWS SDK finds in a rank's environment, on a node with credentials of its own."""
     node = {
         "AWS_ACCESS_KEY_ID": "AKIANODE",
         "AWS_SECRET_ACCESS_KEY": "node",
@@ -97,7 +95,7 @@ def as_a_rank(variables: dict[str, str]) -> object:
 async def ask(
     credentials: RoleCredentials, *, token: str | None = None, request: str = "GET /role HTTP/1.1"
 ) -> tuple[int, dict[str, str]]:
-    """Ask as a rank does; return the status and the answer."""
+    """Send a request as a rank does; return the status and the decoded body."""
     variables = credentials.variables()
     given = variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] if token is None else token
     port = int(variables["AWS_CONTAINER_CREDENTIALS_FULL_URI"].split(":")[2].split("/")[0])

@@ -1,4 +1,4 @@
-"""What a requirements.txt asks for, installed by the real pip from wheels beside it: once, in a layer, whole or not at
+"""Packages of a requirements.txt, installed by the real pip from local wheels: once, in a layer, completely or not at
 all.
 """
 
@@ -44,7 +44,7 @@ def order(tmp_path: Path) -> Order:
 
 
 def imported(path: str, expression: str) -> str:
-    """What a rank would see."""
+    """Return the value of an expression in a process with this Python path, as in a rank."""
     done = subprocess.run(
         [sys.executable, "-c", f"print({expression})"],
         env={"PYTHONPATH": path},
@@ -163,12 +163,12 @@ async def test_layers_that_there_is_no_room_for_go_and_one_that_is_too_large_is_
     assert leftovers(tmp_path) == []
 
 
-# -- what dies in the middle
+# -- processes that die during an installation
 
 
 @pytest.fixture
 async def silent_index(order: Order) -> AsyncIterator[asyncio.Event]:
-    """An index that takes calls and never answers; the event is set when pip waits for it."""
+    """Run a package index that never answers, and yield an event that is set when pip waits for it."""
     called = asyncio.Event()
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,7 +185,7 @@ async def silent_index(order: Order) -> AsyncIterator[asyncio.Event]:
 
 
 def pips() -> list[int]:
-    """Processes below this one that run pip."""
+    """Return the pids of processes below this one that run pip."""
     return [
         pid
         for pid in processes.tree(os.getpid(), processes.snapshot())
@@ -241,7 +241,8 @@ async def test_an_agent_that_is_killed_keeps_no_lock_and_leaves_no_pip(
     assert len(leftovers(tmp_path)) == 2
     agent.send_signal(signal.SIGKILL)
     await agent.wait()
-    while any(processes.is_alive(each.pid, each.start_ticks) for each in started):  # noqa: ASYNC110  # the kernel has been told to end it
+    # the kill signal is already sent
+    while any(processes.is_alive(each.pid, each.start_ticks) for each in started):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\n")
     found = await PackageLayers(tmp_path).install(order)

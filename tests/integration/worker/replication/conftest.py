@@ -1,4 +1,4 @@
-"""A pair of nodes on tmpfs, all of it gone after the test."""
+"""A pair of nodes on tmpfs, which the fixture removes after the test."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Networks of a test's own, in namespaces that single threads have entered: a loopback whose speed it can choose, and
-two nodes with two cables.
+"""Networks for single tests, in namespaces that one thread enters: a loopback with a chosen speed, and two nodes with
+two cables.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ _CLONE_NEWNET = 0x40000000
 _SECONDS = 20
 CARDS = ("e0", "e1")
 ADDRESSES = ("10.77.0.10", "10.77.0.11"), ("10.77.0.20", "10.77.0.21")
-"""Of both cards of either node."""
+"""Addresses of both cards of each node."""
 
 
 class OwnLoopback:
     """The loopback of the calling thread's namespace."""
 
     def limit(self, bytes_per_second: int) -> None:
-        """Let it carry no more than this, from now on."""
+        """Limit the loopback to this rate from now on."""
         shape = ("tbf", "rate", f"{8 * bytes_per_second}bit", "burst", "128kb", "latency", "100ms")
         subprocess.run(["tc", "qdisc", "replace", "dev", "lo", "root", *shape], check=True)
 
     def unlimited(self) -> None:
-        """Let it carry what it can."""
+        """Remove the limit."""
         subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=True)
 
 
 def may_have_one() -> bool:
-    """Say whether this process has the right to a namespace, and the programs to shape it."""
+    """Return whether this process may create a network namespace, and has the programs to shape its traffic."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
         return False
-    with ThreadPoolExecutor(1) as thread:  # only the thread enters it, and ends
+    with ThreadPoolExecutor(1) as thread:  # only this thread enters the namespace, and then ends
         return thread.submit(ctypes.CDLL(None).unshare, _CLONE_NEWNET).result() == 0
 
 
 def in_own_network(body: Callable[[OwnLoopback], Awaitable[None]]) -> None:
-    """Run a test's body on a loop in a thread of its own, whose sockets, threads and children all belong to the new
-    namespace.
+    """Run a test's body on an event loop in a thread of its own, in a new network namespace.
+
+    Sockets, threads and children of the body all belong to that namespace.
 
     Args:
-        body: is given the namespace's loopback, up.
+        body: receives the namespace's loopback, which is up.
     """
 
     def run() -> None:
@@ -64,26 +65,26 @@ def in_own_network(body: Callable[[OwnLoopback], Awaitable[None]]) -> None:
 
 
 def sent_bytes() -> dict[str, int]:
-    """Return what each card of the calling thread's node has sent."""
+    """Return the bytes that each card of the calling thread's node has sent."""
     shown = subprocess.run(["ip", "-json", "-statistics", "link"], check=True, capture_output=True).stdout
     return {link["ifname"]: link["stats64"]["tx"]["bytes"] for link in json.loads(shown) if link["ifname"] in CARDS}
 
 
 def readdress(card: str, address: str) -> None:
-    """Give a card of the calling thread's node one address instead of any that it has, or none."""
+    """Replace all addresses of a card of the calling thread's node by one address, or by none."""
     subprocess.run(["ip", "address", "flush", "dev", card], check=True)
     if address:
         subprocess.run(["ip", "address", "add", f"{address}/24", "dev", card], check=True)
 
 
 def on_two_nodes(*bodies: Callable[[], Awaitable[None]]) -> None:
-    """Run two bodies, each on a loop in a thread of its own, on nodes whose cards lie in one network: a cable each
-    joins e0 to e0 and e1 to e1.
+    """Run two bodies on two nodes, each on an event loop in a thread of its own.
 
-    A card answers for its own address alone, as in a VPC, so that what leaves by the wrong one arrives nowhere.
+    One cable joins the two cards e0, and another joins the two cards e1. A card answers only for its own address, as
+    in a VPC, so that packets that leave by the wrong card are lost.
 
     Args:
-        bodies: of the node with `ADDRESSES[0]` and of that with `ADDRESSES[1]`; both have to end.
+        bodies: one for the node with `ADDRESSES[0]`, one for the node with `ADDRESSES[1]`. Each has to end.
     """
     threads, there, joined = [0, 0], threading.Barrier(2), threading.Barrier(2)
 

@@ -1,5 +1,5 @@
-"""Two nodes on loopback: an owner with one shard and a holder, with real sessions, slots on tmpfs, and nothing else of
-an agent.
+"""Two nodes on loopback: an owner with one shard and a holder, with real sessions and slots on tmpfs, without
+agents.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def payload(step: int, size: int) -> bytes:
 
 
 class Capture:
-    """A step that is being captured on the owner's node, as far as a test lets it."""
+    """A capture of one step on the owner's node, whose progress the test controls."""
 
     def __init__(self, pair: Pair, step: int, slot: Slot) -> None:
         self.slot = slot
@@ -70,31 +70,31 @@ class Capture:
         self.sealing = asyncio.create_task(pair.owner_store.seal_followed(slot, self.digests))
 
     def write(self, end: int, data: bytes | None = None) -> None:
-        """Have the copier come so far."""
+        """Write the payload up to `end`, as the copier does."""
         data = payload(self._step, self._pair.payload_bytes) if data is None else data
         with self.slot.file.payload(0, end) as view:
             view[:] = data[:end]
 
     def go_on(self, end: int) -> None:
-        """Have the copier come so far, and its rank say so."""
+        """Write the payload up to `end`, and report it as the rank does."""
         self.write(end)
         self.digests.grow(end)
         self._pair.shard.capture(self._step)
 
     async def seal(self) -> None:
-        """The rank has captured it."""
+        """Complete the capture, as the rank's last message does."""
         self.digests.complete()
         assert await self.sealing is not None
         self._pair.shard.seal(self._step)
 
     def give_up(self) -> None:
-        """The rank has found that the state changed meanwhile."""
+        """Abandon the capture, as a rank whose state changed during the copy does."""
         self._pair.owner_store.give_up(RANK, content(self._step))
         self._pair.shard.abandon(self._step, "changed")
 
 
 class Pair:
-    """One owner: the fixture, which closes it."""
+    """An owner and a holder; the fixture closes them."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Pair:
         self.owner_store = self._store(tmpfs / "owner", memory_bytes)
         self.holder_store = self._store(tmpfs / "holder", holder_memory_bytes)
         self.heard = NONE
-        """C as the holder's own line to the coordinator has brought it."""
+        """Committed step that the holder received from the coordinator."""
         self.receiver = ReplicaReceiver(self.holder_store, held_ranks=[RANK], keep=self._keep, slot_count=2)
         self.listener = PeerListener(HOLDER)
         self.pacer = NodePacer()
@@ -141,7 +141,7 @@ class Pair:
     # -- the holder
 
     def listen(self) -> None:
-        """Admit the generation's members."""
+        """Accept sessions of the generation's members."""
         if not self.listener.port:
             self.listener.start(HOLDER_ADDRESS)
         self.listener.admit(credentials(HOLDER), self._serve)
@@ -179,7 +179,7 @@ class Pair:
         )
 
     async def line(self) -> socket.socket:
-        """Open a bare connection to the holder's port."""
+        """Open a TCP connection to the holder's port without a handshake."""
         line = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         line.bind((OWNER_ADDRESS, 0))
         await asyncio.get_running_loop().sock_connect(line, (HOLDER_ADDRESS, self.listener.port))
@@ -190,7 +190,7 @@ class Pair:
     def send(
         self, *, deadline_seconds: float = 30.0, dialler: Dialler | None = None, printed: Printed | None = None
     ) -> ReplicaSender:
-        """Keep the holder supplied."""
+        """Start a sender that keeps the holder supplied."""
         sender = ReplicaSender(
             self.shard,
             HOLDER,
@@ -204,7 +204,7 @@ class Pair:
         return sender
 
     async def stop_sending(self) -> None:
-        """End the sender as its generation's end does."""
+        """End the sender, as the end of its generation does."""
         await end(self._sending)
 
     async def capture(self, step: int) -> None:
@@ -214,7 +214,7 @@ class Pair:
         await capture.seal()
 
     async def begin_capture(self, step: int) -> Capture:
-        """Grant a slot of the owner's own for a step."""
+        """Grant a slot of the owner for a step."""
         committed = self.shard.committed
         keep = {content(committed)} if committed != NONE else set()
         index = await self.owner_store.grant(
@@ -225,13 +225,13 @@ class Pair:
         return Capture(self, step, self.owner_store.shards[RANK][index])
 
     def hear(self, committed: int, proposed: int) -> None:
-        """The owner hears of a round."""
+        """Pass an announcement of the coordinator to the owner."""
         self.shard.hear(
             Announcement(generation=GENERATION, term=1, sequence=1, committed=Step(committed), proposed=Step(proposed))
         )
 
     async def until(self, reached: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait until the owner's shard is as it should be; the limit is for what hangs: a slow link alone holds a test
+        """Wait until a condition of the owner's shard holds. The limit is generous, because a slow link holds a test
         for 15 s.
         """
         async with asyncio.timeout(seconds):
@@ -239,7 +239,7 @@ class Pair:
                 await self.shard.changed.wait(self.shard.changed.version, 0.05)
 
     def held(self) -> dict[Step, bytes]:
-        """Return what the holder has sealed: step and bytes."""
+        """Return the bytes of each step that the holder has sealed."""
         found = {}
         for record in self.holder_store.inventory():
             slot = self.holder_store.sealed(RANK, Content(record.origin_generation, record.step))
@@ -253,7 +253,7 @@ class Pair:
         return [slot.file.header.state for slot in self.holder_store.shards.get(RANK, [])]
 
     async def close(self) -> None:
-        """End everything."""
+        """End the sender and close the listener and the stores."""
         await self.stop_sending()
         await self.listener.close()
         self.shard.page.close()

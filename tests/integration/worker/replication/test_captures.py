@@ -1,6 +1,4 @@
-"""Shards that are sent while they are still being captured: range by range, cut off in the middle, given up, taken up
-again.
-"""
+"""Shards that are sent during their capture: range by range, cut off, abandoned, and resumed."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def arrived(pair: Pair, step: int) -> int:
-    """Return how many chunks of a step the holder has verified, of what it has not sealed."""
+    """Return how many chunks of an unsealed step the holder has verified."""
     for owner in pair.receiver._open.values():
         incoming = owner.receiver.current if owner.receiver is not None else None
         if incoming is not None:
@@ -48,7 +46,7 @@ def arrived(pair: Pair, step: int) -> int:
 
 
 class TestTheOwner:
-    """A real sender, and a capture that goes on as the test says."""
+    """A real sender, and a capture whose progress the test controls."""
 
     async def test_what_is_captured_is_with_the_holder_before_it_is_sealed(self, pair: Pair) -> None:
         pair.send()
@@ -94,12 +92,12 @@ class TestTheOwner:
         pair.send()
         pair.hear(-1, 1)
         capture = await pair.begin_capture(1)
-        capture.go_on(pair.payload_bytes)  # all of it was sent ahead, and the audit finds that it is wrong
+        capture.go_on(pair.payload_bytes)  # the whole payload is sent before the audit finds a change
         await pair.until(lambda: arrived(pair, 1) == 10)
         capture.give_up()
         assert await capture.sealing is None
         assert pair.shard.vote is Vote.ABANDON
-        step = 2 if is_next else 1  # the final round proposes a step again
+        step = 2 if is_next else 1  # the final round may propose the same step again
         pair.hear(-1, -1)
         pair.hear(-1, step)
         await pair.capture(step)
@@ -107,7 +105,7 @@ class TestTheOwner:
         assert pair.held() == {step: payload(step, pair.payload_bytes)}
 
     async def test_what_was_given_up_and_captured_otherwise_is_what_is_sealed(self, pair: Pair) -> None:
-        """The same step, captured again, has other bytes in a chunk that the holder has."""
+        """The same step is captured again, with other bytes in a chunk that the holder already has."""
         pair.send()
         pair.hear(-1, 1)
         capture = await pair.begin_capture(1)
@@ -142,7 +140,7 @@ class TestTheOwner:
         assert pair.held() == {2: payload(2, pair.payload_bytes)}
 
     async def test_a_capture_whose_end_never_comes_holds_up_no_other_step(self, pair: Pair) -> None:
-        """The rank's last word on it was lost with its line, and another step is proposed since."""
+        """The rank's last message about a capture is lost with its connection, and another step is proposed."""
         pair.send()
         pair.hear(-1, 1)
         capture = await pair.begin_capture(1)
@@ -195,7 +193,7 @@ class TestTheOwner:
         while pair.shard.vote is not Vote.ACKED:
             queues.append(sender.queue)
             await pair.shard.changed.wait(pair.shard.changed.version, 0.01)
-        # The first five chunks are not sent again.
+        # The sender does not repeat the first five chunks.
         assert max(queue.taken_bytes for queue in queues if queue is not None) <= 5000
         assert pair.held() == {1: payload(1, pair.payload_bytes)}
 
@@ -206,7 +204,7 @@ class TestTheOwner:
         capture.go_on(2000)
         await pair.until(lambda: arrived(pair, 1) == 2)
         for _ in range(4):
-            await pair.shard.changed.wait(pair.shard.changed.version, 0.5)  # several deadlines
+            await pair.shard.changed.wait(pair.shard.changed.version, 0.5)  # longer than several deadlines
         assert pair.shard.view == {HOLDER}
         assert pair.shard.slow_holders == {}
         capture.write(pair.payload_bytes)
@@ -215,7 +213,7 @@ class TestTheOwner:
         assert pair.shard.view == {HOLDER}
 
     async def test_a_sender_that_ends_in_mid_capture_leaves_a_part_that_is_no_snapshot(self, pair: Pair) -> None:
-        """The owner's node is gone, or its ranks are ended."""
+        """The sender ends during a capture, because the owner's node is lost or its ranks are ended."""
         pair.send()
         pair.hear(-1, 1)
         capture = await pair.begin_capture(1)
@@ -231,7 +229,7 @@ class TestTheOwner:
 
 
 class TestTheHolder:
-    """An owner word by word."""
+    """A real holder against an owner whose messages the test writes."""
 
     async def test_it_asks_range_by_range_and_seals_only_at_the_end(self, pair: Pair) -> None:
         async with by_hand(pair) as hand:
@@ -260,7 +258,7 @@ class TestTheHolder:
             await again.open(1, DATA)
             await again.name(DATA, 0, 1)
             assert await again.wanted() == []
-        async with by_hand(pair) as third:  # what the second did not come to name is not forgotten
+        async with by_hand(pair) as third:  # the holder keeps chunks that the second session did not announce
             await third.begin(1, DATA)
             assert await third.wanted() == [2, 4]
             third.chunks(DATA, [2, 4])
@@ -276,7 +274,7 @@ class TestTheHolder:
             await first.wanted()
             first.chunks(DATA, [0, 1])
             await landed(pair, 2)
-        async with by_hand(pair) as second:  # captured anew, with other bytes
+        async with by_hand(pair) as second:  # a new capture with other bytes
             await second.begin(1, other)
             await second.wanted()
             second.line.sendall(CHUNK_HEADER.pack(1, 1, CHUNK) + other[:500])
@@ -355,7 +353,7 @@ class TestTheHolder:
 
     @pytest.mark.parametrize("named", [0, 4, 5])
     async def test_an_end_that_contradicts_the_ranges_seals_nothing(self, pair: Pair, named: int) -> None:
-        """Too early, or with another digest than the chunks have."""
+        """The owner ends the shard too early, or with another digest than its chunks have."""
         async with by_hand(pair) as hand:
             await hand.open(1, DATA)
             if named:
@@ -374,8 +372,9 @@ class TestTheHolder:
             if is_named:
                 await hand.name(DATA, 0, 2)
                 hand.chunks(DATA, await hand.wanted())
-            assert isinstance(await hand.whole(2, payload(2, 4500)), ShardSealed)  # another step is begun in mid-stream
-            await hand.name(DATA, 2, 1, transfer=1)  # late
+            # another step starts before the first is complete
+            assert isinstance(await hand.whole(2, payload(2, 4500)), ShardSealed)
+            await hand.name(DATA, 2, 1, transfer=1)  # arrives late
         assert pair.held() == {2: payload(2, 4500)}
 
     async def test_word_of_a_shard_that_was_not_begun_ends_the_session(self, pair: Pair) -> None:
@@ -414,7 +413,7 @@ class TestTheHolder:
 
 
 async def test_an_answer_for_what_was_not_named_ends_the_session(pair: Pair) -> None:
-    """The holder asks for the whole shard while a part of it is there."""
+    """The holder requests all chunks of a shard before the owner has announced them all."""
     asked = asyncio.Event()
     serve = pair.receiver.replica
 

@@ -1,4 +1,4 @@
-"""A holder has what the owner's ranks printed before it acknowledges the step that they printed it ahead of."""
+"""A holder acknowledges a step only after it has received the lines that the owner's ranks printed before that step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 
 class Printing:
-    """What the owner's ranks have printed, and what the holder keeps of it."""
+    """Printed lines of the owner's ranks, and the lines that the holder keeps."""
 
     def __init__(self, pair: Pair) -> None:
         self.rows: list[bytes] = []
@@ -34,7 +34,7 @@ class Printing:
         self.kept = self.kept.extended(message.first, message.lines.splitlines(keepends=True), limit_bytes=10_000)
 
     async def acknowledged(self, step: int) -> None:
-        """Wait for the holder's word on a step; by then it has all that was printed before the step was captured."""
+        """Wait until the holder acknowledges a step, and assert that it has all lines printed before the capture."""
         before = list(self.rows)
         await self._pair.until(lambda: (HOLDER, step) in self._pair.shard.held)
         assert list(self.kept.rows) == before
@@ -60,7 +60,7 @@ async def test_a_new_session_gives_the_lines_again(pair: Pair) -> None:
     await pair.capture(1)
     await printing.acknowledged(1)
     await pair.stop_sending()
-    printing.kept = Tail()  # the holder's disk is gone, too
+    printing.kept = Tail()  # the holder's disk is lost, too
     pair.hear(1, 2)
     pair.send(printed=printing.printed)
     printing.rows.append(b"two\n")
@@ -69,7 +69,7 @@ async def test_a_new_session_gives_the_lines_again(pair: Pair) -> None:
 
 
 async def test_lines_that_a_holder_does_not_take_cost_its_word(pair: Pair) -> None:
-    """Not a step more is acknowledged without them."""
+    """A holder that rejects printed lines acknowledges no further step."""
     printing = Printing(pair)
     refused = asyncio.Event()
 

@@ -1,6 +1,4 @@
-"""Replicas between two nodes: announced, asked for, sent, verified, acknowledged, taken up again, dropped and taken
-back.
-"""
+"""Replicas between two nodes: announced, requested, sent, verified, acknowledged, resumed, dropped and fetched."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ from worker.tasks import finish
 pytestmark = pytest.mark.integration
 CHUNK = 1000
 RARELY_SECONDS = 36_000.0
-"""A holder deadline within which no look comes but a test's own."""
+"""Holder deadline so long that only the test itself checks the holder for silence."""
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +74,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class ByHand:
-    """The owner's end of a replica session, word for word."""
+    """The owner's end of a replica session, whose messages the test writes."""
 
     def __init__(self, session: TcpSession, line: socket.socket) -> None:
         self.session = session
@@ -84,24 +82,24 @@ class ByHand:
         self.transfer = 0
 
     async def begin(self, step: int, data: bytes, *, committed: int = -1, **other: object) -> None:
-        """Announce a shard that is whole."""
+        """Announce a complete shard."""
         await self.open(step, data, committed=committed, **other)
         await self.name(data, 0, -(-len(data) // CHUNK))
         await self.finish(data)
 
     async def name(self, data: bytes, first: int, count: int, **other: object) -> None:
-        """Say the digests of some chunks."""
+        """Send the digests of a range of chunks."""
         digests = payload_chunk_digests(data)[16 * max(0, first) : 16 * (max(0, first) + count)]
         await self.session.send(
             ShardDigests(**{"transfer": self.transfer, "first": first, "chunk_digests": digests, **other})
         )  # type: ignore[arg-type]
 
     async def finish(self, data: bytes) -> None:
-        """Say that the shard is complete."""
+        """Send the message that the shard is complete."""
         await self.session.send(EndShard(transfer=self.transfer, digest=payload_digest(data)))
 
     async def open(self, step: int, data: bytes, *, committed: int = -1, **other: object) -> None:
-        """Announce a shard, and nothing of its chunks."""
+        """Announce a shard without digests of its chunks."""
         self.transfer += 1
         fields: dict[str, object] = {
             "transfer": self.transfer,
@@ -118,20 +116,20 @@ class ByHand:
         await self.session.send(BeginShard(**{**fields, **other}))  # type: ignore[arg-type]
 
     async def wanted(self) -> list[int]:
-        """Return the chunks that the holder asks for."""
+        """Return the chunks that the holder requests."""
         message = await self.session.receive()
         assert isinstance(message, ShardWanted)
         assert message.transfer == self.transfer
         return [index for first, count in message.chunks for index in range(first, first + count)]
 
     def chunks(self, data: bytes, indexes: Iterable[int], *, transfer: int | None = None) -> None:
-        """Send chunks; they are small enough for the kernel to take."""
+        """Send chunks, which are small enough for the kernel's buffers."""
         for index in indexes:
             piece = data[index * CHUNK : (index + 1) * CHUNK]
             self.line.sendall(CHUNK_HEADER.pack(transfer or self.transfer, index, len(piece)) + piece)
 
     async def whole(self, step: int, data: bytes, *, committed: int = -1) -> ShardSealed | ShardRefused:
-        """Send a shard as an owner does."""
+        """Send a shard as an owner does, and return the holder's answer."""
         await self.begin(step, data, committed=committed)
         answer = await self.session.receive()
         while isinstance(answer, ShardWanted):
@@ -149,13 +147,13 @@ class ByHand:
             return
 
     def close(self) -> None:
-        """End both lines."""
+        """Close the session and its stream."""
         self.session.close()
         self.line.close()
 
 
 async def ask_for_all(session: TcpSession) -> int:
-    """Ask for every chunk of a small sealed shard, whose beginning has been read; return how many they are."""
+    """Request every chunk of a small sealed shard after its announcement, and return their number."""
     named = await session.receive()
     assert isinstance(named, ShardDigests)
     count = len(named.chunk_digests) // 16
@@ -164,7 +162,7 @@ async def ask_for_all(session: TcpSession) -> int:
 
 
 async def landed(pair: Pair, count: int) -> None:
-    """Wait until so many chunks of the holder's only session have come."""
+    """Wait until `count` chunks have arrived in the holder's only session."""
     (owner,) = pair.receiver._open.values()
     assert owner.receiver is not None
     incoming = owner.receiver.current
@@ -174,7 +172,7 @@ async def landed(pair: Pair, count: int) -> None:
 
 @asynccontextmanager
 async def by_hand(pair: Pair) -> AsyncIterator[ByHand]:
-    """Open a replica session and take the inventory."""
+    """Open a replica session and read the holder's inventory."""
     session = await pair.dial()
     assert isinstance(await session.receive(), HolderInventory)
     hand = ByHand(session, await pair.stream(session))
@@ -185,7 +183,7 @@ async def by_hand(pair: Pair) -> AsyncIterator[ByHand]:
 
 
 class Recorded:
-    """A pair's dialler whose sessions a test can reach."""
+    """A pair's dialler that keeps its sessions for the test."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -234,7 +232,7 @@ async def test_a_holder_keeps_c_although_it_has_not_heard_of_it(pair: Pair) -> N
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    pair.hear(2, 4)  # 3 was given up by somebody else: C stays 2
+    pair.hear(2, 4)  # another rank abandoned step 3, so that step 2 stays committed
     await pair.capture(4)
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     assert set(pair.held()) == {2, 4}
@@ -248,8 +246,8 @@ async def test_a_stream_that_breaks_at_any_chunk_goes_on_where_it_stood(pair: Pa
         assert await first.wanted() == [0, 1, 2, 3]
         first.chunks(data, range(sent))
         await landed(pair, sent)
-        first.line.sendall(CHUNK_HEADER.pack(1, sent, CHUNK) + data[:300])  # and a part of one more
-    async with by_hand(pair) as again:  # joins the broken session first
+        first.line.sendall(CHUNK_HEADER.pack(1, sent, CHUNK) + data[:300])  # a part of the next chunk
+    async with by_hand(pair) as again:  # ends the broken session first
         assert pair.held() == {}
         await again.begin(1, data)
         wanted = await again.wanted()
@@ -272,8 +270,8 @@ async def test_what_has_come_is_kept_when_the_next_session_begins_while_a_stream
         (owner,) = pair.receiver._open.values()
         assert owner.receiver is not None
         first.session.close()
-        await pair.until(lambda: owner.receiver.current is None)  # its end has begun, and waits for the chunk
-        async with by_hand(pair) as again:  # ends the first session once more
+        await pair.until(lambda: owner.receiver.current is None)  # the session's end has begun and waits for the chunk
+        async with by_hand(pair) as again:  # ends the first session again
             await again.begin(1, data)
             assert await again.wanted() == [1, 2, 3]
 
@@ -299,7 +297,7 @@ async def test_chunks_come_in_any_order_over_any_stream_and_twice(pair: Pair) ->
         hand.line = other
         hand.chunks(data, [0, 3, 1])
         assert isinstance(await hand.session.receive(), ShardSealed)
-        hand.chunks(data, [1], transfer=1)  # late: the transfer is over
+        hand.chunks(data, [1], transfer=1)  # arrives late: the transfer has ended
         assert isinstance(await hand.whole(2, payload(2, 4500)), ShardSealed)
         first.close()
     assert pair.held() == {1: data, 2: payload(2, 4500)}
@@ -314,7 +312,7 @@ async def test_what_did_not_change_is_not_sent_again(pair: Pair) -> None:
         hand.chunks(frozen + payload(2, 2000), [2, 3])
         assert isinstance(await hand.session.receive(), ShardSealed)
         await hand.begin(3, frozen + payload(2, 2000), committed=2)
-        assert await hand.wanted() == []  # all of it is here already
+        assert await hand.wanted() == []  # the holder already has every chunk
         assert isinstance(await hand.session.receive(), ShardSealed)
     assert pair.held() == {2: frozen + payload(2, 2000), 3: frozen + payload(2, 2000)}
 
@@ -364,7 +362,7 @@ async def test_a_chunk_that_is_always_damaged_is_refused_and_counted_and_the_ses
 
 
 async def test_a_sender_repeats_what_its_holder_refused(pair: Pair) -> None:
-    """The holder has no slot for the moment: an upload has pinned one, the other holds C."""
+    """The holder has no free slot for a while: an upload pins one slot, and the other holds the committed step."""
     pair.send()
     for step in (1, 2):
         pair.hear(step - 1 or -1, step)
@@ -461,14 +459,14 @@ async def test_a_cancelled_shard_is_no_snapshot_and_the_next_one_comes_through(p
         await hand.wanted()
         hand.chunks(payload(1, 4000), [0, 1])
         await hand.session.send(CancelShard(transfer=1))
-        await hand.session.send(CancelShard(transfer=1))  # late: it is over
+        await hand.session.send(CancelShard(transfer=1))  # arrives late: the transfer has ended
         assert isinstance(await hand.whole(2, payload(2, 4000)), ShardSealed)
     assert pair.held() == {2: payload(2, 4000)}
 
 
 async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pair]) -> None:
-    """The streams of 1 stand in mid-chunk behind a full socket when the slot is granted for 2: 1 is nowhere sealed, 2
-    is.
+    """Streams of step 1 block on a full socket when the slot is granted for step 2. The holder seals step 2, never step
+    1.
     """
     pair = make(payload_bytes=8 << 20, memory_bytes=1 << 26, holder_memory_bytes=1 << 26)
     pair.listen()
@@ -515,7 +513,7 @@ async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pa
 
 
 class Slow(Recorded):
-    """A dialler whose streams take as long as a test lets them."""
+    """A dialler whose streams open when the test permits it."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair)
@@ -529,7 +527,7 @@ class Slow(Recorded):
 
 
 class OneCard(Recorded):
-    """A dialler of whose network cards the first one alone reaches the holder."""
+    """A dialler with several network cards, of which only the first reaches the holder."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair)
@@ -546,13 +544,17 @@ class OneCard(Recorded):
         self.tried.append(number)
         if number and not self.is_mended:
             if self.sender is not None:
-                look(self.sender, count=3 * LOOKS_PER_DEADLINE)  # it takes as long as a handshake may
+                look(self.sender, count=3 * LOOKS_PER_DEADLINE)  # the attempt lasts as long as a handshake may take
             raise PeerLost("10.0.1.7:9000 does not answer")
         return await super().stream(session, number)
 
 
 async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_holder_its_place(pair: Pair) -> None:
-    """Its holder was dropped for refusing it, and the step was committed: on a copy alone that did not hash."""
+    """The owner's own slot is damaged, so that the holder rejects the step.
+
+    The owner abandons the step and keeps the holder. Otherwise the step would be committed on the damaged copy
+    alone.
+    """
     pair.send(deadline_seconds=RARELY_SECONDS)
     pair.hear(-1, 1)
     await pair.capture(1)
@@ -581,8 +583,9 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
 async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its stream ended the session and each that was opened again: the holder was out of reach although the first card
-    worked.
+    """One card cannot reach the holder. The session uses the streams of the other cards.
+
+    The failed stream must not end the session, since the first card works.
     """
     dialler = OneCard(pair)
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -601,10 +604,10 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
 async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that failed once, while the holder's agent restarted, left all that was sent in that generation to one
-    stream.
+    """A card that failed once, for example during a restart of the holder's agent, gets its streams back in the next
+    session.
     """
-    monkeypatch.setattr(sending, "TELLING_BYTES", 0)  # every transfer tells of the link
+    monkeypatch.setattr(sending, "TELLING_BYTES", 0)  # every transfer counts as a measurement
     dialler = OneCard(pair)
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     sender.stream_count = StreamCount(limit=4, count=4, best_count=2)
@@ -648,8 +651,8 @@ async def test_a_fetch_goes_over_the_cards_that_can_be_reached(
 
 
 async def test_a_holder_has_acknowledged_what_it_was_sent_however_long_its_streams_took(pair: Pair) -> None:
-    """While the stream is dialled the slot of 1 is granted for 3: the holder gets 3, and nobody says of it that it has
-    1.
+    """While the stream opens, the slot of step 1 is granted for step 3. The holder receives and acknowledges only step
+    3.
     """
     dialler = Slow(pair)
     pair.hear(-1, 1)
@@ -706,13 +709,13 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
     assert lost is not None
     lost.file.empty()
     dialler.sessions[0].line.shutdown(socket.SHUT_RDWR)
-    await pair.until(lambda: pair.shard.view == frozenset())  # revoked, loudly
+    await pair.until(lambda: pair.shard.view == frozenset())  # the holder closes the revoked session
     await pair.until(lambda: pair.shard.view == {HOLDER})
     assert set(pair.held()) == {1}
 
 
 async def test_a_replica_with_another_digest_does_not_count(pair: Pair) -> None:
-    """The holder has a step 1 of this generation with other bytes: it is not the owner's step 1."""
+    """The holder has a step 1 of this generation with other bytes, which is not the owner's step 1."""
     async with by_hand(pair) as hand:
         assert isinstance(await hand.whole(1, payload(7, pair.payload_bytes)), ShardSealed)
     pair.hear(-1, 1)
@@ -750,7 +753,7 @@ async def test_a_peer_that_stops_reading_is_dropped_and_c_advances_without_it(ma
 
 
 def look(sender: ReplicaSender, *, count: int, late_seconds: float = 0.0) -> None:
-    """Look at the holder so many times in a row, each so late; its sender's own looks are too far apart to come."""
+    """Check the holder for silence `count` times in a row, each check late by `late_seconds`."""
     for _ in range(count):
         silence = sender._silence
         before = asyncio.get_running_loop().time() if silence.looked_at < 0 else silence.looked_at
@@ -810,7 +813,7 @@ async def test_a_holder_that_nobody_reaches_is_dropped_and_returns_by_receiving_
 
 
 class Held:
-    """A pacer that admits nothing until it is told to."""
+    """A pacer that admits nothing until the test opens its gate."""
 
     chunk_bytes = 300
 
@@ -828,7 +831,7 @@ class Held:
 
 
 async def test_a_holder_returns_however_long_it_takes_to_send_what_it_lacks(pair: Pair) -> None:
-    """Each step that was committed without it took the slot of the one that it was being sent."""
+    """A slow transfer to a returning holder completes, although other steps would be committed and need its slot."""
     dialler, slow = Recorded(pair), Held()
     dialler.is_there.clear()
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -879,7 +882,7 @@ async def test_a_holder_that_refuses_what_it_takes_is_not_waited_for(pair: Pair)
 
 
 class Breaking(Recorded):
-    """A dialler whose sessions are good for an inventory and break with what is sent, until it is mended."""
+    """A dialler whose sessions deliver an inventory and then break, until the test mends it."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair)
@@ -892,13 +895,13 @@ class Breaking(Recorded):
         return await super().stream(session, number)
 
     async def tried(self, count: int) -> None:
-        """Wait until so many more sessions have come to nothing."""
+        """Wait until `count` more sessions have broken."""
         enough = len(self.sessions) + count + 1
         await self.pair.until(lambda: len(self.sessions) >= enough)
 
 
 async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and_not_each(pair: Pair) -> None:
-    """Every session said that it was back: each vote waited for two attempts and a whole deadline."""
+    """A holder's connection breaks in every attempt. Only the first vote waits for the holder's deadline."""
     dialler = Breaking(pair)
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     pair.hear(-1, 1)
@@ -915,7 +918,7 @@ async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and
 
 
 async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair: Pair) -> None:
-    """Else it never returned where sending takes longer than a step."""
+    """Votes wait for a holder whose connection works again; a slow holder would otherwise never return."""
     dialler, slow = Breaking(pair), Held()
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     pair.hear(-1, 1)
@@ -941,7 +944,9 @@ async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair:
 async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_a_step_arrives_whole(
     pair: Pair,
 ) -> None:
-    """It commits late or not at all, and nothing was said of it: no break lasts as long as the deadline."""
+    """A connection breaks repeatedly, each time for less than the deadline. The owner reports it until a step arrives
+    completely.
+    """
     dialler = Breaking(pair)
     pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     pair.hear(-1, 1)
@@ -970,7 +975,7 @@ async def test_a_line_that_breaks_while_nothing_is_to_be_sent_is_nobodys_trouble
 
 
 class Buggy:
-    """Stands for `announcement`, and raises as often as it is told."""
+    """A replacement for `announcement` that raises `left_count` times."""
 
     def __init__(self, count: int) -> None:
         self.left_count = count
@@ -988,7 +993,7 @@ class Buggy:
 async def test_a_bug_that_ends_an_attempt_is_logged_and_not_the_end_of_all(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody sent anything any more, and nobody looked: the holder stayed in view, and no step was committed again."""
+    """A bug ends one attempt to send. The sender logs it and retries, so that the step is acknowledged."""
     monkeypatch.setattr(sending, "announcement", Buggy(1))
     monkeypatch.setattr(sending, "RETRY_SECONDS", (0.01,))
     sender = pair.send()
@@ -1066,8 +1071,9 @@ async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
 
 
 class Waiting:
-    """A pacer of a clock that stands still but where it holds a piece back: the first for a moment, the second for its
-    turn, the third not at all.
+    """A pacer with a virtual clock, which advances only while the pacer holds a piece back.
+
+    It holds the first piece for a moment, the second until its turn, and does not hold the third.
     """
 
     chunk_bytes = CHUNK
@@ -1079,7 +1085,7 @@ class Waiting:
         self.moments.wait = self.wait  # type: ignore[method-assign]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Stands for the wait in a stream's thread."""
+        """Replace the wait in a stream's thread."""
         assert timeout == 0.5
         self.now += 7.0
         return False
@@ -1094,7 +1100,7 @@ class Waiting:
         self.now += 50.0
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """See `Payload`: the time that sending takes."""
+        """Return a chunk of zeros (see `Payload`), and advance the clock by the time of sending."""
         self.now += 1.0
         return memoryview(bytes(CHUNK))
 
@@ -1152,7 +1158,7 @@ async def test_a_slot_is_granted_anew_at_once_while_the_pacer_holds_its_chunks_b
 
 
 async def test_a_holder_that_is_out_of_view_and_keeps_up_returns_with_the_next_commit(pair: Pair) -> None:
-    """It acknowledges every step just after its owner has voted; it has every C, and must not stay out for ever."""
+    """A dropped holder acknowledges every step just after the owner's vote. It counts again with the next commit."""
     pair.shard.drop(HOLDER)
     pair.hear(-1, 1)
     await pair.capture(1)
@@ -1179,11 +1185,11 @@ async def test_a_holder_makes_its_slots_before_the_first_shard_comes(pair: Pair)
 
 @pytest.fixture
 def slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
-    """Set to let the holder make slots: until then it is at it."""
+    """Return an event. Until the test sets it, the holder does not finish making slots."""
     create, gate = pair.holder_store._create, asyncio.Event()
 
     async def slowly(rank: Rank, index: int, header: SlotHeader) -> SlotFile:
-        await finish(gate.wait())  # a thread that makes pages is not cancelled either
+        await finish(gate.wait())  # like a thread that allocates pages, this wait ignores cancellation
         return await create(rank, index, header)
 
     monkeypatch.setattr(receiver, "PREPARING_SECONDS", 0.02)
@@ -1250,7 +1256,7 @@ async def test_a_holder_that_falls_silent_while_it_should_make_slots_is_not_wait
 
 
 async def test_slots_that_are_reserved_once_more_alike_are_there(pair: Pair) -> None:
-    """Its rank has asked again, over a new line: nothing is sent, and nothing owed."""
+    """A rank repeats its request over a new connection: the owner needs no message and no answer of the holder."""
     pair.send(deadline_seconds=RARELY_SECONDS)
     pair.shard.reserve(10_000, LAYOUT)
     assert await pair.shard.holders_ready()
@@ -1264,7 +1270,7 @@ async def test_slots_that_are_reserved_anew_are_waited_for_anew(pair: Pair) -> N
     first = asyncio.create_task(pair.shard.holders_ready())
     await asyncio.sleep(0)
     pair.shard.reserve(20_000, LAYOUT)
-    pair.shard.ready(HOLDER, 10_000, LAYOUT)  # an answer to the first
+    pair.shard.ready(HOLDER, 10_000, LAYOUT)  # an answer to the first request
     assert not await first
     second = asyncio.create_task(pair.shard.holders_ready())
     await asyncio.sleep(0)
@@ -1376,7 +1382,7 @@ class Fetching:
 
 
 async def fetch(pair: Pair, *, arrived: Arrived | None = None, **other: object) -> None:
-    """Fetch step 1 from the holder, or what is asked for instead."""
+    """Fetch step 1 from the holder; `other` replaces fields of the request."""
     data = payload(1, 4000)
     fields: dict[str, object] = {
         "kind": "peer",
@@ -1400,7 +1406,7 @@ async def fetch(pair: Pair, *, arrived: Arrived | None = None, **other: object) 
 
 
 async def held_by_the_holder(pair: Pair) -> None:
-    """Let the holder have step 1."""
+    """Send step 1 to the holder."""
     async with by_hand(pair) as hand:
         assert isinstance(await hand.whole(1, payload(1, 4000)), ShardSealed)
 
@@ -1573,7 +1579,7 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(
         digest=payload_digest(data),
         payload_bytes=len(data),
     )
-    with pytest.raises(PeerLost):  # of the silence, or of the line that was cut for it
+    with pytest.raises(PeerLost):  # for the silence, or for the connection that it cut
         await fetch_shard(
             Fetching(pair),
             RANK,
@@ -1589,7 +1595,9 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(
 
 
 async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: Pair) -> None:
-    """One slot holds C, the other was being received into when the agent died: nobody writes there any more."""
+    """A holder's agent dies with the committed step in one slot and a partial shard in the other, which no process
+    writes any more.
+    """
     await held_by_the_holder(pair)
     index = await pair.holder_store.grant(
         RANK, content(2), keep={content(1)}, capacity_bytes=4000, layout_hash=LAYOUT, slot_count=2
@@ -1600,7 +1608,7 @@ async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: 
     again = SlotStore(root, memory_bytes=1 << 20)
     assert pair.owner_store.run is not None
     again.open_run(pair.owner_store.job, pair.owner_store.run)
-    again.settle_copiers(RANK)  # as `Member.adopt` does for shards whose ranks live elsewhere
+    again.settle_copiers(RANK)  # as `Member.adopt` does for shards of ranks on other nodes
     assert (
         await again.grant(RANK, content(2), keep={content(1)}, capacity_bytes=4000, layout_hash=LAYOUT, slot_count=2)
         is not None

@@ -1,4 +1,4 @@
-"""Streams that are reset, at every position of every chunk, between the product's own sender and receiver."""
+"""Streams between the real sender and receiver that are reset at every position of every chunk."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from worker.tasks import end
 
 pytestmark = pytest.mark.integration
 CHUNK, PAYLOAD, COUNT = 1000, 4500, 5
-"""Of five chunks the last is a short one."""
+"""Bytes of a chunk and of the payload, and number of chunks, the last of which is shorter."""
 DATA = b"".join(number.to_bytes(4, "big") for number in range(PAYLOAD // 4))
-"""No two chunks are alike."""
+"""A payload in which no two chunks are alike."""
 POSITIONS: dict[str, Callable[[int], int]] = {
     "before the header": lambda _size: 0,
     "in the header": lambda _size: CHUNK_HEADER.size // 2,
@@ -33,17 +33,16 @@ POSITIONS: dict[str, Callable[[int], int]] = {
     "before the last byte": lambda size: CHUNK_HEADER.size + size - 1,
 }
 RARELY_SECONDS = 36_000.0
-"""A holder deadline that no test sees the end of."""
+"""Holder deadline longer than any test."""
 
 
 class Wire:
-    """A pair's dialler whose first stream is reset, both ways, once so much of it has arrived; those after it are
-    whole.
+    """A pair's dialler that resets its first stream in both directions at one position; later streams stay whole.
 
     Args:
-        pair: whose nodes it lies between.
-        chunk: in which it is reset.
-        position: how many bytes of that pass, its header's included.
+        pair: nodes between which the dialler carries streams.
+        chunk: index of the chunk in which the stream is reset.
+        position: bytes of that chunk that pass before the reset, including its header.
     """
 
     def __init__(self, pair: Pair, chunk: int, position: int) -> None:
@@ -51,9 +50,9 @@ class Wire:
         self._chunk = chunk
         self._limit = chunk * (CHUNK_HEADER.size + CHUNK) + position
         self.passed: list[bytearray] = []
-        """What the holder was given, stream by stream."""
+        """Bytes delivered to the holder, one entry per stream."""
         self.errors: list[Callable[[], str]] = []
-        """What the holder says of each stream that was reset."""
+        """Functions that return the holder's error for each stream that was reset."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def session(self) -> TcpSession:
@@ -86,14 +85,14 @@ class Wire:
                 if len(data) > room:
                     await self._arrived()
                     for line in (onward, near):
-                        # Close says RST, not FIN.
+                        # The close sends RST instead of FIN.
                         line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                         line.close()
                     return
 
     async def _arrived(self) -> None:
-        """Wait until the holder has verified the chunks before the one that is reset, and taken what has come of that
-        one from the kernel.
+        """Wait until the holder has verified all earlier chunks and read the delivered part of the chunk to be
+        reset.
         """
         (owner,) = self._pair.receiver._open.values()
         assert owner.receiver is not None
@@ -103,18 +102,18 @@ class Wire:
         self.errors.append(lambda: str(owner.error))
 
     async def close(self) -> None:
-        """End what still carries."""
+        """Cancel the tasks that forward streams."""
         await end(*self._tasks)
 
 
 def unread_bytes(line: socket.socket) -> int:
-    """Return how much lies in the kernel for whoever reads from a connection."""
+    """Return how many received bytes of a connection are still unread."""
     (count,) = struct.unpack("i", fcntl.ioctl(line, termios.FIONREAD, bytes(4)))
     return int(count)
 
 
 def chunks_of(passed: bytearray) -> list[int]:
-    """Return the indexes of the chunks that a stream carried, all of them whole."""
+    """Return the indexes of the chunks that a stream carried, and assert that all of them are whole."""
     found, at = [], 0
     while at < len(passed):
         _, index, size = CHUNK_HEADER.unpack_from(passed, at)

@@ -1,5 +1,7 @@
-"""Rounds over real lines, flat and over a deeper tree: reports up, announcements down, newest only; whoever breaks off
-is taken up again.
+"""Rounds over real connections, flat and over a deeper tree: reports go up, announcements go down, only the newest
+counts.
+
+A node that loses its connection joins the rounds again.
 """
 
 from __future__ import annotations
@@ -29,9 +31,7 @@ pytestmark = pytest.mark.integration
 
 
 class Node:
-    """An agent with one rank, as far as rounds need it; it votes as soon as it hears of a step unless it is told to
-    wait.
-    """
+    """The rounds of an agent with one rank, which votes as soon as it receives a proposal, unless `votes` is false."""
 
     def __init__(self, network: Network, number: int) -> None:
         self.network = network
@@ -47,7 +47,7 @@ class Node:
         self.start(is_restarted=False)
 
     def start(self, *, is_restarted: bool = True) -> None:
-        """Begin, or begin again as an agent does that was restarted: its rank's state is what it was."""
+        """Start, or restart as after the death of an agent; the rank keeps its state."""
         self.member = RoundMember(
             GENERATION,
             self.id,
@@ -102,7 +102,7 @@ class Node:
         )
 
     async def until_reported(self, **fields: object) -> None:
-        """Wait until the coordinator knows this of the node's rank."""
+        """Wait until the coordinator has received these values of the node's rank."""
 
         def is_known() -> bool:
             known = {each.rank: each for each in self.network.server.core.ranks}.get(Rank(self.number))
@@ -112,7 +112,7 @@ class Node:
 
 
 class Network:
-    """Nodes on loopback addresses of their own, the coordinator first."""
+    """Nodes on loopback addresses of their own; the first is the coordinator."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Network:
         self.server = RoundServer(GENERATION, core, final_round_seconds=self._final_round_seconds, now=lambda: 1234.5)
 
     async def restart_coordinator(self) -> None:
-        """The coordinator's agent ends and is back, knowing nothing but its rank's page."""
+        """Restart the coordinator's agent, which keeps only its rank's page."""
         await self.nodes[0].stop()
         self.server.close()
         self.coordinate(Coordinator.recover(world_size=self.count, base=Step(0), every_steps=0))
@@ -160,7 +160,7 @@ class Network:
 
 
 def note_reports(network: Network, node: Node) -> list[RankRound]:
-    """Return what the coordinator is told of a node's rank from now on, told twice or not."""
+    """Record the reports of a node's rank that the coordinator receives from now on, repeated ones included."""
     told: list[RankRound] = []
     take = network.server.take
 
@@ -174,7 +174,7 @@ def note_reports(network: Network, node: Node) -> list[RankRound]:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Network]:
-    """The coordinator and one member, who vote when they are told to."""
+    """Yield the coordinator and one member, which vote when the test makes them."""
     made = Network(2)
     for node in made.nodes:
         node.votes = False
@@ -220,7 +220,7 @@ async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_wai
     told = note_reports(pair, second)
     second.say(boundary=Step(3))
     pair.server.request_stop()
-    # There and back: a report of the boundary alone would have left by now.
+    # After this round trip, a report of the boundary alone would have left the node.
     await second.until_heard(stop_state=StopState.ANNOUNCED)
     second.say(boundary=Step(4), vote=Vote.ABANDON)
     await second.until_reported(boundary=4)
@@ -242,7 +242,7 @@ async def test_a_recovering_coordinator_says_nothing_before_everybody_has_report
     made = Network(2, Coordinator.recover(world_size=2, base=Step(0), every_steps=0))
     try:
         first, second = made.nodes
-        await first.stop()  # its own rank's state is not reported yet
+        await first.stop()  # the state of its own rank is not reported yet
         second.say(boundary=Step(9), committed=Step(7), proposed=Step(8), vote=Vote.ACKED)
         first.say(boundary=Step(9), committed=Step(7), proposed=Step(8), vote=Vote.ACKED)
         made.server.take([own_report(made, second)])
@@ -407,7 +407,7 @@ async def test_a_restarted_agent_hears_the_coordinator_first(tree: Network) -> N
 
 
 class Scripted:
-    """A line on which certain announcements come, and then nothing."""
+    """A connection on which given announcements arrive, followed by silence."""
 
     peer = NodeId("i-0")
 
@@ -416,7 +416,7 @@ class Scripted:
         self.is_over = asyncio.Event()
 
     async def send(self, message: object) -> None:
-        """Take a report."""
+        """Discard a report."""
 
     async def receive(self) -> Announcement:
         if self._left:
@@ -425,7 +425,7 @@ class Scripted:
         return await asyncio.Future()
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> None:
@@ -449,7 +449,7 @@ async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> No
     heard: list[Step] = []
 
     async def dial(peer: NodeId) -> TcpSession:
-        return line  # type: ignore[return-value]  # as much of a session as a member needs
+        return line  # type: ignore[return-value]  # implements the methods that a member uses
 
     tree = RoundTree.of(NodeId("i-0"), {NodeId("i-0"): [Rank(0)], NodeId("i-1"): [Rank(1)]})
     member = RoundMember(
@@ -469,7 +469,7 @@ async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> No
 
 
 async def test_a_part_that_begins_again_has_not_been_heard_meanwhile() -> None:
-    """However often a bug ends it, that this node reaches nobody is told in time."""
+    """A bug ends a node's rounds repeatedly. Restarts must not reset the time since which its parent is silent."""
 
     async def dial(peer: NodeId) -> TcpSession:
         raise LookupError("a bug")
@@ -511,12 +511,12 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
     try:
         await second.until_reported(boundary=0)
         first_word = dict(first.member.heard_at), dict(second.member.heard_at)
-        # Nothing happens, and yet they speak.
+        # Without any change, the nodes still exchange messages.
         await made.until(lambda: first.member.heard_at[second.id] > first_word[0][second.id] + 0.6)
         await made.until(lambda: second.member.heard_at[first.id] > first_word[1][first.id] + 0.6)
         assert (first.member.silent, second.member.silent) == (frozenset(), frozenset())
         await second.stop()
-        line = await second.dial(first.id)  # as that of a frozen agent: the kernel answers, nobody else
+        line = await second.dial(first.id)  # like a frozen agent: the kernel answers, the process does not
         await line.send(RoundReport(generation=GENERATION, nodes=()))
         await made.until(lambda: first.member.silent == {second.id})
         await line.send(RoundReport(generation=GENERATION, nodes=()))
@@ -531,8 +531,8 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
 
 
 async def test_a_node_with_nothing_to_say_is_heard_however_often_it_looks() -> None:
-    """Each empty word from below, or whatever else no report tells, began the time to the next word of its own anew: it
-    fell silent above.
+    """Frequent wake-ups without a new report must not postpone the node's next message, or its parent counts it as
+    silent.
     """
     deadline = 1.0
     made = Network(2, deadline_seconds=deadline)

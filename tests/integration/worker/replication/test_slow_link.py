@@ -1,4 +1,6 @@
-"""A link that carries a hundredth of what it should: said with its figure, and forgotten when it is sound again."""
+"""A link at a hundredth of its usual rate: the owner reports it with its rate, and withdraws the report when the link
+recovers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from worker.core.chunks import Link
 from worker.member.traffic import ALPHA_SECONDS
 from worker.replication.pacing import SpanPacer
 
-# At the rate that a slow link is left, 24 MiB take half a minute.
+# At the rate to which a slow link is limited, 24 MiB take half a minute.
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(180),
@@ -33,7 +35,7 @@ def test_a_slow_holder_stays_in_view_is_named_with_its_rate_and_heals_by_itself(
 
     async def body(loopback: OwnLoopback) -> None:
         pair = Pair(tmpfs, payload_bytes=PAYLOAD_BYTES, memory_bytes=1 << 27, holder_memory_bytes=1 << 27)
-        if paced:  # by what the link carried before
+        if paced:  # paced by the earlier rate of the link
             pair.pacer.current = SpanPacer([IdleSpan(0.0, 0.5)], Link(1e9, ALPHA_SECONDS), iteration_seconds=1.0)
         try:
             await limp_and_heal(pair, loopback)
@@ -44,7 +46,7 @@ def test_a_slow_holder_stays_in_view_is_named_with_its_rate_and_heals_by_itself(
 
 
 def pacing_rate(line: socket.socket) -> int:
-    """Return how many bytes a second the kernel sends over a connection at most."""
+    """Return the kernel's limit for a connection, in bytes per second."""
     (rate,) = struct.unpack("L", line.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.calcsize("L")))
     return int(rate)
 
@@ -52,7 +54,7 @@ def pacing_rate(line: socket.socket) -> int:
 async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     pair.listen()
     sender = pair.send(deadline_seconds=2.0)
-    # Their chunks are whole at about the same time.
+    # Two streams complete their chunks at about the same time.
     sender.stream_count = replace(sender.stream_count, limit=2, count=2, is_settled=True)
     pair.hear(-1, 1)
     loopback.limit(4_000_000)
@@ -65,7 +67,7 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     def leaves_training_its_part() -> bool:
         return all(0 < pacing_rate(line) < 4_000_000 for line in sender.streams.lines)
 
-    await pair.until(leaves_training_its_part)  # now and then it is let go, and looked at
+    await pair.until(leaves_training_its_part)  # the sender lifts the limit now and then to measure the link
     limited = list(sender.streams.lines)
     assert limited
     assert pair.shard.view == {HOLDER}
@@ -74,7 +76,7 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     loopback.unlimited()
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     step = 1
-    # Until a step has gone fast, which the next one does unless the machine itself is slow.
+    # Continue until a step is sent fast, which is the next step unless the machine is slow.
     while pair.shard.slow_holders or sender.link.carries:
         step += 1
         pair.hear(step - 1, step)

@@ -1,4 +1,4 @@
-"""Who may open a session, and what happens to everybody else: refused, counted, and the listener lives on."""
+"""Peers that may open a session. The listener refuses and counts all others, and continues."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.integration
 
 
 async def is_alive(pair: Pair) -> bool:
-    """A member of the generation gets in."""
+    """Return whether a member of the generation can open a session."""
     session = await pair.dial()
     first = await session.receive()
     session.close()
@@ -50,7 +50,7 @@ async def is_alive(pair: Pair) -> bool:
 
 
 async def closed(line: socket.socket) -> bytes:
-    """Read what is still said, until the other side closes."""
+    """Return the bytes received until the other side closes the connection."""
     loop, said = asyncio.get_running_loop(), b""
     async with asyncio.timeout(10):
         try:
@@ -76,7 +76,7 @@ async def test_who_is_no_member_is_refused_by_either_side(pair: Pair, who: tcp.C
     with pytest.raises(PeerRefused, match=what):
         await pair.dial(who)
     assert await is_alive(pair)
-    # With a wrong key the dialler leaves first.
+    # With a wrong key, the dialler closes the connection first.
     assert pair.listener.refused_count == 1 or what == "does not hold the key"
 
 
@@ -93,7 +93,9 @@ async def test_a_listener_that_does_not_hold_the_key_gets_nothing(pair: Pair) ->
 
 
 async def test_a_proof_is_worth_nothing_in_another_session(pair: Pair) -> None:
-    """The dialler repeats a proof that it has overheard: the listener's nonce is another one each time."""
+    """The dialler repeats a proof from another session. The listener rejects it, because each session has a new
+    nonce.
+    """
 
     async def knock(mac: bytes | None) -> tuple[Message, bytes]:
         line = await pair.line()
@@ -207,7 +209,7 @@ async def test_strangers_who_say_nothing_keep_no_member_out(pair: Pair, monkeypa
 async def test_a_flood_from_one_address_evicts_itself_and_no_member(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The member's handshake is the oldest of all when the flood comes."""
+    """The member's handshake is the oldest when the flood arrives."""
     monkeypatch.setattr(tcp, "MAX_UNPROVEN", 4)
     loop = asyncio.get_running_loop()
 
@@ -294,7 +296,7 @@ async def test_nobody_at_the_port(pair: Pair) -> None:
 
 
 async def test_an_oversized_answer_is_refused_by_the_dialler() -> None:
-    """A listener that is not ours answers with a frame that no message may have."""
+    """A foreign listener answers with a frame that is longer than any message."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     listener.bind(("127.0.0.4", 0))
     listener.listen()
@@ -336,7 +338,7 @@ async def test_another_generation_of_the_own_run_is_refused_quietly(
     pair.listener.promised_run = promised
     with caplog.at_level("DEBUG", "worker.replication.tcp"), pytest.raises(PeerRefused, match="not a member"):
         await pair.dial(credentials(OWNER, generation=Generation(2)))
-    await pair.listener.revoke()  # the listener's end of the refused session, too
+    await pair.listener.revoke()  # ends the refused session on the listener's side, too
     (record,) = caplog.records
     assert (record.levelname, pair.listener.refused_count) == (level, 1)
 
