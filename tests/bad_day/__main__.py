@@ -1,6 +1,6 @@
-"""`python -m tests.bad_day --minutes 10 [--seed N]`: one fleet on a bad day, and what a checker from outside finds.
+"""Run a bad day and judge it: `python -m tests.bad_day --minutes 10 [--seed N]`.
 
-Exit code 1: not all well.
+A bad day injects faults into one fleet. The exit code is 1 if a rule is violated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def tell(words: str) -> None:
 
 
 def main() -> int:
-    """Run one day, or judge one that was kept."""
+    """Run one day, or judge the stored facts of an earlier day."""
     parser = argparse.ArgumentParser(prog="python -m tests.bad_day", description=__doc__)
     parser.add_argument("--seed", type=int, help="repeats a day's plan [default: a fresh one, printed]")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long things die")

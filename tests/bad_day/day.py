@@ -1,8 +1,7 @@
-"""A bad day from its beginning to its end: a fleet, three jobs, a plan of strikes; and all that was seen of it, for
-`rules` to judge.
+"""A bad day: a fleet, three jobs, and a plan of strikes. `rules` judges the collected facts.
 
-two jobs fill the fleet; a third of higher priority has to wait until one of them has ended
-each trains the same small script; undisturbed runs of it are made first, outside Everstep
+A *strike* is a fault that the day injects. Two jobs fill the fleet. A third job of higher priority waits until one of
+them has ended. All jobs train the same small script. Undisturbed runs of the script precede the day, outside Everstep.
 """
 
 from __future__ import annotations
@@ -39,15 +38,16 @@ SABOTAGE_VARIABLE: Final = "BAD_DAY_WITHOUT"
 NODE_MEMORY_BYTES: Final = 64 * 1024**2
 CONNECT_SECONDS: Final = 300.0
 BEGIN_SECONDS: Final = 240.0
-"""How long a job of those that fill the fleet may take to get its nodes, and then to commit a step."""
+"""Timeout for the nodes of a job that fills the fleet, and then for its first committed step."""
 STEP_SECONDS: Final = 0.11
-"""The least that a step takes: about what it takes on a busy machine of two cores, so jobs are not over sooner on a
-quick one.
+"""Minimum duration of a step, which is about its duration on a busy machine with two cores.
+
+On a faster machine, the jobs therefore end no earlier.
 """
 SHARES: Final = (("early", 0.4, 0), ("long", 1.0, 0), ("urgent", 0.6, 10))
-"""Name, part of the day that its steps take at least, priority.
+"""Name, minimum share of the day that the steps take, and priority of each job.
 
-The third begins when the first has ended: two train until the day is over.
+The third job begins when the first has ended, so two jobs train until the end of the day.
 """
 if TYPE_CHECKING:
     from everstep.service import EverstepClient
@@ -59,21 +59,24 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DayOptions:
-    """What kind of day."""
+    """Settings of a day."""
 
     seed: int
     minutes: float
     nodes_per_job: int = 3
-    """Two such jobs fill the fleet."""
+    """Nodes of each job. Two jobs fill the fleet."""
     checkpoint_every: int = 50
     without: str = ""
-    """What is switched off in the control plane: lease, contract or evidence (`sabotage`); empty: nothing."""
+    """Safeguard to remove from the control plane: lease, contract or evidence (`sabotage`). Empty: none."""
     has_standby: bool = False
-    """A second control plane stands by."""
+    """True to start a second control plane as a standby."""
     temptation: str = ""
-    """Not a day of everything, but the minute that tempts who lacks this safeguard (`plan.temptation`)."""
+    """Safeguard to test alone with a plan of one minute (`plan.temptation`).
+
+    Empty: the full plan.
+    """
     keeps: Path | None = None
-    """Where all logs and facts are left."""
+    """Folder that receives all logs and facts. None: they are deleted."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -87,19 +90,20 @@ class _Plan:
 
 
 def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> facts.Day:
-    """Live through a bad day.
+    """Run a bad day and return the collected facts.
+
+    If a job that should fill the fleet does not begin, no strike is made, and the facts show the missing start.
 
     Args:
-        options: which.
-        tell: is told what is done to whom, and what is being recovered.
-        parent: where undisturbed runs get their ranks from; None: one of its own.
+        options: settings of the day.
+        tell: receives a line for each strike, incident and change of a job.
+        parent: process that forks the ranks of undisturbed runs. None starts one for this day.
 
     Returns:
-        All that was seen. Where a job that is to fill the fleet does not begin, nothing is played, and that is what was
-        seen.
+        The collected facts.
 
     Raises:
-        LocalCloudError: the local cloud did not come up.
+        LocalCloudError: the local cloud did not start.
     """
     has_links = network.obstacle() is None
     directory = Path(tempfile.mkdtemp(prefix="everstep-bad-day-"))
@@ -128,7 +132,8 @@ def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> 
                 )
             )
             tell(f"{size} nodes and a spare are connected")
-            with closing(cluster.aws("autoscaling")) as auto_scaling:  # the fleet's owner: no more than this
+            # room for replacements, as a fleet's owner would allow
+            with closing(cluster.aws("autoscaling")) as auto_scaling:
                 auto_scaling.update_auto_scaling_group(AutoScalingGroupName=cluster.group, MaxSize=size + 2)
             day = _live(options, cluster, jobs, undisturbed, directory, tell, has_links=has_links)
     finally:
@@ -234,7 +239,7 @@ def _live(
 
 
 def _start(client: EverstepClient, name: str, submitted: float, patience_seconds: float) -> facts.Start:
-    """Wait for a job's first committed step, and say how far it got."""
+    """Wait for a job's first committed step, and return how far the job has got."""
     seen: Json = {}
 
     def has_committed() -> bool:
@@ -275,7 +280,7 @@ def _submit(client: EverstepClient, source: Any, job: _Plan, traces: Path, optio
 
 
 def _items(client: EverstepClient, operation: str, key: str, **query: Any) -> Iterator[Json]:
-    """Yield what a list has, page by page."""
+    """Yield the items of all pages of a list."""
     for page in client.get_paginator(operation).paginate(**query):
         yield from page[key]
 
@@ -296,7 +301,7 @@ def _describe(client: EverstepClient, name: str) -> Json:
 
 
 def _arrives(is_there: Callable[[], Any], patience_seconds: float) -> bool:
-    """Wait for something, and say whether it came."""
+    """Poll `is_there` until it returns a true value or time runs out. Return whether it did."""
     deadline = time.monotonic() + patience_seconds
     while not (has_come := bool(is_there())) and time.monotonic() < deadline:
         threading.Event().wait(0.3)
@@ -304,7 +309,7 @@ def _arrives(is_there: Callable[[], Any], patience_seconds: float) -> bool:
 
 
 class _Teller(threading.Thread):
-    """Tells of incidents as they open and close, and of jobs as they change."""
+    """Reports when an incident opens or closes, and when a job's status changes."""
 
     def __init__(self, client: EverstepClient, names: list[str], tell: Tell) -> None:
         super().__init__(name="teller", daemon=True)

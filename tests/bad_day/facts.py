@@ -1,8 +1,6 @@
-"""What was seen of a bad day, from outside: AWS's answers, what ranks wrote, what the public API tells.
+"""Facts of a bad day, observed from outside: AWS's answers, traces of the ranks, and the public API.
 
-Data only; `rules` judges it.
-
-All times are Unix seconds of the one machine that everything ran on.
+This module contains data only; `rules` judges it. All times are Unix seconds of the machine that ran the day.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import msgspec
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank has passed a boundary, by its own word."""
+    """A boundary that a rank passed, from the rank's trace."""
 
     job: str
     generation: int
@@ -21,48 +19,48 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     node: str
     step: int
-    """Steps finished; the first line of a rank has the step that it went on from."""
+    """Number of finished steps. In the first line of a rank, the step from which it resumed."""
     at: float
     monotonic: float
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of EC2 or Auto Scaling, as AWS recorded it."""
+    """A call of EC2 or Auto Scaling in the local AWS's log."""
 
     at: float
     action: str
     instance: str = ""
     desired: int | None = None
-    """What the group was to have then."""
+    """Requested desired capacity. None: the call does not set it."""
     is_decrement: bool = False
     status: int = 200
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance that AWS says is shutting down or gone."""
+    """An instance that AWS reports as shutting down or gone."""
 
     instance: str
     at: float
-    """When it was first seen so."""
+    """Time of the first such report."""
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that was done to the cluster, and what the checker saw of it."""
+    """A fault that the day injected, with its observed effect."""
 
     at: float
     kind: str
-    """ranks, agents, instances, groups, control plane, links, checks, throttle."""
+    """One of ranks, agents, instances, groups, control plane, links, checks, throttle."""
     targets: tuple[str, ...]
-    """Instances."""
+    """Instances that were hit."""
     did: str
     seen: str = ""
-    """What the checker itself saw of its effect; empty: nothing."""
+    """Effect that the checker observed. Empty: none."""
     until: float | None = None
-    """When what lasts was undone."""
+    """Time at which a lasting fault was cleared."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of Everstep that names a node and takes it out of use."""
+    """An event in which Everstep takes a node out of use."""
 
     at: float
     instance: str
@@ -70,7 +68,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """An incident, as the API tells it."""
+    """An incident as the API describes it."""
 
     id: str
     job: str
@@ -81,22 +79,22 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     generation_before: int
     generation_after: int | None
     instances: tuple[str, ...]
-    """Lost by it."""
+    """Instances that the job lost by this incident."""
     evidence: tuple[str, ...]
     failed_at: float
     opened_at: float
     closed_at: float | None
     phase_seconds: tuple[float, ...]
     faulted: tuple[str, ...] = ()
-    """Where it happened, lost by it or not."""
+    """Instances on which the failure occurred, also those that the job kept."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that is to train before anything is done to it, when it was no longer waited for."""
+    """A job that should train before the first strike, at the end of the wait for its start."""
 
     job: str
     waited_seconds: float
-    """Since it was submitted."""
+    """Seconds since the job's submission."""
     status: str
     secondary: str
     reason: str
@@ -105,7 +103,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job at its end, as the API tells it, and what its ranks left."""
+    """A job after its end: the API's description and the results of its ranks."""
 
     name: str
     status: str
@@ -119,13 +117,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ettr: float | None
     checkpoint_every: int
     result: list[Any]
-    """By rank."""
+    """Result of each rank."""
     undisturbed: list[Any]
-    """The same of a run outside Everstep."""
+    """Result of each rank of the run outside Everstep."""
 
 
 class Day(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """All facts of a day."""
 
     seed: int
     minutes: float
@@ -137,17 +135,17 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     incidents: list[Incident]
     jobs: list[Job]
     has_links: bool
-    """Lines could be cut."""
+    """True if links could be cut."""
     starts: list[Start] = []
-    """Of the jobs that fill the fleet."""
+    """Starts of the jobs that fill the fleet."""
     is_temptation: bool = False
-    """Little was done, of a purpose: nobody counts it."""
+    """True for a day with few strikes against one safeguard. Their number is not judged."""
     refused: int = 0
-    """Strikes that were not possible when their time came."""
+    """Number of strikes without a possible target."""
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """What must not be."""
+    """A violation of a rule."""
 
     rule: str
     words: str

@@ -1,8 +1,7 @@
-"""What is done to the cluster, when, and to whom by role: made from a seed alone.
+"""The plan of a bad day: kinds, times and targets of strikes, all from a seed.
 
-Who has a role is settled when the time has come.
-
-The same as a fault script (`script`) is what anybody can play: `everstep local fault play`.
+Targets are roles. A role is resolved to an instance when the strike is due. `script` converts a plan to a fault script,
+which `everstep local fault play` plays.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from infra.local_cloud.fault_script import Moment
 
 FIRST_SECONDS: Final = 4.0
 LAST_SECONDS: Final = 12.0
-"""Nothing is done so shortly before the end."""
+"""Time before the end of the day without new strikes."""
 ROUND: Final = (
     "ranks",
     "ranks",
@@ -42,46 +41,46 @@ ROUND: Final = (
     "links",
     "checks",
 )
-"""Each comes once in a round, in an order of its own; a round is what two minutes hold."""
+"""Strikes of one round, in random order. A round takes two minutes."""
 ROUND_SECONDS: Final = 120.0
 FOLLOWERS: Final = ("ranks", "agents", "control plane", "ranks")
-"""What hits a recovery that has just begun; a round has one of each."""
+"""Strikes on a recovery that has just begun. Each occurs once per round."""
 FOLLOWS_AFTER: Final = (0.4, 2.5)
 LASTS: Final = {"links": (2.0, 9.0), "checks": (5.0, 12.0), "throttle": (8.0, 15.0), "control plane": (0.0, 3.0)}
-"""Seconds."""
+"""Minimum and maximum duration in seconds, by kind."""
 THROTTLED_SHARE: Final = 0.4
 HIT_SECONDS: Final = 12.0
-"""How long somebody is looked for who can be hit."""
+"""Maximum time that a strike waits for a target."""
 FOLLOW_SECONDS: Final = 2.0
-"""The same for what is to hit a recovery: later would be too late."""
+"""Maximum time that a strike on a recovery waits for a target, because recoveries are short."""
 LINES_CUT: Final = ("rest", "rest", "control-plane", "peers")
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a bad day's script."""
+    """One line of a plan."""
 
     at_seconds: float
-    """After the start of the play."""
+    """Seconds after the start of the day."""
     kind: str
-    """As of `facts.Strike`; `pair`: an instance of each of two jobs."""
+    """A kind of `facts.Strike`, or `pair` for one instance of each of two jobs."""
     pick: int
-    """Which of those that can be hit, counted around."""
+    """Index of the target among the possible targets, modulo their number."""
     lasts_seconds: float = 0.0
     cut_from: str = "rest"
     follows: bool = False
-    """It hits whoever the line before has hit, as far as that can be."""
+    """True to hit the same job as the line before, if possible."""
 
 
 def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
-    """Make a script.
+    """Make a plan.
 
     Args:
-        seed: equal arguments give equal scripts.
-        minutes: how long it goes on.
-        has_links: lines can be cut.
+        seed: equal arguments give equal plans.
+        minutes: length of the day.
+        has_links: True if links can be cut.
 
     Returns:
-        Its lines, in order. The first takes a node from two jobs in the same second.
+        The lines in order of time. The first line hits two jobs together.
     """
     chance = random.Random(f"{seed}/{minutes}/{has_links}")
     ends = minutes * 60 - LAST_SECONDS
@@ -105,15 +104,15 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
 
 
 def faults(line: Line) -> tuple[AnyFault, ...]:
-    """Return what a line does, and to whom by role.
+    """Return the faults of a line, with roles as targets.
 
     Args:
-        line: of a plan.
+        line: a line of a plan.
 
     Returns:
-        One fault; of a pair two.
+        One fault, or two for a pair.
     """
-    place = line.pick // 7 % 60  # whoever has up to six of something is as likely as the others
+    place = line.pick // 7 % 60  # 60 is a multiple of 1 to 6, so that each of up to six targets is equally likely
     node, shard = (
         f"{'last job' if line.follows else f'job {line.pick % 6}'} {part} {place}" for part in ("node", "shard")
     )
@@ -141,7 +140,7 @@ def faults(line: Line) -> tuple[AnyFault, ...]:
 
 
 def patience_seconds(line: Line) -> float:
-    """Return how long somebody is looked for whom a line can hit."""
+    """Return the maximum time that a line waits for a target."""
     return FOLLOW_SECONDS if line.follows else HIT_SECONDS
 
 
@@ -149,10 +148,10 @@ def script(lines: Iterable[Line]) -> list[Moment]:
     """Return a plan as a fault script.
 
     Args:
-        lines: of the plan, in order.
+        lines: the lines of the plan, in order.
 
     Returns:
-        What happens, in order; the last line clears what lasts.
+        The moments of the script, in order. The last one clears lasting faults.
     """
     moments = [
         Moment(
@@ -169,14 +168,14 @@ def script(lines: Iterable[Line]) -> list[Moment]:
 
 
 def temptation(what: str, *, seed: int) -> list[Line]:
-    """Make a minute's script that a control plane without a safeguard will not stand, and that harms nobody who has it.
+    """Make a plan of one minute that harms only a control plane without a given safeguard.
 
     Args:
         what: the safeguard: lease, contract or evidence.
-        seed: of whom it hits.
+        seed: determines the targets.
 
     Returns:
-        Its lines, in order.
+        The lines in order of time.
     """
     chance = random.Random(f"{what}/{seed}")
     kinds = {

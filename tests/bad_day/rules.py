@@ -1,15 +1,15 @@
-"""The rules of a bad day: pure functions of what was observed, which return sentences about violations.
+"""The rules of a bad day: pure functions of the collected facts. Each returns a sentence per violation.
 
-one job per node           two generations of ranks, of one job or of two, never make steps on one node at one time
-decided before it ended    an instance ends only by a strike, or after Everstep recorded its decision by name
-evidence                   a node that Everstep gave up as silent made no steps with its own ranks meanwhile
-steady capacity            desired capacity turns only where a node was taken out of use: one turn per decision
-bit-identical              every rank leaves what an undisturbed run leaves
-ledgers                    buckets add up to wall time, phases to the interruption, lost steps to the ranks' traces
-enough                     as many strikes took effect as promised: each kind, during recoveries, on two jobs at once
+one job per node           no two generations, of one job or of two, make steps on a node at the same time
+decided before it ended    an instance ends by a strike, or after an event with Everstep's decision about it
+evidence                   a node that Everstep gave up as silent made no further steps with its ranks
+steady capacity            desired capacity changes direction only after a node is taken out of use
+bit-identical              every rank's result equals that of an undisturbed run
+ledgers                    buckets sum to wall time, phases to the interruption; lost steps match the ranks' traces
+enough                     enough strikes took effect: of each kind, during recoveries, on two jobs together
 lost steps                 at most three per incident from memory, at most a checkpoint's interval from S3
-ettr                       not below the figure that follows from the strikes
-ended well                 all jobs completed, and the job of higher priority waited its turn
+ettr                       not below the bound that follows from the strikes
+ended well                 all jobs completed, and the job of higher priority waited for nodes
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 from tests.bad_day.facts import Boundary, Call, Day, Incident, Start, Strike, Violation
 
 KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "links")
-"""Those that have to come often enough; others are temptations."""
+"""Kinds of strikes of which a day needs enough. The other kinds provoke a missing safeguard."""
 OBEYED: Final = 200
 ENDS_BY_NAME: Final = "TerminateInstanceInAutoScalingGroup"
 UNREACHABLE: Final = "node_unreachable"
@@ -31,20 +31,25 @@ STRIKES_PER_MINUTE: Final = 4.0
 STRIKES_PER_KIND_PER_MINUTE: Final = 0.4
 RECOVERIES_HIT_PER_MINUTE: Final = 0.5
 CAUSE_REACH_SECONDS: Final = 45.0
-"""How long after its cause a turn of desired capacity may come: longer while AWS throttles."""
+"""Maximum time between a cause and the change of desired capacity that it excuses.
+
+The limit allows for throttling by AWS.
+"""
 CONTROL_PLANE_AWAY_SECONDS: Final = 15.0
-"""Between its end and the checkpoint that it has made up for: it starts in three seconds, five on a busy machine, and
-hears from its agents first.
+"""Time from a kill of the control plane to the checkpoint that it makes up for.
+
+The control plane starts in three seconds, or five on a busy machine. Then it waits for reports of its agents.
 """
 FLAP_SECONDS: Final = 120.0
-"""Two turns further apart than this are no flapping."""
+"""Maximum time between two changes of desired capacity that count as flapping."""
 SILENT_STEPS: Final = 2
-"""Steps that a node's own rank may have made after its last word: those under way when its line broke
-(counter-evidence, docs/design.md#failures).
+"""Steps that a silent node's rank may still make: those in progress when its link broke.
+
+See docs/design.md#failures for the counter-evidence.
 """
 MEMORY_STEPS: Final = 3
 LEDGER_SECONDS: Final = 2e-6
-"""Buckets are exact microseconds; the sum of a dozen floats is not."""
+"""Tolerance for sums of buckets. Buckets are exact microseconds, and a sum of floats is not."""
 COST_SECONDS: Final = {
     "ranks": 4.0,
     "agents": 2.0,
@@ -55,20 +60,22 @@ COST_SECONDS: Final = {
     "checks": 1.0,
     "throttle": 1.0,
 }
-"""The most that one strike may keep one job from training, on the average: about four times what it took on a quiet
-machine of two cores, twice what
-it took on a busy one. The figure for ETTR follows from these."""
+"""Maximum mean time for which a strike of each kind keeps one job from training.
+
+The times are four times those on a quiet machine with two cores, and twice those on a busy one. The bound for ETTR
+follows from these times.
+"""
 
 _Rule = Callable[[Day], list[str]]
 
 
 def judge(day: Day) -> list[Violation]:
-    """Return everything that was wrong with a day; empty when nothing was."""
+    """Return all violations of a day."""
     return [Violation(rule=name, words=words) for name, rule in RULES.items() for words in rule(day)]
 
 
 def has_begun(starts: Iterable[Start]) -> bool:
-    """Say whether those that fill the fleet train, so that there is somebody to strike."""
+    """Return True if the jobs that fill the fleet train, so that strikes have targets."""
     return all(start.committed_step > 0 for start in starts)
 
 
@@ -116,16 +123,16 @@ def evidence(day: Day) -> list[str]:
     steps = {key: sorted(line.at for line in lines) for key, lines in _lines_by_place(day.boundaries).items()}
     ended = {ended.instance: ended.at for ended in day.ended}
     struck = {target: strike.at for strike in day.strikes if strike.kind in ENDS_INSTANCES for target in strike.targets}
-    # What stopped training then was not the node: when it was given up, nothing stepped any more.
+    # A killed rank stops training, so the node's silence after that time is no evidence.
     killed = _kills_of_ranks(day)
     for incident in day.incidents:
-        # One that is heard again meanwhile is used again.
+        # a faulted node is used again if its agent reports again during the recovery
         silent = incident.faulted if incident.cause == UNREACHABLE else ()
         for instance in sorted({*incident.instances, *silent}):
             if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (
                 incident.closed_at or float("inf")
             ):
-                continue  # AWS had said so, at its beginning or during the recovery
+                continue  # the instance ended before or during the recovery
             passed = steps.get((incident.job, incident.generation_before, instance), [])
             stopped = max(
                 (at for at in killed[incident.job, incident.generation_before] if at <= incident.opened_at),
@@ -141,7 +148,7 @@ def evidence(day: Day) -> list[str]:
 
 
 def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
-    """When a rank was killed, by the job and the generation that had stepped last on its node."""
+    """Return the times of killed ranks, by the job and generation that made the newest step on the node."""
     killed = defaultdict[tuple[str, int], list[float]](list)
     for strike in day.strikes:
         if strike.kind == "ranks" and strike.seen:
@@ -153,7 +160,7 @@ def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
 
 
 def steady_capacity(day: Day) -> list[str]:
-    # What there is too much of is no cause.
+    # Surplus is no cause.
     causes = sorted(decision.at for decision in day.decisions if "surplus" not in decision.words)
     moves = _moves(day.calls)
     wrong, used = [], set[int]()
@@ -176,7 +183,7 @@ def steady_capacity(day: Day) -> list[str]:
 
 
 def _moves(calls: Iterable[Call]) -> list[tuple[float, int]]:
-    """When desired capacity was moved by whom AWS obeyed, and by how much."""
+    """Return the time and the amount of each change of desired capacity that AWS accepted."""
     moves, desired = [], 0
     for call in sorted(calls, key=lambda call: call.at):
         if call.status != OBEYED:
@@ -228,9 +235,8 @@ def ledgers(day: Day) -> list[str]:
         if incident.from_step is None or incident.generation_after is None:
             continue
         traced = _traced_lost_steps(incident, day.boundaries)
-        # The last step of a rank whose node was lost may be known to nobody. And one may be stopped behind a boundary
-        # that it has passed and before
-        # it has written that down.
+        # A lost node may never report its rank's last step. And a rank may be stopped between a boundary and the line
+        # in its trace.
         known = _traced_lost_steps(incident, [line for line in day.boundaries if line.node not in incident.instances])
         if incident.lost_steps is None or not known <= incident.lost_steps <= traced + 1:
             wrong.append(
@@ -242,7 +248,7 @@ def ledgers(day: Day) -> list[str]:
 
 def enough(day: Day) -> list[str]:
     if not has_begun(day.starts):
-        return []  # nothing was played of a purpose: that is told by who did not begin
+        return []  # no strike was made, and the rule "ended well" reports the missing start
     took = [strike for strike in day.strikes if strike.seen]
     if day.is_temptation:
         return [] if took else ["nothing was done"]
@@ -270,7 +276,7 @@ def enough(day: Day) -> list[str]:
 
 
 def _jobs_on(strike: Strike, lines: Iterable[Boundary]) -> set[str]:
-    """Return the jobs whose ranks had made the last steps on the nodes that were struck."""
+    """Return the jobs whose ranks made the newest steps on the struck nodes."""
     latest: dict[str, Boundary] = {}
     for line in lines:
         if (
@@ -289,7 +295,7 @@ def lost_steps(day: Day) -> list[str]:
     allowed = sum(
         MEMORY_STEPS
         if incident.source in ("local", "peer")
-        # From no source: all copies were lost before the first checkpoint was complete, and the job began again.
+        # No source: all copies were lost before the first complete checkpoint, and the job started again.
         else every.get(incident.job, 0) * (2 if _has_missed_a_checkpoint(incident, day.strikes) else 1)
         for incident in day.incidents
     )
@@ -302,8 +308,9 @@ def lost_steps(day: Day) -> list[str]:
 
 
 def _has_missed_a_checkpoint(incident: Incident, strikes: Iterable[Strike]) -> bool:
-    """Whether the control plane, which has checkpoints made, may have been away when one was due, or have just been
-    back.
+    """Return True if the control plane may have been down when a checkpoint was due.
+
+    The control plane requests checkpoints.
     """
     return any(
         0 <= incident.failed_at - strike.at < CONTROL_PLANE_AWAY_SECONDS
@@ -360,11 +367,11 @@ RULES: Final[dict[str, _Rule]] = {
 
 
 def expected_ettr(strikes: Iterable[Strike], wall_seconds: float) -> float:
-    """Return the least ETTR that a day with these strikes may have: 1 − Σ cost of each strike ÷ Σ wall seconds of all
-    jobs, queueing excluded.
+    """Return the lower bound of ETTR for a day with these strikes.
 
-    A strike costs at most one job, except the control plane's, which cost none that trains. What lasts longer costs no
-    more: a node that is cut off is replaced. Each job may take the cost of one instance to start.
+    The bound is 1 − Σ cost of each strike ÷ Σ wall seconds of all jobs, without time in the queue. A strike costs at
+    most one job. A strike that lasts longer costs no more, because a node without a link is replaced. Each job may also
+    spend the cost of one instance on its start.
     """
     cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
     return max(0.0, 1.0 - cost / wall_seconds) if wall_seconds else 0.0
@@ -390,8 +397,11 @@ def _lines_by_place(lines: Iterable[Boundary]) -> dict[tuple[str, int, str], lis
 
 
 def _traced_lost_steps(incident: Incident, lines: Iterable[Boundary]) -> int:
-    """Return how many steps behind the base any rank had made; what earlier generations lost was counted then."""
-    assert incident.from_step is not None  # it is over
+    """Return the number of steps after the base that any rank made in the incident's generations.
+
+    Earlier incidents count the steps that earlier generations lost.
+    """
+    assert incident.from_step is not None  # the caller passes only incidents with a recovery
     assert incident.generation_after is not None
     generations = range(incident.generation_before, incident.generation_after)
     before = [line.step for line in lines if line.job == incident.job and line.generation in generations]

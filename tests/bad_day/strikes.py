@@ -1,5 +1,6 @@
-"""Lets each line of a plan happen, and sees whether it did: a pid that is gone, a state that AWS tells, packets that a
-line dropped.
+"""Carries out each line of a plan and checks its effect.
+
+Effects are an ended process, an instance state that AWS reports, or packets that a link dropped.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from tests.bad_day.plan import Line, faults, patience_seconds
 from tests.bad_day.watch import GONE, Watch
 
 SEE_SECONDS: Final = 20.0
-"""How long an effect is looked for: a busy machine looks late."""
+"""Timeout for the effect of a strike. A busy machine polls late."""
 LOOK_SECONDS: Final = 0.1
 MOST_AT_ONCE: Final = 16
 Tell = Callable[[str], None]
 
 
 class Strikes:
-    """Strikes one after the other, each in a thread of its own: what lasts holds up nobody.
+    """Carries out the plan's strikes, each in a thread, so that a lasting strike does not delay the next one.
 
     Args:
-        cluster: that is struck.
-        watch: knows who works for whom.
-        tell: is told what was done to whom.
+        cluster: the cluster under test.
+        watch: supplies the jobs that train and the running instances.
+        tell: receives a line for each strike.
     """
 
     def __init__(self, cluster: LocalCluster, watch: Watch, tell: Tell) -> None:
@@ -48,10 +49,13 @@ class Strikes:
         self._pending: list[Future[None]] = []
         self._aim = Aim(watch.training_jobs, watch.running)
         self._server = threading.Lock()
-        """Held by who kills the control plane."""
+        """Held by the strike that kills the control plane."""
 
     def play(self, lines: Iterable[Line], goes_on: Callable[[], bool]) -> None:
-        """Let all lines happen, each at its time, as long as it goes on; returns when every effect was looked for."""
+        """Start each line's strike at its time while `goes_on` returns True.
+
+        The call returns after the effect of every strike has been checked, and clears all lasting faults.
+        """
         began = time.monotonic()
         for line in lines:
             while (left := began + line.at_seconds - time.monotonic()) > 0 and goes_on():
@@ -79,13 +83,13 @@ class Strikes:
             else:
                 return
 
-    # What is done
+    # Strikes
 
     def _aimed(self, line: Line) -> list[list[AnyFault]]:
         return [self._aim(fault) for fault in faults(line)]
 
     def _injected(self, line: Line) -> tuple[float, Effect]:
-        """Do what a line does to one instance, or to everything; return when, and what it did."""
+        """Inject the fault of a line that has a single fault. Return the time and the effect."""
         ((fault,),) = self._aimed(line)
         return time.time(), self._cluster.inject(fault)
 
@@ -130,10 +134,10 @@ class Strikes:
             with suppress(LocalCloudError, httpx.HTTPError):
                 counters = self._cluster.links().get(node)
                 if counters is None:
-                    break  # the instance has ended, and its line with it
+                    break  # the instance has ended, and so has its link
                 most = max(most, counters["dropped_to"] + counters["dropped_from"])
         with suppress(LocalCloudError, httpx.HTTPError):
-            self._cluster.clear_faults("partition", target=node)  # another line may be cut just now
+            self._cluster.clear_faults("partition", target=node)  # another strike may cut another link at this time
         seen = f"its line has dropped {most - before} packets" if most > before else ""
         if not seen and self._is_gone(node):
             seen = "the instance ended before a packet was lost"
@@ -162,13 +166,13 @@ class Strikes:
         self._note(at, "throttle", (), effect, seen)
 
     def _end(self, kind: str, groups: list[list[AnyFault]]) -> None:
-        """End instances, all in the same second; each group is a strike of its own."""
+        """Terminate instances within one second. Each group counts as one strike."""
         inits = {node: identify(pid) for node, pid in self._cluster.instances().items()}
         hits, at = [], time.time()
         for group in groups:
             effects = list[Effect]()
             for fault in group:
-                with suppress(FaultRefused):  # it has ended already
+                with suppress(FaultRefused):  # the instance has already ended
                     effects.append(self._cluster.inject(fault))
             if effects:
                 hits.append(effects)
@@ -188,15 +192,13 @@ class Strikes:
             )
             self._note(at, kind, hit, did, seen)
 
-    # What is seen
+    # Effects
 
     def _is_gone(self, node: str) -> bool:
         return self._watch.states.get(node) in GONE or node in self._watch.ended
 
     def _see_gone(self, pid: int, what: str) -> str:
-        """Look for the end of a process that has just been killed: there is no such process, or its pid is a later
-        one's.
-        """
+        """Check that a killed process has ended. A later process with the same pid does not count as alive."""
         killed = identify(pid)
         return self._see(lambda: not _is_alive(killed), f"{what}: pid {pid} is gone")
 

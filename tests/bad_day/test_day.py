@@ -1,5 +1,6 @@
-"""A bad day in its short form; in its long one, and without one safeguard after the other, as part of the whole
-matrix.
+"""A short bad day violates no rule.
+
+The full matrix adds a long day, and days on which the control plane lacks one safeguard.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.e2e
 SHORT_MINUTES = 1.2
 LONG_MINUTES = 10.0
 CAUGHT_BY = {"lease": "ended well", "contract": "decided before it ended", "evidence": "evidence"}
-"""A rule that each missing safeguard breaks, whatever else it breaks."""
+"""For each missing safeguard, a rule that is then violated. Other rules may be violated too."""
 
 
 def fresh_seed() -> int:
@@ -26,7 +27,7 @@ def fresh_seed() -> int:
 
 
 def lived(options: DayOptions, parent: WarmParent) -> set[str]:
-    """Live through a day; return the rules that were broken, which are printed with its seed."""
+    """Run a day, print its violations with the seed, and return the violated rules."""
     wrong = judge(spend(options, print, parent))
     for violation in wrong:
         print(f"WRONG, {violation.rule}: {violation.words}; seed {options.seed}")

@@ -1,4 +1,4 @@
-"""A plan is its seed's, and promises what a bad day is."""
+"""A plan depends on its seed alone, and contains enough strikes for a bad day."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Looks at the cluster from outside for as long as a bad day lasts: what AWS says of instances, and who works for which
-job.
+"""Observes the cluster from outside during a bad day: instance states, and the nodes of each job.
 
-Invariant: looks only, and reads nothing but AWS's answers and the public API. What cannot be read for a while is read
-again.
+Invariant: the watch only reads, and uses only AWS's answers and the public API. It repeats failed reads.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ Json = dict[str, Any]
 
 
 class Watch(threading.Thread):
-    """Looks until it is told to end.
+    """Thread that polls AWS and the API until `end`.
 
     Args:
-        cluster: at which.
-        job_names: of whom the nodes are followed.
+        cluster: the observed cluster.
+        job_names: the observed jobs.
     """
 
     def __init__(self, cluster: LocalCluster, job_names: list[str]) -> None:
@@ -38,23 +36,23 @@ class Watch(threading.Thread):
         self.ended: dict[str, float] = {}
         self.states: dict[str, str] = {}
         self.impaired: dict[str, float] = {}
-        """When a status check was last seen to fail, by instance."""
+        """Time of the newest observed failure of a status check, by instance."""
         self.throttled_at: list[float] = []
-        """Moments at which AWS refused this watch for asking too often."""
+        """Times at which AWS throttled a call of this watch."""
         self.jobs: dict[str, Json] = {}
         self._training: dict[str, roles.TrainingJob] = {}
-        """By name; the newest that was heard."""
+        """Newest observation of each job that trains, by name."""
         self._cluster = cluster
         self._names = job_names
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Stop looking; returns when the last look is over."""
+        """Stop the thread. The call returns after the last poll."""
         self._over.set()
         self.join()
 
     def run(self) -> None:
-        """Look, again and again."""
+        """Poll AWS and the API until `end`."""
         ec2 = self._cluster.aws("ec2")
         while not self._over.wait(LOOK_SECONDS):
             for look in (lambda: self._look_at_instances(ec2), self._look_at_jobs):
@@ -99,12 +97,12 @@ class Watch(threading.Thread):
                     else:
                         self._training.pop(name, None)
 
-    # What strikes ask
+    # Queries of strikes
 
     def training_jobs(self) -> list[roles.TrainingJob]:
         """Return the jobs that train."""
         return list(self._training.values())
 
     def running(self) -> set[str]:
-        """Return the instances that AWS says are running."""
+        """Return the instances that AWS reports as running."""
         return {instance_id for instance_id, state in self.states.items() if state == "running"}

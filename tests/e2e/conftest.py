@@ -1,4 +1,7 @@
-"""One local cluster for nearly all end-to-end tests, and the proof after each of them that nothing was left behind."""
+"""The local cluster that nearly all end-to-end tests share.
+
+After each test, the fixture `settled` checks that no process, slot or assignment of a job remains.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +39,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.timeout(E2E_SECONDS))  # the first test of a run waits for the cluster, too
+            item.add_marker(pytest.mark.timeout(E2E_SECONDS))  # includes the start of the cluster
 
 
 @pytest.fixture(scope="session")
 def references(warm_parent: WarmParent) -> References:
-    """Undisturbed runs."""
+    """Return the source of undisturbed runs."""
     return References(warm_parent)
 
 
 @pytest.fixture(scope="session")
 def place(request: pytest.FixtureRequest, references: References) -> Iterator[Workplace]:
-    """The cluster that tests share, unless their module has one of its own."""
+    """Start the cluster that tests share. Some modules replace this fixture by a cluster of their own."""
     with workplace(request.session, references, nodes=NODES, spares=SPARES) as shared:
         yield shared
 
@@ -63,11 +66,14 @@ def workplace(
     environment: Mapping[str, str] | None = None,
     has_namespaces: bool = False,
 ) -> Iterator[Workplace]:
-    """A cluster with its client; ended whatever happens. `environment` is its instances'."""
+    """Start a cluster with a client, and end it in any case.
+
+    `environment` contains variables for the cluster's instances.
+    """
     global _newest_state_dir
     faulthandler.enable(sys.__stderr__)
     before = signal.signal(signal.SIGTERM, _give_up)
-    # Not pytest's: that may be cleared by another run before this one has ended.
+    # Not pytest's directory, because another run may clear it before this run ends.
     directory = Path(tempfile.mkdtemp(prefix="everstep-e2e-"))
     _newest_state_dir = directory / "cluster"
     options = ClusterOptions(
@@ -90,7 +96,7 @@ def workplace(
 
 @pytest.fixture
 def reader(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where somebody reads along: a directory of their own, and the environment that `everstep local env` gives."""
+    """Change to an empty directory and set the environment that `everstep local env` prints."""
     for name, value in place.cluster.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -100,20 +106,24 @@ def reader(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(autouse=True)
 def settled(place: Workplace) -> Iterator[None]:
-    """Before a test all nodes are there; after it no rank lives, no slot lies on tmpfs, no node has a job."""
+    """Before a test, wait until all nodes are connected.
+
+    After the test, stop its jobs, and check that no rank runs, no slot exists, and no node has a job.
+    """
     place.cluster.wait_for_nodes(place.node_count, timeout_seconds=CONNECT_SECONDS)
     yield
     for hold in place.directory.glob("gates/*/hold *"):
-        hold.unlink()  # of a test that has failed: what stands cannot stop
+        hold.unlink()  # A failed test leaves these files, and waiting ranks cannot stop.
     for summary in place.client.get_paginator("list_training_jobs").paginate().search("TrainingJobSummaries[]"):
         if summary["TrainingJobStatus"] not in ENDED:
-            with contextlib.suppress(place.client.exceptions.ConflictException):  # it has just ended
+            # the job ended since the list was read
+            with contextlib.suppress(place.client.exceptions.ConflictException):
                 place.client.stop_training_job(TrainingJobName=summary["TrainingJobName"])
     wait_until("what the test has started to end", lambda: not left_over(place), lambda: left_over(place))
 
 
 def left_over(place: Workplace) -> list[str]:
-    """Name everything of any job that is still there."""
+    """Return the rank processes, the slots, and the nodes with a job."""
     left = [f"process {process.pid}" for process in place.rank_processes()]
     for instance_id in place.cluster.instances():
         left += [f"slot {path}" for path in memory_directory(instance_id).glob("*/*")]
@@ -125,9 +135,9 @@ def left_over(place: Workplace) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Say where the logs of a failed test are, and how they end."""
+    """Add the end of the cluster's logs to the report of a failed test."""
     report = yield
-    place = getattr(item, "funcargs", {}).get("place")  # none where the cluster did not come up
+    place = getattr(item, "funcargs", {}).get("place")  # missing if the cluster did not start
     state_dir = place.cluster.state_dir if place is not None else _newest_state_dir
     if report.failed and state_dir is not None and item.path.is_relative_to(HERE):
         logs = [*sorted(state_dir.glob("logs/*.log")), *sorted(state_dir.glob("nodes/*/console.log"))]
@@ -141,5 +151,5 @@ def _remove_unless_failed(directory: Path, session: pytest.Session) -> None:
 
 
 def _give_up(number: int, frame: FrameType | None) -> None:
-    """A terminated test run still ends its cluster."""
+    """Raise KeyboardInterrupt on SIGTERM, so that the cluster is ended."""
     raise KeyboardInterrupt(f"signal {number}, process {os.getpid()}")

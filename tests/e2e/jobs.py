@@ -1,7 +1,6 @@
-"""Jobs of the end-to-end tests: submitted through the public API, hurt on purpose, and held against an undisturbed run
-of the same script.
+"""Jobs of the end-to-end tests: submission, faults, and the comparison with an undisturbed run.
 
-Waiting is polling the API, as a user would; patience is for a busy machine, nothing here measures time.
+The tests use the public API and poll it, as users do. Timeouts are long, because no test measures time.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def wait_until(
     tell: Callable[[], object] = lambda: "",
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Any:
-    """Look again and again until `arrived` returns something true, and return that."""
+    """Poll `arrived` until it returns a true value, and return that value."""
     deadline = time.monotonic() + patience_seconds
     while not (answer := arrived()):
         if time.monotonic() > deadline:
@@ -51,7 +50,7 @@ def wait_until(
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How a job lies on its fleet."""
+    """Number of nodes, ranks per node and copies of a job."""
 
     nodes: int
     ranks_per_node: int = 1
@@ -66,24 +65,24 @@ SHAPES = {
     2: Shape(nodes=2),
     3: Shape(nodes=3, copies=3),
     4: Shape(nodes=2, ranks_per_node=2),
-    5: Shape(nodes=5),  # a pair and a ring of three
+    5: Shape(nodes=5),  # one group of two nodes and one of three
 }
-"""By world size: pairs, one group of three, two ranks per node, mixed placement."""
+"""Shapes by world size: one pair, one group of three, two ranks per node, and groups of different sizes."""
 MAX_WORLD = 10
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """What the tests share: a cluster, its client, and a source of undisturbed runs."""
+    """Resources that tests share: a cluster, its client, and the results of undisturbed runs."""
 
     cluster: LocalCluster
     client: Any
     references: References
     directory: Path
     node_count: int
-    """Of the cluster, spares included."""
+    """Number of the cluster's nodes, spares included."""
     undisturbed: dict[tuple[int, str], list[Json]] = field(default_factory=dict)
-    """Results by world size and hyperparameters."""
+    """Results of undisturbed runs, by world size and hyperparameters."""
 
     def submit(
         self,
@@ -96,7 +95,10 @@ class Workplace:
         request: Mapping[str, Any] | None = None,
         **given: object,
     ) -> Job:
-        """Submit the test script; `given` are its hyperparameters, `holds` the moments at which it stands."""
+        """Submit the test script.
+
+        `given` contains its hyperparameters. `holds` contains the moments, `generation:step`, at which its ranks wait.
+        """
         gate = self.directory / "gates" / name
         gate.mkdir(parents=True)
         for moment in holds:
@@ -116,7 +118,10 @@ class Workplace:
         return Job(self, name, shape, parameters, gate)
 
     def reference(self, shape: Shape, parameters: Mapping[str, str]) -> list[Json]:
-        """Return what each rank of an undisturbed run leaves; computed once for every way to train."""
+        """Return the result of each rank of an undisturbed run.
+
+        Each combination of world size and hyperparameters is run once.
+        """
         own = {key: value for key, value in parameters.items() if key not in ("pace_seconds", "says", "waits_after")}
         key = (shape.world, json.dumps(own, sort_keys=True))
         if key not in self.undisturbed:
@@ -125,11 +130,11 @@ class Workplace:
         return self.undisturbed[key]
 
     def fault(self, *words: object) -> Effect:
-        """Let a fault happen by the command that people use: `everstep local fault WORDS`."""
+        """Inject a fault with the command `everstep local fault WORDS`."""
         return EFFECT.decode(self._told(*words))
 
     def clear(self, name: str) -> list[str]:
-        """Undo what lasts of a fault by the command."""
+        """Clear lasting faults of one kind with the command `everstep local fault clear`."""
         said: list[str] = json.loads(self._told("clear", name))["Cleared"]
         return said
 
@@ -140,8 +145,9 @@ class Workplace:
         return told.stdout
 
     def wait_all_connected(self, node_ids: Iterable[str]) -> None:
-        """Wait until the control plane has an agent of each of these nodes on its line; right after a kill it may not
-        have missed it yet.
+        """Wait until the agent of each node runs and is connected to the control plane.
+
+        Both are checked, because the control plane may still report a killed agent as connected.
         """
 
         def are_connected() -> bool:
@@ -153,12 +159,12 @@ class Workplace:
         wait_until("agents to be connected", are_connected)
 
     def has_agent(self, instance_id: str) -> bool:
-        """Whether an agent process runs on this instance."""
+        """Return True if an agent process runs on the instance."""
         init = self.cluster.instances().get(instance_id)
         return init is not None and any(is_agent(process.pid) for process in descendants(init))
 
     def agent_pid(self, instance_id: str) -> int:
-        """The agent process of an instance that has one."""
+        """Return the pid of the agent on the instance."""
         (pid,) = [
             process.pid for process in descendants(self.cluster.instances()[instance_id]) if is_agent(process.pid)
         ]
@@ -182,7 +188,7 @@ class Job:
     gate: Path
 
     def describe(self) -> Json:
-        """What the API says of it; asked again while the control plane is away."""
+        """Return the API's description of the job, or a placeholder while the control plane is down."""
         try:
             with failures.translated():
                 seen: Json = self.place.client.describe_training_job(TrainingJobName=self.name)
@@ -198,7 +204,7 @@ class Job:
             }
 
     def wait(self, what: str, arrived: Callable[[Json], Any], *, may_end: bool = False) -> Json:
-        """Wait until the job's description says so; one that has ended will not."""
+        """Wait until `arrived` accepts the job's description. Fail if the job ends first, unless `may_end`."""
 
         def look() -> Json | None:
             seen = self.describe()
@@ -217,13 +223,13 @@ class Job:
         return self.wait(f"committed step {step}", lambda seen: seen["CommittedStep"] >= step)
 
     def wait_ended(self, status: str = "Completed") -> Json:
-        """Wait for the end, which must be the one named."""
+        """Wait until the job has ended, and check its status."""
         seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] in ENDED)
         assert seen["TrainingJobStatus"] == status, self._told(seen)
         return seen
 
     def wait_standing(self, moment: str) -> None:
-        """Wait until every rank stands at a moment."""
+        """Wait until every rank waits at the moment."""
         ranks = [self.gate / f"reached {moment} {rank}" for rank in range(self.shape.world)]
 
         def arrived() -> bool:
@@ -234,19 +240,23 @@ class Job:
         wait_until(f"{self.name} to stand at {moment}", arrived, lambda: self._told(self.describe()))
 
     def let_go(self, moment: str) -> None:
-        """Let the ranks go that stand at a moment."""
+        """Release the ranks that wait at the moment."""
         (self.gate / f"hold {moment}").unlink()
 
     def node_of(self, rank: int) -> str:
-        """The instance that a rank runs on."""
+        """Return the instance on which the rank runs."""
         return str(self.describe()["NodeIds"][rank // self.shape.ranks_per_node])
 
     def kill_rank(self, rank: int) -> int:
-        """SIGKILL one rank."""
+        """Kill one rank with SIGKILL."""
         return self.place.cluster.kill_rank(self.node_of(rank), rank)
 
     def terminate(self, *instance_ids: str) -> None:
-        """Terminate instances; several in one call of EC2's API: as two faults one would be seen before the other."""
+        """Terminate instances.
+
+        Several instances are terminated in one call of EC2's API. Otherwise the control plane could see the first loss
+        before the second.
+        """
         if len(instance_ids) == 1:
             self.place.cluster.inject(Terminate(target=instance_ids[0]))
             return
@@ -254,7 +264,7 @@ class Job:
             ec2.terminate_instances(InstanceIds=list(instance_ids))
 
     def wait_recovered(self, count: int) -> None:
-        """Wait until there have been so many incidents, and all are over."""
+        """Wait until at least `count` incidents exist and all incidents are closed."""
 
         def are_over(_: Json) -> bool:
             incidents = self.incidents()
@@ -263,22 +273,22 @@ class Job:
         self.wait(f"the end of incident {count}", are_over)
 
     def incidents(self) -> list[Json]:
-        """All incidents, in order."""
+        """Return all incidents of the job, oldest first."""
         return list(
             self.place.client.get_paginator("list_incidents").paginate(TrainingJobName=self.name).search("Incidents[]")
         )
 
     def protection(self) -> Json:
-        """Who holds what right now."""
+        """Return the present protection of the job, with the holders of each shard."""
         seen: Json = self.place.client.describe_protection(TrainingJobName=self.name)
         return seen
 
     def groups(self) -> list[set[str]]:
-        """The holders of each shard."""
+        """Return the holders of each shard."""
         return [{holder["NodeId"] for holder in shard["Holders"]} for shard in self.protection()["Shards"]]
 
     def results(self) -> list[Json]:
-        """Download the outputs from S3 and return what each rank left."""
+        """Download the outputs from S3 and return the result of each rank."""
         directory = self.place.directory / "outputs" / self.name
         self.place.client.download_outputs(TrainingJobName=self.name, Directory=directory)
         return [
@@ -286,11 +296,11 @@ class Job:
         ]
 
     def reference(self) -> list[Json]:
-        """What an undisturbed run leaves."""
+        """Return the results of the undisturbed run."""
         return self.place.reference(self.shape, self.parameters)
 
     def log(self, stream: str, generation: int, rank: int) -> str:
-        """What a rank printed."""
+        """Return the printed output of a rank."""
         for entry in self.place.client.list_logs(TrainingJobName=self.name)["Logs"]:
             if (entry["Generation"], entry["Rank"], entry.get("Stream")) == (generation, rank, stream):
                 return str(
@@ -308,7 +318,7 @@ class Job:
 
 @contextmanager
 def room_for(place: Workplace, instances: int) -> Iterator[None]:
-    """Let the group hold so many instances."""
+    """Set the group's maximum size for the duration of the block."""
     with closing(place.cluster.aws("autoscaling")) as auto_scaling:
         (group,) = auto_scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[place.cluster.group])[
             "AutoScalingGroups"
@@ -330,7 +340,7 @@ def room_for(place: Workplace, instances: int) -> Iterator[None]:
 
 
 def assert_identical(job: Job) -> None:
-    """Hold every tensor, loss and random draw of every rank against the undisturbed run."""
+    """Compare every tensor, loss and random draw of every rank with the undisturbed run."""
     for rank, (found, expected) in enumerate(zip(job.results(), job.reference(), strict=True)):
         assert found["steps"] == expected["steps"]
         assert found["losses"] == expected["losses"], f"rank {rank}"
@@ -341,7 +351,7 @@ def assert_identical(job: Job) -> None:
 
 
 def assert_incident(incident: Json, *, cause: str, source: str, lost_steps: int = 3, base: int = 1) -> None:
-    """Hold an incident against what the test did."""
+    """Check the cause, the restore source and the lost steps of an incident."""
     assert incident["Cause"] == cause, incident
     assert incident["RestoreSource"] == source, incident
     assert incident["FromStep"] >= base, incident

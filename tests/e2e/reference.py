@@ -1,4 +1,4 @@
-"""Undisturbed runs of a training script, without any agent."""
+"""Undisturbed runs of a training script, without an agent. Tests compare jobs with them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.warm_parent import Launch, WarmParent
 
 @dataclass(frozen=True)
 class References:
-    """Starts them."""
+    """Starts undisturbed runs."""
 
     parent: WarmParent
 
     def start(self, script: Path, world: int, directory: Path, hyperparameters: dict[str, str]) -> Launch:
-        """Start `world` ranks of a script."""
+        """Start `world` ranks of the script."""
         directory.mkdir(parents=True)
         environment = {"EVERSTEP_HYPERPARAMETERS": json.dumps(hyperparameters)}
         call = ("tests.e2e.reference:train", str(script), str(directory))
@@ -29,7 +29,7 @@ class References:
 
 
 def train(script: str, directory: str) -> None:
-    """In the rank: give it an output directory of its own, then be the script."""
+    """Set the rank's output directory, then run the script. The warm parent calls this function in the rank."""
     os.environ["EVERSTEP_OUTPUT_DIR"] = f"{directory}/rank={os.environ['RANK']}"
     sys.argv = [script]
     runpy.run_path(script, run_name="__main__")

@@ -1,8 +1,7 @@
-"""Each way to train, at 2, 3, 4 and 5 ranks, with one rank killed in mid-training: bit for bit where an undisturbed run
-ends.
+"""Each adapter at 2, 3, 4 and 5 ranks survives a rank that is killed during training.
 
-Two ranks prove nothing about the order of sums; four are two nodes with two ranks each, three keep three copies, five
-lie in a mixed placement.
+The result equals the undisturbed run bit for bit. The shapes differ because two ranks cannot show a changed order of
+sums. Four ranks run on two nodes, three ranks keep three copies, and five ranks form groups of different sizes.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import pytest
 from tests.e2e.jobs import SHAPES, Shape, Workplace, assert_identical, assert_incident
 
 STEPS = 16
-"""Ranks stand after step 6 until a commit was seen and after step 14 for ever: the kill falls between, while they
-train.
+"""Ranks wait after step 6 until a step is committed, and after step 14 until the generation ends.
+
+The kill occurs between the two, while the ranks train.
 """
 FIRST, LAST = "1:6", "1:14"
 PACE_SECONDS = 0.1
-"""Slow enough for a busy machine to commit within three steps."""
+"""Minimum duration of a step. Even a busy machine commits a step within three such steps."""
 MORE_SHAPES = [
     Shape(nodes=5, copies=3),
     Shape(nodes=3, ranks_per_node=2),

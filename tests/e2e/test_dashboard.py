@@ -1,5 +1,6 @@
-"""The dashboard in a real Chromium over a real control plane and the local cloud: a job's life, all of it from its
-pages.
+"""A job's whole life from the dashboard's pages.
+
+Chromium, the control plane and the local cloud are real.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from tests.e2e.jobs import PATIENCE_SECONDS, SCRIPTS, SHAPES, Job, Workplace, wa
 
 NAME = "from-the-dashboard"
 FIRST, SECOND = "1:6", "1:14"
-"""Where ranks stand: to be looked at, and until the first launch is over."""
+"""Moments at which all ranks wait: for the pages to be checked, and for the end of the first launch."""
 PATIENCE_MS = PATIENCE_SECONDS * 1000
 
 
 @pytest.fixture
 def drills(place: Workplace) -> Iterator[None]:
-    """Let drills strike the shared fleet, for this test."""
+    """Allow drills on the shared fleet during this test."""
     place.client.update_fleet(FleetName="local", AllowDrills=True)
     yield
     place.client.update_fleet(FleetName="local", AllowDrills=False)
@@ -37,7 +38,7 @@ def test_a_job_is_submitted_watched_hurt_and_finished_from_its_pages(place: Work
     job = Job(place, NAME, shape, {}, gate)
     with chromium() as browser, watched(browser, place.cluster.endpoint_url, is_cut=True) as page:
         page.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)  # a busy machine is no bug
+        expect.set_options(timeout=PATIENCE_MS)  # A busy machine must not fail the test.
         try:
             sign_in(page, place.cluster.token)
             submit(page, source, gate=str(gate))
@@ -51,7 +52,7 @@ def test_a_job_is_submitted_watched_hurt_and_finished_from_its_pages(place: Work
 
 
 def submit(page: Page, source: str, **parameters: str) -> None:
-    """Fill the form, look at the plan, and send it."""
+    """Fill the form, check the plan, and submit the job."""
     page.goto("/submit")
     page.get_by_label(re.compile("^Name")).fill(NAME)
     page.get_by_label("Source").fill(source)
@@ -65,7 +66,7 @@ def submit(page: Page, source: str, **parameters: str) -> None:
 
 
 def watch(page: Page, job: Job) -> None:
-    """See it train: the step that the page tells is where all ranks stand."""
+    """Check that the page shows the step at which all ranks wait."""
     job.wait_standing(FIRST)
     step = FIRST.split(":")[1]
     expect(page.locator(".fold")).to_contain_text(f"step {step}", ignore_case=True)
@@ -73,8 +74,9 @@ def watch(page: Page, job: Job) -> None:
 
 
 def restart(page: Page, place: Workplace) -> None:
-    """A control plane that is killed and comes back: the page says so, and the stream goes on after the last event that
-    was read.
+    """Kill and restart the control plane.
+
+    The page shows both. Its event stream resumes after the last event that it received.
     """
     expect(page.get_by_text("Live")).to_be_visible()
     place.cluster.kill_control_plane()
@@ -86,7 +88,7 @@ def restart(page: Page, place: Workplace) -> None:
 
 
 def strike(page: Page, job: Job) -> None:
-    """End an instance of the job from the page of drills, while its ranks train on to the second moment."""
+    """Terminate an instance of the job on the page of drills, while its ranks train towards the second moment."""
     job.place.wait_all_connected(job.describe()["NodeIds"])
     page.goto("/drills")
     page.get_by_label("Job").select_option(NAME)
@@ -98,7 +100,7 @@ def strike(page: Page, job: Job) -> None:
 
 
 def tell(page: Page, place: Workplace, job: Job) -> None:
-    """The first fold and the timeline tell the story, and the job finishes."""
+    """Check that the top of the page and the timeline describe the incident, and that the job completes."""
     open_job(page, NAME)
     (drill,) = [each for each in place.client.list_drills()["Drills"] if each["TrainingJobName"] == NAME]
     expect(page.get_by_role("region", name=re.compile("The incident now|The last incident"))).to_be_visible()
@@ -108,16 +110,16 @@ def tell(page: Page, place: Workplace, job: Job) -> None:
     (incident,) = job.incidents()
     story = page.get_by_role("region", name="The last incident")
     expect(story).to_contain_text(drill["NodeId"])
-    expect(story).to_contain_text("Yes")  # it is over
+    expect(story).to_contain_text("Yes")  # the incident is over
     expect(page.get_by_role("link", name=re.compile("^replace, incident"))).to_have_count(1)
     for node in incident["ReplacementInstanceIds"]:
         expect(page.locator("svg.timeline")).to_contain_text(node)
-    expect(page.locator("dl.facts").first).to_contain_text("18 of 18")  # the script said where it ends
+    expect(page.locator("dl.facts").first).to_contain_text("18 of 18")  # the script passes its last step to Everstep
     page.goto(f"/jobs/{NAME}/metrics")
     expect(page.get_by_role("region", name="What Everstep measures")).to_contain_text("Step time")
     page.goto(f"/jobs/{NAME}/logs")
     expect(page.get_by_role("log").locator(".line").first).to_be_visible()
-    expect(page.get_by_text("Complete", exact=True)).to_be_visible()  # every line is there
+    expect(page.get_by_text("Complete", exact=True)).to_be_visible()  # shown once the log is complete
     page.goto("/drills")
     expect(page.locator("tbody tr").first).to_contain_text("recovered")
 

@@ -1,4 +1,4 @@
-"""The part of the device's benchmark that needs a cluster, on the host: all of it but the device."""
+"""The cluster part of the device benchmark, on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.device import gpt, rows
 from benchmarks.device.parts import GPT, Sizes
 from benchmarks.measures import Verdict
 
-# Steps of a fifth of a second: long enough for a commit each.
+# A step takes 0.2 s, so each step can be committed before the next one ends.
 SIZES = Sizes(
     layers=2,
     width=128,
@@ -27,7 +27,7 @@ SIZES = Sizes(
 
 @pytest.fixture(autouse=True)
 def settled() -> None:
-    """The cluster that tests share is not needed: the benchmark starts and ends its own."""
+    """Replace the shared fixture, because the benchmark starts and ends its own cluster."""
 
 
 def test_a_model_trains_with_and_without_snapshots_and_what_the_holder_had_is_compared(tmp_path: Path) -> None:

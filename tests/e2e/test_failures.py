@@ -1,5 +1,6 @@
-"""What may happen to a ZeRO-3 job on its way, one thing at a time; always: bit for bit where an undisturbed run ends,
-and the fault really fired.
+"""A ZeRO-3 job survives every single fault, and a random sequence of faults.
+
+Each test checks that the fault took effect, and that the job's result equals the undisturbed run bit for bit.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ from tests.e2e.jobs import (
 
 STEPS = 18
 FIRST, LAST = "1:6", "1:14"
-"""A fault falls while ranks train from one to the other; at the second they stand until their generation is over."""
+"""Ranks wait at both moments. A fault occurs between them, so the ranks still train when it occurs."""
 PACE_SECONDS = 0.1
-"""Twice what a step takes to be kept on a slow machine: at FIRST a few are."""
+"""Minimum duration of a step.
+
+A slow machine commits a step in half this time, so several steps are committed before FIRST.
+"""
 MOST_LOST = 3
-"""Steps that an incident may cost (`assert_incident`)."""
+"""Maximum number of steps that an incident may cost (`assert_incident`)."""
 PAIRS = Shape(nodes=4)
 MIXED = SHAPES[5]
 
 
 @pytest.fixture
 def start(place: Workplace, request: pytest.FixtureRequest) -> Callable[..., Job]:
-    """Start a job of this test's own name."""
+    """Return a function that starts a job with the test's name."""
     name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "").strip("-")
 
     def submit(shape: Shape, *, holds: tuple[str, ...] = (FIRST, LAST), **more: object) -> Job:
@@ -50,10 +54,10 @@ def start(place: Workplace, request: pytest.FixtureRequest) -> Callable[..., Job
 
 
 def in_mid_training(job: Job, moment: str = FIRST) -> None:
-    """Return when ranks stand behind a committed step, about to go on."""
-    job.reference()  # before anything is hurt, so that both do not share the processors
+    """Wait until all ranks wait at the moment and one of the latest steps is committed."""
+    job.reference()  # the undisturbed run ends before the job trains, so the two do not share the processors
     job.wait_standing(moment)
-    job.wait_committed(int(moment.split(":")[1]) - MOST_LOST)  # ranks that stand still commit nothing further
+    job.wait_committed(int(moment.split(":")[1]) - MOST_LOST)  # waiting ranks commit no later step
 
 
 # -- instances --------------------------------------------------------------------------------------------------------
@@ -129,8 +133,10 @@ def test_a_second_instance_is_lost_during_the_recovery(start: Callable[..., Job]
 
 
 def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) -> None:
-    """The first captures are audited: they end only at the next guard, and ranks that stand before it are in the middle
-    of one.
+    """A rank is killed while one of its slots is being written.
+
+    The first captures are audited, and an audited capture ends only at the next guard. So a rank that waits before the
+    guard is in the middle of a capture.
     """
     victim = 2
     job = start(PAIRS, holds=tuple(f"1:{step}" for step in range(1, STEPS)))
@@ -149,8 +155,10 @@ def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) 
 
 
 def test_all_survivors_are_stopped_although_none_of_them_notices(place: Workplace, start: Callable[..., Job]) -> None:
-    """They stand between two steps, in no collective that could break: nothing but Everstep ends them, and nobody else
-    is told to have failed.
+    """One rank is killed while the others wait between two steps.
+
+    The others are in no collective that could fail, so only Everstep can end them. The incident names the killed rank
+    alone.
     """
     shape = Shape(nodes=3, ranks_per_node=2)
     job = start(shape, holds=(FIRST,), adapter="plain")
@@ -170,7 +178,7 @@ def test_all_survivors_are_stopped_although_none_of_them_notices(place: Workplac
 
 
 def test_a_flipped_bit_in_memory(start: Callable[..., Job]) -> None:
-    """The owner's own slots no longer hash to their digests: its shard comes from the peer."""
+    """The digests of a rank's own slots do not match, so the rank restores its shard from the other holder."""
     victim = 1
     job = start(PAIRS)
     in_mid_training(job)
@@ -187,12 +195,12 @@ def test_a_flipped_bit_in_memory(start: Callable[..., Job]) -> None:
 
 
 def own_slots(job: Job, rank: int) -> list[Path]:
-    """The slot files of a rank's own shard on its own node."""
+    """Return the slot files of a rank's own shard on the rank's node."""
     return sorted(memory_directory(job.node_of(rank)).glob(f"*/rank-{rank}.slot-*"))
 
 
 def state_of(path: Path) -> SlotState | None:
-    """A slot's state; None while it is being written."""
+    """Return a slot's state, or None while its header is being written."""
     try:
         with path.open("rb") as file:
             return unpack_header(file.read(HEADER_BYTES)).state
@@ -223,7 +231,7 @@ def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Cal
     ranks = place.rank_processes()
     place.cluster.kill_control_plane()
     job.let_go(FIRST)
-    job.wait_standing(later)  # training needs no control plane
+    job.wait_standing(later)  # training continues without a control plane
     place.cluster.restart_control_plane()
     job.wait_committed(10)
     assert place.rank_processes() == ranks
@@ -245,8 +253,10 @@ def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Cal
 
 @pytest.mark.parametrize("whose", ["coordinator", "member"])
 def test_an_agent_is_killed_and_comes_back(place: Workplace, start: Callable[..., Job], whose: str) -> None:
-    """Steps that advance prove the ranks alive for as long as the node is silent; the next agent takes over slots,
-    ranks and rounds.
+    """An agent is killed and restarted. Its ranks continue to train.
+
+    While the agent is silent, the advancing steps prove that the ranks are alive. The new agent takes over the slots,
+    the ranks and the rounds.
     """
     job = start(PAIRS, holds=(FIRST,), steps=100, pace_seconds=0.08)
     in_mid_training(job)
@@ -286,7 +296,10 @@ CAUSES = {"rank": "rank_exit", "instance": "instance_terminated"}
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(3))
 def test_a_bad_day(place: Workplace, start: Callable[..., Job], seed: int) -> None:
-    """Whatever is killed, one thing after another: the same end, and never from S3 while no group is lost."""
+    """Ranks, instances, agents and the control plane are killed in a random order.
+
+    Nothing is restored from S3, because each group always keeps a holder.
+    """
     chance = random.Random(seed)
     job = start(MIXED, holds=(FIRST,), steps=200, pace_seconds=0.1)
     in_mid_training(job)

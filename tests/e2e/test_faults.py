@@ -1,8 +1,8 @@
-"""What the local cloud lets happen, through the commands that people use, to jobs in mid-training: what Everstep says
-of it, and the same end.
+"""Faults that people inject with `everstep local fault`, in jobs during training.
 
-Here are the kinds of faults that no story of the other modules is about: warnings of AWS, a host that dies without a
-word, launches that do not come, memory that is taken or wrong. Several happen to one job where they do it little harm.
+Each test checks Everstep's messages, and that the result equals the undisturbed run. The faults are those that other
+modules do not cover: warnings of AWS, a host that dies while EC2 reports it as running, missing launches, and occupied
+or corrupt memory. Harmless faults share one job.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ PAIRS = Shape(nodes=4)
 STEPS, PACE_SECONDS = 18, 0.1
 FIRST, SECOND = "1:6", "2:12"
 WIDTH = 680
-"""Makes 6 MB of parameters and optimizer state a rank."""
+"""Width of the layers. Each rank has 6 MB of parameters and optimizer state."""
 MEMORY_MIB, LEFT_MIB = 128, 4
-"""A node's tmpfs has room for slots (`NODE_MEMORY_BYTES`) and 64 MiB for ranks' pages; what is left suffices for pages
-alone.
+"""Size of a node's tmpfs, and the part of it that the fault leaves free.
+
+The tmpfs has room for the slots (`NODE_MEMORY_BYTES`) and for 64 MiB of rank pages. The free part is enough for the
+pages only.
 """
 
 
 @pytest.fixture(autouse=True)
 def cleared(place: Workplace) -> Iterator[None]:
-    """Whatever lasts of a test's faults ends with it."""
+    """Clear all lasting faults after the test."""
     yield
     place.cluster.clear_faults()
 
 
 def in_training(place: Workplace, name: str, *holds: str, steps: int = STEPS, **more: Any) -> Job:
-    """Return a job of four nodes that stands behind a committed step, about to go on."""
+    """Return a job of four nodes whose ranks wait at FIRST, with a committed step."""
     job = place.submit(
         name, PAIRS, holds=(FIRST, *holds), steps=steps, pace_seconds=PACE_SECONDS, adapter="plain", **more
     )
@@ -58,8 +60,10 @@ def spares_of(place: Workplace, job: Job) -> set[str]:
 
 
 def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace) -> None:
-    """Nothing of this interrupts training: what AWS holds back is said in its words, and what it suspended is lifted
-    where a person's is not.
+    """AWS launches no instance, and training continues on the spare.
+
+    The fleet's reason quotes AWS. Everstep resumes launches that AWS suspended, but not launches that a person
+    suspended. A repeated recommendation of AWS becomes one event.
     """
     job = in_training(place, "held-up", SECOND)
     nodes = job.describe()["NodeIds"]
@@ -103,13 +107,15 @@ def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace)
 
 
 def resumed(place: Workplace) -> int:
-    """How often Everstep has asked AWS to launch again."""
+    """Return the number of Everstep's requests to resume launches."""
     return sum(call.action == "ResumeProcesses" for call in place.cluster.calls())
 
 
 def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
-    """A retirement, the end of a capacity block and an end that a hook still holds: ranks stop where all agree, and no
-    step is made twice.
+    """AWS announces the end of three instances, and the job loses no step.
+
+    The announcements are a retirement, the end of a capacity block, and a termination that a hook delays. All ranks
+    stop at an agreed step.
     """
     job = in_training(place, "announced", steps=60)
     retired, reserved, ended = (job.node_of(rank) for rank in range(3))
@@ -120,7 +126,7 @@ def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
     job.let_go(FIRST)
     job.wait_ended()
     incidents = job.incidents()
-    for incident in incidents:  # from S3 where both holders of a shard are left at once
+    for incident in incidents:  # from S3 if the job releases both holders of a shard together
         assert_incident(
             incident, cause="notice", source="s3" if incident["RestoreSource"] == "s3" else "peer", lost_steps=0
         )
@@ -135,10 +141,13 @@ def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
 
 
 def test_a_host_dies_without_a_word_of_aws(place: Workplace) -> None:
-    """EC2 says running: two classes of evidence prove it gone, and its end is left to a person."""
+    """A host crashes while EC2 reports it as running.
+
+    Two kinds of evidence prove the loss. Everstep does not terminate the instance, but holds it for a person.
+    """
     job = in_training(place, "crashed")
     victim, spares = job.node_of(1), spares_of(place, job)
-    place.fault("crash", victim)  # while the others stand between two steps: no rank can tell of it
+    place.fault("crash", victim)  # The other ranks wait between two steps, so no rank notices the loss.
     job.wait_ended()
     (incident,) = job.incidents()
     assert_incident(incident, cause="node_unreachable", source="peer")
@@ -151,8 +160,9 @@ def test_a_host_dies_without_a_word_of_aws(place: Workplace) -> None:
 
 
 def test_a_holders_replica_is_corrupt_when_it_is_needed(place: Workplace) -> None:
-    """The owner is gone, and the only other copy does not hash to its digest: nothing of it is restored, the checkpoint
-    is.
+    """The owner's instance is lost, and the digests of the only other copy do not match.
+
+    The job restores the checkpoint, and nothing of the corrupt copy.
     """
     interval = 4
     job = in_training(place, "corrupt", request={"CheckpointConfig": {"EverySteps": interval}})
@@ -172,9 +182,12 @@ def test_a_holders_replica_is_corrupt_when_it_is_needed(place: Workplace) -> Non
 
 
 def test_memory_for_slots_is_taken_before_a_job_has_its_own(place: Workplace) -> None:
-    """Training does not wait for it: nothing is kept, and why is said; with the memory free again every step is."""
+    """Another process occupies the memory that a job needs for its slots.
+
+    The job trains without protection and names the reason. After the memory is freed, the job is protected.
+    """
     moment = "1:15"
-    for target in place.cluster.instances():  # whichever two the job gets
+    for target in place.cluster.instances():  # all instances, because any two can run the job
         place.fault("fill-memory", target, "--mib", MEMORY_MIB - LEFT_MIB)
     job = place.submit(
         "crowded", Shape(nodes=2), holds=(moment,), steps=50, pace_seconds=PACE_SECONDS, adapter="plain", width=WIDTH

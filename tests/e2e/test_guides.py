@@ -1,4 +1,4 @@
-"""Every block of docs/guides and of README's own script runs, in the order in which a reader meets them."""
+"""All blocks of docs/guides and of the README's script run, in the order of the text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BLOCK_SECONDS = 150
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Language and text of every block of a page."""
+    """Yield the language and the text of each block of a page."""
     yield from BLOCK.findall(page.read_text())
 
 
 def run_shell(text: str, what: str) -> str:
-    """Run a block as a person's shell would, and stop at the first thing that fails."""
+    """Run a block in bash, and stop at the first command that fails."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, timeout=BLOCK_SECONDS, check=False
     )
@@ -64,7 +64,7 @@ def test_the_readmes_own_script_survives_a_kill(place: Workplace, reader: Path) 
     for words in (write, *submit, strike[0]):
         run_shell(words, "README.md")
     node_ids = place.client.describe_training_job(TrainingJobName="fit")["NodeIds"]
-    place.fault("kill-rank", node_ids[1], "--rank", 1)  # only `local up` knows the roles of nodes
+    place.fault("kill-rank", node_ids[1], "--rank", 1)  # only `local up` resolves roles of nodes
     for words in (*wait, results[0]):
         run_shell(words, "README.md")
     job = place.client.describe_training_job(TrainingJobName="fit")

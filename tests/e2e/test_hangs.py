@@ -1,6 +1,6 @@
-"""Ranks that do nothing any more and do not end: nobody exits, so they have to be found.
+"""Ranks that neither advance nor end, so that only their silence shows the hang.
 
-And a line that carries little, which only looks like it.
+A slow link looks similar, but restarts nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tests.e2e.jobs import SHAPES, Json, Workplace, assert_identical, assert_inc
 from tests.e2e.reference import References
 
 DETECTION_SECONDS = 0.5
-"""A first look after 5 s, a fault after 15 s."""
+"""Setting with which a hang is suspected after 5 s and declared a fault after 15 s."""
 STEPS, PACE_SECONDS = 80, 0.3
 OBSTACLE = network.obstacle()
 MEGABITS, WIDTH = 40, 680
-"""A shard of 6 MB takes more than a second; one all-reduce of 2 MB, less."""
+"""Over the slow link, a shard of 6 MB takes more than a second, and an all-reduce of 2 MB less."""
 
 
 @pytest.fixture(scope="module")
 def place(request: pytest.FixtureRequest, references: References) -> Iterator[Workplace]:
-    """A cluster that loses patience soon."""
+    """Start a cluster that detects hangs after seconds."""
     with workplace(
         request.session,
         references,
@@ -37,7 +37,7 @@ def place(request: pytest.FixtureRequest, references: References) -> Iterator[Wo
 
 
 def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> None:
-    # Before: while it is computed ranks would stand still, which is what is looked for here.
+    # Run the undisturbed run first. Beside the job, it could slow the job's ranks so much that they look stuck.
     place.reference(SHAPES[2], {"steps": str(STEPS)})
     job = place.submit("frozen", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
     job.wait_committed(10)
@@ -59,8 +59,9 @@ def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> N
 
 
 def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place: Workplace) -> None:
-    """Nobody is stopped by a signal: one rank waits for what never comes, and all others sit in a collective that it
-    never enters.
+    """One rank waits forever, and the other ranks wait for it in a collective.
+
+    No process is stopped by a signal, so only the unchanged stacks show the hang.
     """
     shape, steps = SHAPES[4], 20
     place.reference(shape, {"steps": str(steps)})
@@ -132,6 +133,6 @@ def events_of(place: Workplace, name: str) -> list[Json]:
 
 
 def stacks_of(place: Workplace, name: str) -> list[Json]:
-    """The stacks that the job's only hang was told with."""
+    """Return the stacks in the event of the job's only hang."""
     (hang,) = [event for event in events_of(place, name) if event["Type"] == "RanksHang"]
     return list(hang["Detail"]["stacks"])

@@ -1,5 +1,6 @@
-"""The whole life of a job by three clients that know the model and the documents alone: boto3, the AWS CLI, the command
-line (examples/lives).
+"""The whole life of a job by three clients: boto3, the AWS CLI and the command line.
+
+The programs in examples/lives use only the API's model and the documents.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LIFE_SECONDS = 350
     "program",
     [
         "with_everstep.sh",
-        pytest.param("with_boto3.py", marks=pytest.mark.full),  # the same operations by other clients
+        pytest.param("with_boto3.py", marks=pytest.mark.full),  # the other clients call the same operations
         pytest.param("with_aws_cli.sh", marks=pytest.mark.full),
     ],
 )
@@ -56,7 +57,7 @@ def test_the_whole_life_of_a_job(place: Workplace, reader: Path, program: str) -
 
 
 def _end(place: Workplace, fleet: str, group: str, job: str) -> None:
-    """Leave nothing, also of a life that broke off in the middle."""
+    """Stop the job and delete the fleet and the group, also after a failed test."""
     with contextlib.suppress(
         place.client.exceptions.ResourceNotFoundException, place.client.exceptions.ConflictException
     ):

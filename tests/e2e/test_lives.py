@@ -1,5 +1,6 @@
-"""Lives of jobs that end otherwise than completed, wait for each other, or are refused; and what they leave to be
-read.
+"""Jobs that stop, fail, wait in the queue, pause, or are rejected.
+
+The tests also check the messages, logs and outputs of these jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def test_a_stop_is_agreed_and_kept(place: Workplace) -> None:
     first = "1:6"
     job = place.submit("stopped", PAIRS, steps=200, holds=(first,), pace_seconds=0.02)
     job.wait_standing(first)
-    job.wait_committed(1)  # how many of the first six are kept depends on how busy the machine is
+    job.wait_committed(1)  # a busy machine may keep only one of the first six steps
     place.client.stop_training_job(TrainingJobName=job.name)
     job.let_go(first)
     seen = job.wait_ended("Stopped")
@@ -58,7 +59,7 @@ def test_a_script_that_always_ends_at_the_same_step(place: Workplace) -> None:
 
 
 def attempts_at(place: str, seen: dict[str, Any]) -> int:
-    """Return how often the job was tried, as its reason and its generation say alike."""
+    """Return the number of attempts, which the reason and the generation must both show."""
     told = re.search(rf"the same failure (\d+) times {place}", seen["FailureReason"])
     assert told is not None, seen["FailureReason"]
     assert seen["Generation"] == int(told[1])
@@ -96,8 +97,9 @@ def test_what_is_refused_creates_nothing(place: Workplace, field: str, wrong: di
 
 
 def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
-    """The group can hold six instances: five are taken, three jobs wait, one of them gives up, and one does not fit
-    beside the one before it.
+    """The group has room for six instances, and a running job uses five.
+
+    Of three waiting jobs, the second is stopped. The third does not fit beside the first, so it waits for the first.
     """
     with room_for(place, 6):
         first = place.submit("queue-first", SHAPES[5], adapter="plain", steps=10, holds=("1:4",))
@@ -119,7 +121,7 @@ def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
 
 
 def test_a_paused_job_lends_its_nodes_and_ends_where_an_undisturbed_one_does(place: Workplace) -> None:
-    """The group can hold six instances: a job of four makes room for another of four only by being paused."""
+    """The group has room for six instances. A second job of four nodes runs only while the first is paused."""
     with room_for(place, 6):
         job = place.submit("paused", PAIRS, steps=18, holds=("1:6",), pace_seconds=0.05)
         job.reference()

@@ -1,9 +1,9 @@
-"""A process dies, or stands still, in the middle of what it does for a step or a recovery; always: it was there, once,
-and bit for bit the same end.
+"""An agent or a rank is killed or stopped at a chosen moment of a step or a recovery.
 
-The cluster's processes load `fault_points`; product code has no part in it. Where somebody dies, every shard is larger
-than one chunk, so that the first chunk is not the last. Deadlines are long: an agent that its machine starts again is
-back before any of them, however busy this machine is.
+Each moment fires exactly once, and the result equals the undisturbed run bit for bit.
+
+The cluster's processes load `fault_points`. In tests that kill a process, every shard has several chunks, so that the
+first chunk is not the last. Deadlines are long, so that the machine restarts a killed agent before any of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.e2e.reference import References
 FAULT_POINTS = Path(__file__).parent / "fault_points"
 SHAPE = Shape(nodes=2, ranks_per_node=2)
 FIRST = "1:10"
-"""Ranks stand here, behind audited snapshots and a committed step, while a moment is armed."""
+"""Moment at which ranks wait while a fault point is armed. Audited snapshots and a committed step precede it."""
 STEPS, PACE_SECONDS, WIDTH = 50, 0.05, 680
-"""WIDTH makes 6 MB of parameters and optimizer state a rank."""
+"""Settings of the training script. WIDTH gives each rank 6 MB of parameters and optimizer state."""
 LONG_STEPS, LONG_PACE_SECONDS = 200, 0.1
-"""Last for nearly twice as long as it takes to find out that an agent stands still."""
+"""Settings with which training lasts nearly twice as long as the detection of a stopped agent."""
 DETECTION_SECONDS = 10.0
 
 
@@ -40,7 +40,7 @@ def armed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def place(request: pytest.FixtureRequest, references: References, armed_folder: Path) -> Iterator[Workplace]:
-    """A cluster of this module's own, whose processes can be told where to die."""
+    """Start a cluster for this module. Its processes load the fault points."""
     environment = {"PYTHONPATH": str(FAULT_POINTS), VARIABLE: str(armed_folder)}
     size = {"nodes": SHAPE.nodes, "spares": 1}
     with workplace(
@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest, references: References, armed_folder: 
 
 @pytest.fixture
 def job(place: Workplace, request: pytest.FixtureRequest) -> Job:
-    """A job of this test's own name, in mid-training."""
+    """Start a job with the test's name, and wait until its ranks wait at FIRST."""
     return in_mid_training(place, request.node.name, SHAPE, steps=STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
 
 
@@ -66,7 +66,7 @@ def in_mid_training(place: Workplace, test: str, shape: Shape, **given: object) 
 
 @pytest.fixture
 def dies(armed_folder: Path) -> Iterator[Callable[..., Path]]:
-    """Arm moments; in the end each has fired exactly once."""
+    """Return a function that arms a moment. At the end, check that each armed moment fired exactly once."""
     armed: list[Path] = []
 
     def add(moment: Moment, who: str, strike: signal.Signals = signal.SIGKILL) -> Path:
@@ -82,7 +82,7 @@ def dies(armed_folder: Path) -> Iterator[Callable[..., Path]]:
 
 
 def wait_struck(armed: Path) -> int:
-    """Wait until the armed moment has come, and return who died, or stands still, there."""
+    """Wait until the armed moment has fired, and return the pid of the killed or stopped process."""
     (pid,) = wait_until(f"{armed.name}", lambda: fired(armed), lambda: "it never came")
     return pid
 
@@ -109,7 +109,7 @@ def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[..., Pa
 def test_an_agent_dies_while_steps_are_kept(
     place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest, moment: Moment
 ) -> None:
-    """Ranks train on, and the next agent takes over slots, ranks and rounds."""
+    """The ranks continue to train. The new agent takes over the slots, the ranks and the rounds."""
     job = in_mid_training(place, request.node.name, SHAPE, steps=2 * STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
     seen = job.describe()
     coordinator = seen["CoordinatorNodeId"]
@@ -132,8 +132,9 @@ def test_an_agent_dies_while_steps_are_kept(
 def test_an_agent_stands_still_in_the_middle_of_a_snapshot(
     place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest
 ) -> None:
-    """A stopped process keeps its lines open: its holders' and owners' lines are silent, its ranks train on, and nobody
-    is restarted.
+    """An agent is stopped by a signal while it receives a shard.
+
+    Its connections stay open but silent. The ranks continue to train, and no process is restarted.
     """
     job = in_mid_training(place, request.node.name, Shape(nodes=2), steps=LONG_STEPS, pace_seconds=LONG_PACE_SECONDS)
     seen = job.describe()
@@ -169,7 +170,7 @@ def test_an_agent_stands_still_in_the_middle_of_a_snapshot(
 
 
 def states_on(node: str, rank: int) -> set[SlotState]:
-    """The states of a rank's slots on a node, as their headers say."""
+    """Return the states in the headers of a rank's slots on a node."""
     paths = memory_directory(node).glob(f"*/rank-{rank}.slot-*")
     return {unpack_header(path.read_bytes()[:HEADER_BYTES]).state for path in paths}
 
@@ -184,8 +185,9 @@ def states_on(node: str, rank: int) -> set[SlotState]:
 def test_an_agent_dies_while_ranks_are_restarted(
     place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment
 ) -> None:
-    """A rank was killed; the agent of the other node dies in the middle of the recovery, and the next one finishes
-    it.
+    """A rank is killed, and during the recovery the agent of the other node dies.
+
+    The new agent finishes the recovery.
     """
     node = job.node_of(0)
     agent = place.agent_pid(node)

@@ -1,4 +1,4 @@
-"""What people and policies ask of nodes and jobs that work: nothing of it costs a step that was not agreed upon."""
+"""Requests of people and policies to nodes and jobs at work. Only failures cost steps; requests cost none."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from tests.wheels import make_wheel
 
 PAIRS = Shape(nodes=4)
 STEPS = 100
-"""Enough for two agreed stops, which take a second or so each."""
+"""Number of steps that leaves time for two agreed stops. Each takes about a second."""
 MECHANICAL = 79
-"""The Xid of a GPU that has fallen off the bus: its instance is replaced."""
+"""Xid of a GPU that has fallen off the bus. The instance is replaced."""
 
 
 def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Workplace) -> None:
-    """One job: a person wants one of its nodes rebooted, then a GPU of another falls off the bus."""
+    """A person reboots one node of a job, then the GPU of another node falls off the bus.
+
+    The rebooted node becomes a spare. The failed node is kept for inspection.
+    """
     place.client.update_fleet(FleetName="local", HoldFailedInstances=True)
     try:
         job = place.submit("operated", PAIRS, steps=STEPS, holds=("1:6", "2:40"), pace_seconds=0.05)
@@ -70,7 +73,7 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
 
 
 def test_a_job_of_higher_priority_takes_the_nodes_of_a_preemptible_one(place: Workplace) -> None:
-    """The group can hold six instances, and both want four."""
+    """The group has room for six instances, and each of the two jobs needs four."""
     with room_for(place, 6):
         humble = place.submit(
             "humble", PAIRS, steps=40, holds=("1:6",), pace_seconds=0.05, request={"Preemptible": True}
@@ -92,7 +95,7 @@ def test_a_job_of_higher_priority_takes_the_nodes_of_a_preemptible_one(place: Wo
 
 
 def test_ranks_have_the_data_packages_secrets_and_role_that_were_asked_for(place: Workplace, tmp_path: Path) -> None:
-    """What gathers them is tested piece by piece; here a rank on each node says what it has of them."""
+    """A rank on each node writes the data, package, secret and role that it received. Unit tests cover each of them."""
     source = tmp_path / "source"
     make_wheel(source / "wheels", "everstep_example", "1.5")
     (source / "requirements.txt").write_text("--no-index\n--find-links ./wheels\neverstep_example\n")

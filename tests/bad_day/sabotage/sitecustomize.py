@@ -1,11 +1,11 @@
-"""Takes one safeguard out of a control plane, so that the checker can be seen to find it missing.
+"""Removes one safeguard from a control plane, to show that the checker detects its absence.
 
-Python imports this file by its name at start.
+Python imports this module at its start if PYTHONPATH contains this folder.
 
-BAD_DAY_WITHOUT   what is missing then
-lease             every replica believes that it serves every fleet, and nothing that it stores is refused
-contract          the group is taken as it is: AWS may replace what it finds unhealthy
-evidence          whoever has been silent for longer than a lease is gone, whatever steps say and AWS
+    BAD_DAY_WITHOUT   effect
+    lease             every control-plane replica believes that it serves every fleet, and no write is rejected
+    contract          the group keeps its settings, so AWS may replace unhealthy instances
+    evidence          a node whose agent is silent counts as lost, despite advancing steps and AWS's answer
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""A small training run that takes its time and tells of every boundary: three gloo ranks average the gradients of a
-small network.
+"""A small training run with a minimum step time: three gloo ranks average the gradients of a small network.
 
-It runs alike under Everstep and alone. No step takes less than `step_seconds`.
-With `trace`, a folder, each rank appends a line there for every boundary, by its own clocks.
+It trains alike with and without Everstep. Each rank appends a line per boundary to a file in the folder `trace`.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ INPUTS, WIDTH, CLASSES = 16, 32, 8
 
 
 class Points(Dataset):
-    """Random points; the target is a function of them."""
+    """Random points. The target is a function of the point."""
 
     def __init__(self) -> None:
         self.points = torch.randn((512, INPUTS), generator=torch.Generator().manual_seed(settings.seed))
@@ -43,7 +41,7 @@ class Points(Dataset):
 
 
 class Tracer:
-    """Writes a line for each boundary, whole or not at all."""
+    """Writes a line for each boundary with a single write, so that a kill leaves no partial line."""
 
     def __init__(self, rank: int) -> None:
         self.file = None

@@ -1,12 +1,13 @@
-"""Moments at which an agent or a rank of the cluster under test dies, or stands still, each once, when a test has armed
-it.
+"""Moments at which an agent or a rank of the cluster under test kills or stops itself.
+
+A test arms a moment for one process. The moment fires once.
 
     <folder>/<moment> @ <who>              armed: the instance of an agent, or `rank <r>`; holds the signal's number
-    <folder>/<moment> @ <who> was <pid>    fired: that process has renamed it and sends itself the signal
+    <folder>/<moment> @ <who> was <pid>    fired: that process has renamed the file and sends itself the signal
 
-Product code knows nothing of this. `install` wraps a few functions of it while their modules are imported; an armed
-moment costs a rename, one that is not a rename that fails. Standard library only: every Python of an instance loads
-this.
+The product contains no code for this. `install` wraps some of its functions while their modules are imported. An armed
+moment costs one rename, and any other moment costs a rename that fails. This module uses only the standard library,
+because every Python process of an instance loads it.
 """
 
 from __future__ import annotations
@@ -25,47 +26,47 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "FAULT_POINTS"
-"""Names the folder.
+"""Environment variable with the folder's path.
 
-Without our prefix, so that ranks inherit it from their node as they do any variable of the machine's.
+The name lacks Everstep's prefix, so that ranks inherit the variable from their node like any variable of the machine.
 """
 
 
 class Moment(StrEnum):
-    """What a process is in the middle of when it dies. An agent's, unless it says otherwise."""
+    """Point of the work at which a process receives the signal. The process is an agent, except for CAPTURE."""
 
     CAPTURE = "capture"
     """A rank has copied half of its tensors in the background."""
     SEAL_OWN = "seal own"
-    """A snapshot of a rank of this node is digested; its header still says WRITING."""
+    """A snapshot of a rank on this node is digested, and its header still says WRITING."""
     SEAL_REPLICA = "seal replica"
-    """The same of a shard that came from another node."""
+    """A shard of another node is digested, and its header still says WRITING."""
     REPLICA_SENT = "replica sent"
-    """The first chunk of a shard has left for its holder."""
+    """The owner's node has sent the first chunk of a shard to its holder."""
     REPLICA_RECEIVED = "replica received"
-    """The first chunk of a shard has arrived at its holder."""
+    """The holder has received the first chunk of a shard."""
     VOTE = "vote"
-    """All holders have acknowledged, the page says so, the coordinator has not heard it."""
+    """All holders have acknowledged the step. The agent has not yet sent the vote to the coordinator."""
     COMMIT = "commit"
-    """The coordinator has heard the last vote, and nobody has heard of the commit."""
+    """The coordinator has received the last vote, and has not yet announced the commit."""
     PROMISED = "promised"
-    """The promise is on disk, and nothing that it implies has been done."""
+    """The promise is on disk, and no action has followed."""
     VERIFIED = "verified"
-    """A shard of the base was found whole in an own slot; the next one has not been looked at."""
+    """The agent has verified one own slot of the base, and not yet the next."""
     BASE_SENT = "fetch sent"
-    """The first chunk of a base has left for the node that lacks it."""
+    """A node has sent the first chunk of a base to the node that lacks it."""
     BASE_RECEIVED = "fetch received"
-    """The first chunk of a base has arrived at a node that lacks it."""
+    """The node that lacks the base has received its first chunk."""
     LOADED = "loaded"
-    """That the base is there is on disk, and has not been reported."""
+    """The phase "loaded" is on disk, and has not been reported."""
     RUNNING = "running"
-    """That ranks are to run is on disk; none has been asked for."""
+    """The phase "running" is on disk, and no rank has been requested."""
     STARTED = "started"
-    """The first of this node's ranks has been asked for."""
+    """The agent has requested the first rank of this node."""
 
 
 def arm(folder: Path, moment: Moment, who: str, strike: signal.Signals = signal.SIGKILL) -> Path:
-    """Let `who` send itself a signal when it next comes to `moment`; returns the armed file."""
+    """Arm a moment: `who` sends itself the signal at its next `moment`. Return the armed file."""
     armed = folder / f"{moment} @ {who}"
     scratch = folder / f"new {armed.name}"
     scratch.write_text(str(int(strike)))
@@ -73,12 +74,12 @@ def arm(folder: Path, moment: Moment, who: str, strike: signal.Signals = signal.
 
 
 def fired(armed: Path) -> list[int]:
-    """Return the pids of those who were struck by it."""
+    """Return the pids of the processes that renamed the armed file."""
     return [int(path.name.rpartition(" was ")[2]) for path in armed.parent.glob(f"{armed.name} was *")]
 
 
 def die(moment: Moment) -> None:
-    """Die, or stand still, if this moment of this process is armed."""
+    """Send this process the armed signal, if this moment is armed for it."""
     who = os.environ.get("EVERSTEP_INSTANCE_ID") or f"rank {os.environ.get('RANK')}"
     armed = Path(os.environ[VARIABLE]) / f"{moment} @ {who}"
     try:
@@ -116,13 +117,14 @@ def _slots(module: Any) -> None:
 
 
 def _is_ours(slot: Path) -> bool:
-    """A rank has a page beside its slots on its own node only."""
+    """Return True if the slot belongs to a rank of this node. Only these slots have a page beside them."""
     return slot.with_suffix(".word").exists()
 
 
 def _transfers(module: Any) -> None:
-    """The first chunk that has left, the first that has come: the kind of session is that of the task which began the
-    transfer.
+    """Wrap the functions that send and receive the first chunk of a shard.
+
+    The task that started the transfer determines the kind of its session.
     """
     send_shard, receive_shard, send_chunks = module.send_shard, module.receive_shard, module.send_chunks
     incoming = module.IncomingShard
@@ -140,7 +142,7 @@ def _transfers(module: Any) -> None:
         return await receive_shard(session, *rest, **named)
 
     async def chunks_sent(streams: Any, source: Any, transfer: Any, queue: Any, **named: Any) -> None:
-        moment = sent[kind.get()]  # asked here: what follows is called by a thread that is no part of this task
+        moment = sent[kind.get()]  # read in the task, because a thread with another context calls one_has_left
         taken = queue.taken
 
         def one_has_left(size: int) -> bool:
@@ -229,7 +231,7 @@ WRAPPED: dict[str, Callable[[ModuleType], None]] = {
     "worker.agent.promise": _promises,
     "worker.ranks.supervisor": _starts,
 }
-"""By module: what wraps it as soon as it is there, before anybody else can have imported a name of it."""
+"""Each module with the function that wraps it, before another module can import a name from it."""
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -251,5 +253,5 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Wrap what this process will import."""
+    """Wrap the modules that this process imports later."""
     sys.meta_path.insert(0, _Finder())

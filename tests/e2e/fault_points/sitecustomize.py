@@ -1,5 +1,6 @@
-"""Python imports this at its start wherever this folder is on PYTHONPATH: the processes of a cluster that dies at
-moments of a test's choice.
+"""Installs the fault points in each Python process of a cluster under test.
+
+Python imports this module at its start if PYTHONPATH contains this folder.
 """
 
 from __future__ import annotations

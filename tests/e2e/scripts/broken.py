@@ -1,4 +1,4 @@
-"""Ends before its first step, with the reason on its last line."""
+"""A training script that fails before its first step and prints the reason on its last line."""
 
 import sys
 

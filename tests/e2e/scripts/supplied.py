@@ -1,4 +1,4 @@
-"""Leaves what it was given besides its code: what a rank sees of inputs, packages, secrets and its role."""
+"""A training script that writes the inputs, package, secret and role that its rank received."""
 
 import json
 import os

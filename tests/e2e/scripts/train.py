@@ -1,9 +1,10 @@
-"""A small deterministic training run with everything that a resume could get wrong: batch norm, dropout, an embedding,
-a schedule, data in mid-epoch.
+"""A small deterministic training run.
 
-It runs alike under Everstep and alone. A test makes it stand at a moment of its choice: while the file `<gate>/hold
-1:8` exists, in generation 1 between steps 8 and 9. Each rank leaves the digest of every tensor, every loss as
-hexadecimal, and its next random draw.
+It contains the state that a resume must restore: batch norm, dropout, an embedding, a schedule, and data in mid-epoch.
+The script trains alike with and without Everstep.
+
+A test can make all ranks wait at a *moment*. While the file `<gate>/hold 1:8` exists, the ranks of generation 1 wait
+between steps 8 and 9. Each rank writes the digest of every tensor, every loss as hexadecimal, and its next random draw.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ TOKENS, LENGTH, WIDTH = 29, 6, settings.width
 
 
 class Sentences(Dataset):
-    """Random tokens; the target is a function of them."""
+    """Random tokens. The target is a function of the tokens."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(11)
@@ -75,7 +76,7 @@ class Losses:
 
 
 class Ballast(nn.Module):
-    """State that is there to be too large; its memory is never touched."""
+    """A parameter that makes the state too large for the node. Its memory is never touched."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSch
 
 
 def of_torch() -> tuple[dict[str, Any], Callable[[Any], float]]:
-    """Plain torch with averaged gradients, DDP with several small buckets, or FSDP2."""
+    """Return the objects and the step function for plain torch with averaged gradients, DDP or FSDP2."""
     is_bf16 = settings.precision == "bf16"
     model: nn.Module = network()
     if settings.adapter == "ddp":
@@ -116,7 +117,7 @@ def of_torch() -> tuple[dict[str, Any], Callable[[Any], float]]:
         for module in model:
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 fully_shard(module, **options)
-            elif isinstance(module, nn.BatchNorm1d):  # in full precision, as its running statistics are
+            elif isinstance(module, nn.BatchNorm1d):  # full precision, like its running statistics
                 fully_shard(module, mesh=options["mesh"])
         fully_shard(model, **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -165,7 +166,7 @@ def of_deepspeed() -> tuple[dict[str, Any], Callable[[Any], float]]:
     with deepspeed.zero.Init(config_dict_or_path=config, enabled=stage == 3):
         model = network()
     if settings.precision == "bf16" and stage < 3:
-        model = model.bfloat16()  # DeepSpeed would leave the batch norm's statistics as they are
+        model = model.bfloat16()  # DeepSpeed itself would keep the batch norm's statistics in fp32
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, lr_scheduler=schedule(optimizer), config=config, dist_init_required=False
@@ -182,7 +183,7 @@ def of_deepspeed() -> tuple[dict[str, Any], Callable[[Any], float]]:
 
 
 def stand(finished: int) -> None:
-    """Wait at a moment that a test has named, for as long as it says so."""
+    """Wait while the file of the present moment exists."""
     gate, moment = Path(settings.gate), f"{GENERATION}:{finished}"
     while settings.gate and (gate / f"hold {moment}").exists():
         (gate / f"reached {moment} {dist.get_rank()}").touch()
@@ -212,7 +213,7 @@ def main() -> None:
         if session.step - 1 == settings.crash_after:
             sys.exit(f"the data of step {session.step} are bad")
         if (GENERATION, rank, session.step - 1) == (1, 1, settings.waits_after):
-            threading.Event().wait()  # for what never comes; the others go on into a collective
+            threading.Event().wait()  # forever, while the other ranks enter a collective
         losses.values.append(make_step(batch).hex())
         session.log(loss=float.fromhex(losses.values[-1]))
         threading.Event().wait(settings.pace_seconds)
