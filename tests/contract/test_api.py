@@ -1,7 +1,8 @@
-"""The contract from both ends: a real boto3 client over the generated model, against the real application on loopback.
+"""The API contract, tested from both ends.
 
-`docs/openapi.json` and the service model are the snapshots of what was promised: `python -m control_plane.contract`
-writes them anew; a difference there is a change for every caller.
+A boto3 client from the generated model calls the real application on loopback. `docs/openapi.json` and the service
+model are snapshots of the published contract. `python -m control_plane.contract` rewrites them. A difference in these
+files is a change for every caller.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ SOURCE_ID = "0" * 64
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory) -> Iterator[Service]:
-    """One for all, with a fleet, a job that has run, and something of everything that can be described."""
+    """Yield one service for all tests of this module.
+
+    The service has a fleet, a job that has run, and at least one object for every Describe operation.
+    """
     with Service(tmp_path_factory.mktemp("service")) as running:
         running.operator.create_group(GROUP, max_size=8)
         yield running
@@ -74,7 +78,7 @@ def http(service) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
-    """Names to describe things by, and how each operation is called so that it succeeds."""
+    """Yield the names of the stored objects. `calls` builds a successful request of each operation from them."""
     client.create_fleet(
         FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True
     )
@@ -109,7 +113,7 @@ def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
     for step in (4, 8):
         job.checkpoint(step)
     job.write(jobs.change, committed_step=8)
-    client.update_fleet(FleetName="main", SpareCount=0)  # one more event
+    client.update_fleet(FleetName="main", SpareCount=0)  # adds an event
     token = client.create_token(Role="viewer")["Token"]["TokenId"]
     with agent(service, "i-0", says):
         yield {"source": source, "job": job, "token": token}
@@ -195,7 +199,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-# The tree
+# Generated files and routes
 
 
 def test_everything_that_is_made_from_the_api_is_current():
@@ -213,7 +217,10 @@ def test_every_route_is_an_operation_of_the_model_and_a_method_of_the_client(cli
 
 
 def test_whatever_can_be_sent_is_strict():
-    """What the service would make to fit, the client would refuse: they must judge alike."""
+    """Every input schema is strict.
+
+    A lax schema would convert a value of the wrong type, which the client refuses. Client and service must agree.
+    """
     lax = [
         kind.__name__
         for kind in subclasses(common_schemas.Shape)
@@ -287,7 +294,10 @@ def reference(key: str) -> Any:
 
 
 def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world, client):
-    """botocore drops what it does not know: an answer is held against the model as it is on the wire."""
+    """Responses on the wire contain no null and no field that the model lacks.
+
+    botocore silently drops unknown fields, so the test reads the responses over plain HTTP.
+    """
     jobs = (
         "training-jobs",
         *(f"training-jobs/gpt{rest}" for rest in ("", "/protection", "/logs", "/outputs", "/checkpoints", "/metrics")),
@@ -320,7 +330,7 @@ def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world,
 
 
 def hold(value: Any, name: str, where: str) -> None:
-    """Hold a value on the wire against its shape."""
+    """Assert that a value on the wire matches the model's shape with this name."""
     shape = MODEL["shapes"][name]
     kind = shape["type"]
     assert value is not None, where
@@ -419,7 +429,7 @@ def subclasses_of_errors(kind: type[errors.ApiError]) -> Iterator[type[errors.Ap
         yield from subclasses_of_errors(inner)
 
 
-# The same on both sides
+# Validation by client and service
 
 GOOD = {"TrainingJobName": "gpt", "Source": {"SourceId": SOURCE_ID}, "EntryPoint": "train.py", "NodeCount": 4}
 
@@ -482,7 +492,7 @@ def test_client_and_service_say_the_same_about_a_field(client, http, change, sai
 
 
 def numbers(name: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every whole number that callers may say in a shape, with the path to it."""
+    """Yield each integer field of a shape, with the path to the field."""
     shape = MODEL["shapes"][name]
     if shape["type"] in ("integer", "long"):
         yield path, shape
@@ -523,7 +533,7 @@ def test_a_refusal_of_the_client_survives_a_queue(client):
 
 
 def values(name: str, depth: int = 0) -> st.SearchStrategy[Any]:
-    """Values for a shape, about as often wrong as right."""
+    """Return a strategy for values of a shape. About half of the values are invalid."""
     shape = MODEL["shapes"][name]
     junk = st.sampled_from(["", "x", 0, -1, 1.5, True, [], {}, "a" * 300, 10**9])
     if shape.get("document"):
@@ -594,7 +604,7 @@ def shapes(client) -> None:
 SHAPES: Any = None
 
 
-# What users' own tests and scripts do
+# boto3 features that users' tests and scripts use
 
 
 def test_a_stubber_works():

@@ -1,4 +1,4 @@
-"""The served Auto Scaling against what AWS documents: every difference of moto's that Everstep relies on."""
+"""The served Auto Scaling behaves as AWS documents it, wherever Everstep relies on behavior that moto lacks."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_suspended_launch_launches_nothing(aws: ServedAws) -> None:
     aws.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
     aws.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
     witness = aws.make_group(desired=1)
-    aws.in_service(witness, 1)  # passes have gone by
+    aws.in_service(witness, 1)  # by then, the engine has made several passes
     assert aws.members(group) == []
     aws.client("autoscaling").resume_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
     aws.in_service(group, 1)
@@ -171,7 +171,7 @@ def test_the_latest_template_version_is_what_the_next_instance_runs(aws: ServedA
     eventually(lambda: "two" in aws.console(new))
 
 
-# Instances that end from outside
+# Instances that are terminated outside Auto Scaling
 
 
 def test_an_instance_ended_from_outside_stays_an_unhealthy_member_until_it_is_removed_by_id(aws: ServedAws) -> None:
@@ -187,7 +187,7 @@ def test_an_instance_ended_from_outside_stays_an_unhealthy_member_until_it_is_re
         ]
     )
     witness = aws.make_group(desired=1)
-    aws.in_service(witness, 1)  # passes have gone by
+    aws.in_service(witness, 1)  # by then, the engine has made several passes
     assert sorted(aws.members(group)) == sorted([lost, kept]), "not replaced"
     aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
         InstanceId=lost, ShouldDecrementDesiredCapacity=False
@@ -293,7 +293,7 @@ def test_a_rebooted_instance_begins_anew(aws: ServedAws, boot_delay: float) -> N
     assert eventually(lambda: aws.pids().get(id)) != first.pid
 
 
-# Capacity down
+# Lower capacity
 
 
 def test_a_lower_desired_capacity_ends_only_unprotected_members(aws: ServedAws) -> None:
@@ -521,8 +521,11 @@ def test_bad_conditions_are_refused(aws: ServedAws) -> None:
 
 
 def test_stopping_takes_no_lock() -> None:
-    """What a signal handler calls must not wait for what the interrupted code may hold."""
-    cloud = LocalAws.__new__(LocalAws)  # no server, no engine: `stop` needs neither
+    """`stop` takes no lock, because a signal handler calls it.
+
+    The interrupted code may hold any lock of the process.
+    """
+    cloud = LocalAws.__new__(LocalAws)  # without `__init__`: `stop` needs neither the server nor the engine
     cloud._wake = threading.Event()
     with cloud._wake._cond:
         stopping = threading.Thread(target=cloud.stop, daemon=True)

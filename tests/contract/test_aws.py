@@ -1,5 +1,6 @@
-"""What an agent asks of AWS besides its object store: one suite, run against the stand-in in memory and against AWS's
-protocols, spoken to moto.
+"""AWS services that an agent uses beside its object store.
+
+The same tests run against the in-memory stand-in and against moto over the AWS protocols.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(params=["memory", "moto"])
 def world(request: pytest.FixtureRequest) -> Iterator[tuple[Aws, Keep]]:
-    """AWS, and what keeps a secret in it: service, name, value; returns its ARN."""
+    """Yield the AWS client and a function that stores a secret and returns its ARN."""
     if request.param == "memory":
         made = MemoryAws(MemoryObjectStore("bucket"))
         made.roles.add(ROLE)
@@ -102,7 +103,7 @@ def test_a_store_of_a_role_gets_new_keys_before_its_old_ones_end(url: str) -> No
         def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
             keys = super().assume_role(role_arn, session_name)
             made.append(keys.access_key_id)
-            # Botocore renews a quarter of an hour before.
+            # Botocore renews credentials 15 minutes before they expire.
             return replace(keys, expires_at=time.time() + (60 if len(made) == 1 else 3600))
 
     store = Ending(environment(url)).objects(ROLE, "everstep-job")

@@ -1,5 +1,6 @@
-"""The served AWS on a bad day, seen as its customers see it: through boto3, the queue, the metadata service and the
-processes.
+"""Faults of the served AWS, as its customers observe them.
+
+The tests observe boto3 responses, the event queue, instance metadata and the processes of instances.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Event = dict[str, Any]
 
 
 def operator_of(aws: ServedAws) -> AwsOperator:
-    """AWS as the control plane sees it."""
+    """Return the control plane's operator for this AWS."""
     return AwsOperator(connection_of(aws))
 
 
@@ -72,11 +73,11 @@ def aws(served: ServedAws) -> Iterator[ServedAws]:
         served.client("autoscaling").delete_auto_scaling_group(
             AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True
         )
-    eventually(lambda: not served.pids())  # the next test may ask that none runs
+    eventually(lambda: not served.pids())  # the next test may require that no instance runs
 
 
 class Queue:
-    """What a rule sends to a queue, collected."""
+    """An SQS queue that receives the events of EC2, Auto Scaling and Health, and collects them."""
 
     def __init__(self, aws: ServedAws, name: str) -> None:
         self._sqs = aws.client("sqs")
@@ -95,7 +96,7 @@ class Queue:
         return self.events
 
     def first(self, detail_type: str, wanted: Callable[[Event], bool] = lambda _: True) -> Event:
-        """Wait for an event of a type."""
+        """Wait for the first event of a type that `wanted` accepts."""
         found: Event = eventually(
             lambda: next((one for one in self.read() if one["detail-type"] == detail_type and wanted(one)), None)
         )
@@ -118,7 +119,10 @@ def queue(aws: ServedAws, request: pytest.FixtureRequest) -> Iterator[Queue]:
 
 
 def running(aws: ServedAws, count: int = 1, **more: Any) -> tuple[str, list[str]]:
-    """Make a group that replaces nothing, as Everstep's do, and wait for its instances."""
+    """Create a group without replacement of unhealthy instances, as Everstep does, and wait for its instances.
+
+    Return the group's name and the ids of its instances.
+    """
     user_data = (
         "#!/bin/sh\necho metadata $AWS_EC2_METADATA_SERVICE_ENDPOINT stub $EVERSTEP_NVML_STUB\nexec sleep 1000\n"
     )
@@ -131,7 +135,10 @@ def running(aws: ServedAws, count: int = 1, **more: Any) -> tuple[str, list[str]
 
 
 def told(aws: ServedAws, instance_id: str, word: str) -> str:
-    """What an instance's user data has seen in its environment."""
+    """Return the value after `word` in the console output of an instance.
+
+    The user data of `running` prints parts of the instance's environment.
+    """
     console = aws.nodes_directory / instance_id / "console.log"
     words: list[str] = eventually(
         lambda: console.exists() and f"{word} " in console.read_text() and console.read_text().split()
@@ -158,7 +165,7 @@ def status(aws: ServedAws, instance_id: str) -> dict[str, Any]:
 
 
 def test_what_lasts_can_be_cleared_and_nothing_else(aws: ServedAws) -> None:
-    assert [name for name in sorted(LASTING) if aws.clear(name)] == []  # nothing of it is in force
+    assert [name for name in sorted(LASTING) if aws.clear(name)] == []  # no lasting fault is active
     for name in kinds().keys() - LASTING:
         with pytest.raises(httpx.HTTPStatusError, match="409"):
             aws.clear(name)
@@ -346,7 +353,7 @@ def test_who_waits_at_a_queue_keeps_nobody_waiting(aws: ServedAws) -> None:
 
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(aws.client("sqs").receive_message, QueueUrl=empty, WaitTimeSeconds=20)
-        running(aws)  # many requests, and passes of the engine
+        running(aws)  # causes many requests and passes of the engine
         assert not waiting.done()
         aws.client("sqs").send_message(QueueUrl=empty, MessageBody="over")
         assert [message["Body"] for message in waiting.result(timeout=20)["Messages"]] == ["over"]
@@ -489,7 +496,7 @@ def test_a_throttled_service_says_so_in_its_own_words(
     call(aws.client(service))
 
 
-# What is refused, and what is plain
+# Refused faults, and AWS without faults
 
 
 def test_a_fault_that_cannot_happen_is_refused(aws: ServedAws) -> None:

@@ -1,7 +1,7 @@
-"""Whatever is sent, the service answers as its contract says: requests made up from the OpenAPI document, and bad ones
-that no document knows.
+"""The service answers every request, valid or not, as its contract says.
 
-In process, over the real application on loopback; the same requests every time.
+Requests are generated from the OpenAPI document. Further requests contain errors that no schema describes. The tests
+run in one process against the real application on loopback, and send the same requests in every run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.unit.control_plane.api.test_results import Job
 
 DOCUMENT = make_surface().openapi()
 EXAMPLES = 15
-"""Of each operation and mode."""
+"""Number of generated requests for each operation and mode."""
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 KNOWN = {
     "TrainingJobName": "gpt",
@@ -55,17 +55,17 @@ KNOWN = {
     "Rank": 0,
     "Step": 5,
 }
-"""Names that exist: made-up ones alone would find nothing but what is not there."""
+"""Names of existing objects. With generated names alone, every request would return 404."""
 GOES_ON = frozenset({"FollowLogs", "StreamEvents"})
 LEFT_OUT = GOES_ON | {"PutSource"}
-"""Answers that do not end, and a body of bytes: they have tests of their own."""
+"""Operations with an endless response or a binary body. Other tests cover these operations."""
 ROLES = (Role.VIEWER, Role.SUBMITTER, Role.ADMIN)
-"""From the least to the most."""
+"""The roles, ordered from the fewest permissions to the most."""
 LEAST_ROLES = least_roles()
 PHASES = (hypothesis.Phase.generate,)
-"""What fails is told as it was made up: shrinking a request takes longer than reading it."""
+"""A failing request is reported as generated, because shrinking takes longer than reading the request."""
 NO_HTTP = "Invalid HTTP request received."
-"""What the server says below the application of what is no HTTP at all; some made-up addresses are not."""
+"""Body of the HTTP server's response to a malformed request. Some generated addresses make a request malformed."""
 
 
 def operations() -> list[Any]:
@@ -113,13 +113,13 @@ def asker(service: Service) -> Iterator[Asker]:
 
 
 class Asker:
-    """Sends made-up requests over connections that stay, as callers of each role."""
+    """Sends generated requests over persistent connections, with the token of each role."""
 
     def __init__(self, service: Service, session: requests.Session, of_role: dict[Role, str]) -> None:
         self._service, self._session, self._tokens = service, session, of_role
 
     def holds(self, case: Any, role: Role, *checks: Any) -> None:
-        """Send one, and hold what comes back against the contract."""
+        """Send one request and check the response against the contract."""
         headers = {"Authorization": f"Bearer {self._tokens[role]}"}
         answer = case.call(
             base_url=f"http://{self._service.address}", headers=headers, session=self._session, timeout=20
@@ -187,16 +187,16 @@ def test_requests_that_are_wrong_in_any_way_are_answered_as_the_contract_says(as
     def hold(case: Any) -> None:
         asker.holds(case, Role.ADMIN)
 
-    # What takes nothing cannot be asked wrongly.
+    # An operation without parameters has no invalid requests.
     with contextlib.suppress(hypothesis.errors.Unsatisfiable, schemathesis.errors.SchemathesisError):
         hold()
 
 
-# What no document knows
+# Errors that the OpenAPI document does not describe
 
 
 def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """Hold an answer against what every refusal is."""
+    """Check the form of a refusal and return its body."""
     assert answer.status_code == status, answer.text[:300]
     said: dict[str, Any] = answer.json()
     assert said.keys() == {"Code", "Message", "RequestId", "Hint", "Fields"}
@@ -328,9 +328,9 @@ def test_a_page_token_that_nobody_gave_is_refused(http: httpx.Client, path: str,
 
 
 def raw(service: Service, *parts: bytes) -> bytes:
-    """Send bytes as they are and return what comes back until the service has nothing to add."""
+    """Send bytes unchanged and return all bytes that the service sends until it closes the connection."""
     with dialled(service) as line:
-        with contextlib.suppress(OSError):  # the server closes the line where headers are too long
+        with contextlib.suppress(OSError):  # the server closes the connection if the headers are too long
             for part in parts:
                 line.sendall(part)
             line.shutdown(socket.SHUT_WR)
@@ -368,7 +368,7 @@ def test_a_body_is_bounded_whether_or_not_it_says_how_long_it_is(http: httpx.Cli
         for _ in range(64):
             yield bytes(2**16)
 
-    with contextlib.suppress(httpx.WriteError):  # it may close the line before all is sent
+    with contextlib.suppress(httpx.WriteError):  # the server may close the connection before it has read the whole body
         refused(http.post("/v1/training-jobs", content=pieces()), 413)
     assert http.get("/v1/health").status_code == 200
 
@@ -377,7 +377,7 @@ def test_a_body_is_bounded_whether_or_not_it_says_how_long_it_is(http: httpx.Cli
 
 
 def calls() -> Iterator[tuple[str, str, str]]:
-    """Method, path and name of every operation that takes a token, about things that exist."""
+    """Yield method, path and name of every operation that requires a token. The paths name existing objects."""
     named = {**KNOWN, "TokenId": "tok-0", "SourceId": "0" * 64}
     for path, methods in DOCUMENT["paths"].items():
         for method, operation in methods.items():
@@ -431,7 +431,7 @@ def test_what_is_another_projects_does_not_exist(service: Service) -> None:
 
 
 def archive(*members: tuple[str, bytes | None]) -> bytes:
-    """A gzipped tar; a member without content is a link to /etc/passwd."""
+    """Return a gzipped tar archive. A member without content is a link to /etc/passwd."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, content in members:
@@ -462,7 +462,7 @@ def test_an_archive_that_is_not_code_is_refused(http: httpx.Client, body: bytes)
     refused(http.put(f"/v1/sources/{hashlib.sha256(body).hexdigest()}", content=body))
 
 
-# Clients that are slow, and two at once
+# Slow clients and concurrent requests
 
 
 def head_of(service: Service, method: str, path: str, length: int) -> bytes:
@@ -494,7 +494,7 @@ def test_clients_that_send_a_byte_at_a_time_hold_up_nobody(service: Service, htt
 
 
 class Told(logging.Handler):
-    """Counts what the envelope says of clients that it lets go."""
+    """Counts the log records about clients whose connection the service closes because they do not read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -529,7 +529,7 @@ def test_clients_that_never_read_hold_up_nobody_and_are_let_go(service: Service,
 
 
 def dialled(service: Service, *, receive_bytes: int = 0) -> socket.socket:
-    """A connection; with `receive_bytes` one that has room for few."""
+    """Return a connection to the service. `receive_bytes` sets the size of its receive buffer."""
     host, port = service.address.split(":")
     line = socket.socket()
     if receive_bytes:

@@ -1,4 +1,4 @@
-"""Checkpoints are read from S3 and exported to S3; failures name the object and what to do."""
+"""Checkpoints are read from S3 and exported to S3. Errors name the object and a remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def s3_url() -> Iterator[str]:
 
 @pytest.fixture
 def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return a client of an S3 with one empty bucket. boto3's usual variables point to the S3."""
+    """Yield a client of an S3 service with one empty bucket.
+
+    The environment variables of boto3 select the same service.
+    """
     names = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
     for name, value in {**names, "AWS_ENDPOINT_URL": s3_url}.items():
         monkeypatch.setenv(name, value)
@@ -49,7 +52,7 @@ def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def manifest(s3: Any, tmp_path: Path) -> str:
-    """Return the URI of a checkpoint's manifest in the bucket."""
+    """Store a checkpoint in the bucket and return the URI of its manifest."""
     store(tmp_path, {0: [Stored("model/w", WEIGHT)]})
     for path in tmp_path.rglob("*"):
         if path.is_file():
@@ -65,7 +68,7 @@ def test_a_checkpoint_in_s3_is_exported_to_s3(s3: Any, manifest: str) -> None:
 
 
 def test_an_object_of_several_parts_is_written_whole_or_not_at_all(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "PART_BYTES", 5 * 1024 * 1024)  # the smallest that S3 accepts
+    monkeypatch.setattr(stores, "PART_BYTES", 5 * 1024 * 1024)  # the smallest part that S3 accepts
     data = bytes(range(256)) * 49152
     S3(BUCKET, s3).write("large", [data[:100], data[100:]], len(data))
     assert s3.get_object(Bucket=BUCKET, Key="large")["Body"].read() == data

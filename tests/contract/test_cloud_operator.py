@@ -1,4 +1,4 @@
-"""`CloudOperator`: one suite, run against the fake and against boto3 on the local cloud."""
+"""`CloudOperator`: the same tests run against the fake and against boto3 on the local cloud."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ABSENT = NodeId("i-0123456789abcdef0")
 
 @dataclass
 class World:
-    """An operator, and the hands of everybody else in its cloud."""
+    """An operator, and functions that change its cloud as other parties do."""
 
     operator: CloudOperator
     make_group: Callable[..., str]
@@ -39,7 +39,7 @@ class World:
     fail_check: Callable[[NodeId, str], None]
 
     def until(self, name: str, check: Callable[[GroupState], bool]) -> GroupState:
-        """Let time pass until the group looks as `check` says."""
+        """Advance time until `check` accepts the state of the group, and return that state."""
 
         def look() -> GroupState | None:
             self.advance()
@@ -126,7 +126,7 @@ def _aws_world(aws: ServedAws) -> World:
         )
 
     return World(
-        # A clock that jumps: hooks and policies are read at every call.
+        # Each reading of this clock is a minute later, so the operator reads hooks and policies at every call.
         AwsOperator(connection, monotonic=iter(range(0, 10**9, 60)).__next__),
         make_group,
         lambda id: aws.client("ec2").terminate_instances(InstanceIds=[id]),
@@ -258,7 +258,8 @@ def test_an_instance_that_is_well_or_unknown_has_no_status_to_tell(world: World)
 
 def test_a_status_check_that_fails_is_told_by_its_name(world: World) -> None:
     name = world.make_group(desired=1)
-    ensure(world.operator, world.operator.describe_group(name))  # else its group would end it at once
+    # otherwise the group would terminate the instance immediately
+    ensure(world.operator, world.operator.describe_group(name))
     (id,) = world.in_service(name, 1)
     world.fail_check(id, "system")
     assert world.operator.statuses([id, ABSENT]) == {id: InstanceStatus(failed_checks=("system",))}
@@ -366,7 +367,7 @@ def test_many_threads_may_ask_at_once(world: World) -> None:
     ensure(world.operator, world.operator.describe_group(name))
 
     def work(number: int) -> None:
-        with suppress(NotFound):  # somebody else's termination
+        with suppress(NotFound):  # another thread has terminated the member
             if number % 3 == 0:
                 world.operator.set_desired(name, 5)
             elif number % 3 == 1:
@@ -378,7 +379,7 @@ def test_many_threads_may_ask_at_once(world: World) -> None:
                     world.operator.complete_termination(name, TERMINATION_HOOK.name, members[0].instance_id)
 
     if isinstance(world.operator, AwsOperator):
-        world.operator._monotonic = lambda: 0.0  # one iterator is not for many threads
+        world.operator._monotonic = lambda: 0.0  # threads cannot share the iterator
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(24)))
 
@@ -395,7 +396,7 @@ def test_a_cloud_that_does_not_answer_is_a_retryable_error() -> None:
     import socket
 
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))  # nobody listens
+        listener.bind(("127.0.0.1", 0))  # the port accepts no connection
         operator = AwsOperator(
             Connection(
                 CloudSettings(mode=CloudMode.LOCAL, endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}"),

@@ -1,4 +1,4 @@
-"""`control_plane.cloud.objects.ObjectStore`: one suite, run against memory and against boto3 on the local S3."""
+"""`control_plane.cloud.objects.ObjectStore`: the same tests run in memory and with boto3 on the local S3."""
 
 from __future__ import annotations
 
@@ -141,7 +141,10 @@ def test_others_may_put_what_was_signed_for(store: ObjectStore, prefix: ObjectRe
 
 @pytest.mark.parametrize("region", ["us-east-1", "eu-central-1"])
 def test_addresses_for_others_are_the_regions_own(monkeypatch: pytest.MonkeyPatch, region: str) -> None:
-    """S3 answers some requests to the global host with a redirect, which a signature does not survive."""
+    """A signed upload address contains the host of the bucket's region.
+
+    S3 redirects some requests from the global host, and the signature is invalid after a redirect.
+    """
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     store = S3ObjectStore(Connection(CloudSettings(mode=CloudMode.AWS, region=region)))

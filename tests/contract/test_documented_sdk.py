@@ -1,6 +1,6 @@
-"""docs/sdk.md runs as it stands: its Python blocks, one after the other, against the real application.
+"""The Python blocks of docs/sdk.md run unchanged, in order, against the real application.
 
-Only waiting is not waited for.
+Waiters return without a pause.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "sdk.md").read_te
 
 
 class Running(Job):
-    """The documented job, as the loops and agents would have it once it runs."""
+    """The job of docs/sdk.md, in the state that the loops and agents store for a running job."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

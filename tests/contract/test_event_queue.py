@@ -1,4 +1,4 @@
-"""The queue of events over boto3, against moto's SQS: what is not deleted comes again."""
+"""The event queue over boto3, against moto's SQS. SQS delivers a message again until the message is deleted."""
 
 from __future__ import annotations
 

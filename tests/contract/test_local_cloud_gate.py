@@ -1,7 +1,8 @@
-"""The served local AWS refuses everyone without the cluster's key: other users of the machine, and web pages in a
-browser on it.
+"""The served local AWS refuses every request without the cluster's key.
 
-User data runs as whoever started the cluster, root included. The attack is one unsigned RunInstances.
+Such requests may come from other users of the machine, or from web pages in a browser on the machine. User data runs
+with the rights of the user who started the cluster, possibly root. One unsigned RunInstances request would be enough
+for an attack.
 """
 
 from __future__ import annotations

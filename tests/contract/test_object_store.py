@@ -1,6 +1,4 @@
-"""What every object store must do: one suite, run against the one in memory and against S3's protocol, spoken over HTTP
-to moto.
-"""
+"""The contract of every object store: the same tests run in memory and against moto's S3 over HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from worker.storage.s3 import S3ObjectStore, s3_store
 BUCKET = "bucket"
 MIB = 1024 * 1024
 PART_BYTES = 5 * MIB
-"""The smallest that S3 takes."""
+"""Size of the smallest part that S3 accepts in a multipart upload."""
 
 
 def reference(key: str) -> ObjectReference:
@@ -204,7 +202,10 @@ def test_spans_of_a_target_are_filled_in_order(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_what_is_read_is_of_one_object(store: ObjectStore, is_deleted: bool) -> None:
-    """One that is no longer there may be read on by a store that still has it; parts of two are never mixed."""
+    """A reader never mixes the content of two objects.
+
+    The object is deleted or replaced during the read. A store may still return the old object to the end.
+    """
     first, second = bytes(4 * PART_BYTES), b"\xff" * (4 * PART_BYTES)
     store.put_bytes(reference("changing"), first)
     target = bytearray(len(first))
@@ -263,7 +264,7 @@ def test_many_threads_share_a_store(store: ObjectStore) -> None:
 
 
 def test_nobody_listening_is_worth_another_try() -> None:
-    """Port 9 of an address that nothing serves: refused at once."""
+    """A refused connection is a retryable error. No process listens on port 9 of this loopback address."""
     with pytest.raises(StoreUnavailable) as raised:
         s3_store(environment("http://127.255.255.254:9")).get_bytes(reference("key"))
     assert raised.value.retryable
@@ -286,7 +287,10 @@ def test_local_mode_reaches_loopback_only(url: str) -> None:
 
 
 def test_a_poisoned_configuration_changes_nothing(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's own files name other keys, another endpoint and a proxy: local mode must not even read them."""
+    """Local mode ignores the user's AWS configuration.
+
+    The configuration names other credentials, another endpoint and a proxy.
+    """
     config = tmp_path / "config"
     config.write_text(
         "[profile real]\nregion = eu-west-1\nendpoint_url = http://198.51.100.1\n[default]\nendpoint_url = "

@@ -1,9 +1,11 @@
-"""Each field of each operation, wrong in each way that no schema allows: refused with the documented error.
+"""Each field of each operation refuses every value that no schema allows, with the documented error.
 
-`test_bad_input.py` makes up requests from the schemas. This file sends what JSON and HTTP allow besides: null, numbers
-that are not finite or too large, half of a surrogate pair, NUL, and tokens of pages that nobody returned. Operations
-and fields come from the OpenAPI document, so that a new field is covered from its first day. Parameters and tokens are
-tested on both engines, because PostgreSQL refuses values that SQLite stores.
+`test_bad_input.py` generates requests from the schemas. This file sends other values that JSON and HTTP allow: null,
+numbers that are not finite or too large, half of a surrogate pair, NUL, and page tokens that the service never
+returned.
+
+Operations and fields are read from the OpenAPI document, so these tests cover each new field automatically. Tests of
+parameters and tokens run on both engines, because PostgreSQL refuses values that SQLite stores.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ KNOWN = {
     "TokenId": "tok-0",
     "SourceId": "0" * 64,
 }
-"""Things that exist, so that a bad field is the only reason for a refusal."""
+"""Names of existing objects, so that a bad field is the only reason for a refusal."""
 NEEDED = {"GetLog": "Key=x", "GetOutput": "Key=x"}
-"""Query fields without which the operation refuses anything."""
+"""Required query parameters of operations. Without them, the request is refused for another reason."""
 JSON_VALUES = {
     "null": "null",
     "NaN": "NaN",
@@ -60,7 +62,7 @@ JSON_VALUES = {
     "too long": json.dumps("x" * 200_000),
     "too deep": "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
 }
-"""No field of any type accepts these."""
+"""Values that a field of any type refuses."""
 WRONG_TYPES = {
     "string": "[7]",
     "integer": '"7"',
@@ -88,7 +90,7 @@ EVIL_PARTS = [
     "{}",
     '["a"]',
 ]
-"""In place of a part of a page's token: no part of any token is one of these."""
+"""Replacements for a part of a page token. No part of any token has one of these values."""
 ODD_PARTS = [
     "0",
     '""',
@@ -100,10 +102,10 @@ ODD_PARTS = [
     "[]",
     "0.5",
 ]
-"""Some parts of some tokens may be these."""
+"""Replacements for a part of a page token that can be valid in some tokens."""
 
 ONE_ENGINE = pytest.mark.parametrize("service", ["sqlite"], indirect=True)
-"""For bodies, which are refused before the database is asked."""
+"""For tests of bodies, which the service refuses before it uses the database."""
 
 Operation = dict[str, Any]
 
@@ -139,7 +141,7 @@ def database_of(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def fill(service: Service, client: Any, job: Job) -> None:
-    """Make two of each thing that is listed, so that each list has a second page."""
+    """Create two objects for each list operation, so that each list has a second page."""
     job.launch(1)
     job.run_ranks()
     job.connect("i-0", "i-1")
@@ -174,7 +176,7 @@ def http(service: Service) -> Iterator[httpx.Client]:
 
 
 class Answered:
-    """The start of an answer, and the whole body of a refusal."""
+    """The status and headers of a response, and the body of a refusal."""
 
     def __init__(self, http: httpx.Client, method: str, path: str, body: bytes | None = None) -> None:
         with http.stream(method, path, content=body) as answer:
@@ -214,7 +216,7 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 def fields_of(
     schema: dict[str, Any], path: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
-    """Yield path and schema of each field of a body, with one entry for each list and map."""
+    """Yield path and schema of each field of a body. A list or map contributes one entry."""
     schema = resolved(schema)
     if path:
         yield path, schema
@@ -310,7 +312,7 @@ def test_no_parameter_accepts_what_no_schema_allows(http: httpx.Client, called: 
                 )
 
 
-# Tokens of pages
+# Page tokens
 
 
 def listed() -> list[Any]:
@@ -323,7 +325,7 @@ def listed() -> list[Any]:
 
 
 def token_of(http: httpx.Client, where: str, name: str) -> tuple[str, bool]:
-    """Return a token that the operation returned, and whether it is compressed."""
+    """Return a page token of the operation, and whether that token is compressed."""
     is_log = name == "GetLogEvents"
     query = "Limit=1&StartFromHead=true" if is_log else "MaxResults=1"
     said = http.get(f"{where}?{query}").json()
@@ -344,7 +346,7 @@ def test_a_forged_token_of_a_page_is_refused_or_a_position(
     name, where = operation["operationId"], path.format(**KNOWN)
     token, is_compressed = token_of(http, where, name)
     assert Answered(http, "GET", f"{where}?NextToken={quote(token)}").status == 200
-    seed = random.randrange(2**32)  # of pytest-randomly, which prints it
+    seed = random.randrange(2**32)  # pytest-randomly seeds this generator and prints the seed
     rng = random.Random(seed)
     for length in sorted(rng.sample(range(1, len(token)), min(12, len(token) - 1))):
         Answered(http, "GET", f"{where}?NextToken={quote(token[:length])}").is_refused(

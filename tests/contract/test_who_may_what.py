@@ -1,7 +1,7 @@
-"""Who may call each operation, and what a caller learns of another project: every operation, every role.
+"""The role that each operation requires, and the facts that a caller can learn about another project.
 
-The table of docs/security.md is what an administrator reads, so that these tests compare the service with that table
-and not with the code that it is made from.
+The tests call every operation with every role. Administrators rely on the table of docs/security.md, so the tests
+compare the service with that table instead of the code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ABSENT = {
     "Step": "4",
     "Rank": "0",
 }
-"""Nothing of these names exists, so that a call that is allowed changes nothing."""
+"""Names of objects that do not exist, so that an allowed call changes nothing."""
 QUERY = {"GetLog": "?Key=x", "GetOutput": "?Key=x"}
 BODIES: dict[str, dict[str, Any]] = {
     "ExecuteCommand": {"Command": ["true"]},
@@ -63,7 +63,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "AcknowledgeIncident": {"Note": "seen"},
 }
 BY_NAME = {"ListEvents", "ListIncidents", "ListDrills", "StreamEvents"}
-"""Lists that may be asked about one job."""
+"""List operations with a filter by job name."""
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def http(service: Service) -> Iterator[httpx.Client]:
 def call(
     http: httpx.Client, headers: dict[str, str], method: str, path: str, body: dict[str, Any] | None
 ) -> tuple[int, str]:
-    """Return status and body of an answer; of an answer that goes on without end the status alone."""
+    """Return status and body of a response. The body of an endless response is empty."""
     content = None if body is None else json.dumps(body)
     sent = {**headers, **({} if body is None else {"content-type": "application/json"})}
     with http.stream(method, path, headers=sent, content=content) as answer:
@@ -126,7 +126,7 @@ def call(
 
 
 def without(said: str, *names: str) -> str:
-    """Return an answer without what differs between two answers of one kind."""
+    """Return a response text without the given names and the request id, which differ between equal responses."""
     for name in names:
         said = said.replace(name, "?")
     return re.sub(r'"RequestId":"[^"]*"', "", said)
@@ -154,7 +154,7 @@ def test_an_operation_is_for_those_whom_the_table_names(http, headers, path, met
 
 
 def foreign() -> list[Any]:
-    """Each operation that names something of a project."""
+    """Return each operation that names an object of a project and that a role below admin may call."""
     about = [
         each
         for each in OPERATIONS
@@ -201,7 +201,10 @@ def test_a_job_from_another_projects_source_is_a_job_from_a_source_that_never_wa
 
 
 def test_a_taken_name_tells_nothing_but_that_it_is_taken(service) -> None:
-    """The one exception, docs/security.md says why: names of jobs are unique in the whole installation."""
+    """A caller of another project learns only that a job name is in use.
+
+    Job names are unique in the whole installation. docs/security.md explains this exception.
+    """
     with closing(service.client(service.token(Role.SUBMITTER, "art"))) as member:
         stored = service.objects.get(ObjectReference(bucket=BUCKET, key=f"sources/{service.source}.tar.gz"))
         member.upload_source(Body=stored)

@@ -1,7 +1,7 @@
-"""The world of the step-protocol model: every part of it is a value, so that states can be compared, hashed and stored.
+"""The state of the step-protocol model. Every part is a value, so that states can be compared, hashed and stored.
 
-What decides is real (`Shard`, `Coordinator`, slots as the pure core sees them); what surrounds it (processes, pages,
-streams, promises) is drawn here with just the fields that the decisions and the invariants read.
+The decisions are real: `Shard`, `Coordinator` and the slots of the pure core. Processes, pages, streams and promises
+are modeled with only the fields that decisions and invariants read.
 """
 
 from __future__ import annotations
@@ -23,41 +23,43 @@ Pair = tuple[SlotView, ...]
 
 
 class Outcome(NamedTuple):
-    """What a rank last said of a proposed step."""
+    """A rank's newest report about a proposed step."""
 
     step: int
     slot: int
-    """Where it was captured; -1: abandoned."""
+    """The slot with the captured step, or -1 if the rank abandoned the step."""
     is_late: bool
     is_heard: bool
-    """The agent has taken it in."""
+    """True once the agent has processed this report."""
 
 
 class Process(NamedTuple):
-    """A rank process and its half of the page."""
+    """A rank process and the half of the page that the process writes."""
 
     boundary: int
     copying: tuple[int, int] | None = None
-    """(step, slot) that its background copier writes."""
+    """Step and slot of the copy that the background copier is writing."""
     outcome: Outcome | None = None
     is_connected: bool = True
-    """Its line to the agent stands."""
+    """True while the process has a connection to its agent."""
     is_closing: bool = False
-    """It stands at its last boundary, inside `close()`."""
+    """True while the process waits at its last boundary, inside `close()`."""
 
     @property
     def settled(self) -> int:
-        """The newest step that it has captured, is capturing or has abandoned."""
+        """The newest step that the process has captured, is capturing or has abandoned."""
         if self.copying is not None:
             return self.copying[0]
         return self.outcome.step if self.outcome is not None else NONE
 
 
 class Phase(IntEnum):
-    """Of a replica stream. OFF: no session. IDLE: connected. BEGUN: announced. TAKEN: into a granted slot.
+    """State of a replica stream.
 
-    SENT: all bytes are with the holder,
-    and the word that they are a snapshot. SEALED: the acknowledgement is on its way."""
+    OFF: no connection. IDLE: connected. BEGUN: the owner has announced the transfer. TAKEN: the holder has granted a
+    slot. SENT: the holder has received all bytes and the message that completes them. SEALED: the acknowledgement is in
+    transit.
+    """
 
     OFF = 0
     IDLE = 1
@@ -68,96 +70,97 @@ class Phase(IntEnum):
 
 
 class Stream(NamedTuple):
-    """The replica session of one shard to one of its holders."""
+    """The stream that replicates one shard to one of its holders."""
 
     phase: Phase = Phase.OFF
     step: int = NONE
     told: int = NONE
-    """C as the sender said with the first message."""
+    """The C in the first message of the transfer."""
     slot: int = NONE
     is_whole: bool = False
-    """What was sent is what the owner has sealed."""
+    """True if the transferred bytes are a step that the owner has sealed."""
 
 
 class Plan(NamedTuple):
-    """The base of the generation that is being loaded."""
+    """The base of a new generation, which its nodes are loading."""
 
     base: int
     origin: int
     keep: tuple[tuple[frozenset[Content], ...], ...]
-    """Per seat, per rank."""
+    """The keep list per seat and rank."""
 
 
 class Restore(NamedTuple):
-    """A new generation on its way: promises, plan, loads."""
+    """The progress of a new generation: promises, plan and loads."""
 
     dead: frozenset[int]
-    """Seats whose node is lost and not replaced yet."""
+    """Seats whose lost node has no replacement yet."""
     inventories: tuple[tuple[tuple[int, Content], ...] | None, ...]
-    """Per seat: its frozen inventory (rank, content) once it has promised the newest generation."""
+    """Per seat: the frozen inventory of (rank, content). None until the node promises the newest generation."""
     quiet: frozenset[int] = frozenset()
-    """Seats that have promised any generation since the last start: nothing of the old one is acted on there any more.
+    """Seats that have promised any generation since the last start.
 
+    Their nodes no longer act for the old generation.
     """
     plan: Plan | None = None
     loaded: tuple[bool, ...] = ()
 
 
 class World(NamedTuple):
-    """One state. A seat is a place in the plan (a GROUP_RANK); the node in it may be replaced."""
+    """One state of the model. A seat is a position in the plan (a GROUP_RANK); its node may be replaced."""
 
     generation: int
-    """The newest that was started."""
+    """The newest started generation."""
     issued: int
     lineage: tuple[tuple[int, int, int], ...]
-    """(generation, parent, base) of all that were started."""
+    """(generation, parent, base) of every started generation."""
     base: int
     origin: int
-    """Of the base's content."""
+    """The generation that captured the base."""
     keep: tuple[tuple[frozenset[Content], ...], ...]
     coordinator: Coordinator
     shards: tuple[Shard, ...]
     granted: tuple[int, ...]
     processes: tuple[Process, ...]
     slots: tuple[tuple[Pair, ...], ...]
-    """Per rank, per holder."""
+    """The slots per rank and holder."""
     streams: tuple[tuple[Stream, ...], ...]
     restore: Restore | None
     limbo: tuple[tuple[tuple[int, Pair], ...] | None, ...]
-    """Per seat: what a node that was only unreachable still holds: (rank, slots)."""
+    """Per seat: the (rank, slots) that an unreachable node still holds, or None."""
     limbo_commits: tuple[tuple[int, int], ...]
-    """Per seat in limbo: the generation and C on its page."""
+    """Per seat in limbo: the generation and C on the page of the unreachable node."""
     recorded: int
-    """The C in the control plane's record when it plans: any commit since the last plan, or -1."""
+    """The C in the control plane's record when it plans. It may be any commit since the last plan, or -1."""
     cleared: frozenset[int]
-    """Seats whose page no longer shows the started generation's C: Load cleared it, or the node is a newcomer."""
+    """Seats whose page lacks the started generation's C, because Load cleared the page or the node is new."""
     refused: frozenset[tuple[int, int, int]]
     faults: int
-    # what the checker remembers
+    # facts that only the checker uses
     best: int
     """The newest step ever committed on this lineage."""
     owed: tuple[frozenset[int], ...]
-    """Per rank: seats that counted at the last commit or were confirmed since."""
+    """Per rank: seats that were in the view at the last commit, or were confirmed since then."""
     stood: tuple[frozenset[int], ...]
-    """Per rank: seats that counted when its owner last acknowledged."""
+    """Per rank: seats that were in the view when the owner last acknowledged."""
     dropped: frozenset[tuple[int, int]]
-    """(rank, seat) that the owner gave up on."""
+    """Each (rank, seat) whose holder the owner has dropped from the view."""
     spoiled: frozenset[tuple[int, int, Content]]
-    """(rank, seat, content) that a seat has lost behind its word; its owner did not know as it voted, or does not yet.
+    """Each (rank, seat, content) that a seat lost after it had acknowledged the content.
 
-    It hears so on a new line.
+    The owner voted without knowledge of the loss, or still lacks it. It learns of the loss on the next connection.
     """
     heard: frozenset[int]
-    """Steps that some rank's agent has ever heard proposed in this generation."""
+    """Steps whose proposal has reached any rank's agent in this generation."""
     marked: tuple[int, ...] = ()
-    """Per seat: the newest step that its agent has heard is to be uploaded; empty where nothing is uploaded."""
+    """Per seat: the newest step that the announcements to its agent marked for upload. Empty without uploads."""
     begun: tuple[int, ...] = ()
-    """Per rank: the newest step whose upload was begun."""
+    """Per rank: the newest step whose upload has started."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What does not change: who holds what, and how far the exploration goes."""
+    """The constants of a model: its sizes, the placement and the number of faults."""
 
     nodes: int
     copies: int
@@ -165,13 +168,13 @@ class Shape:
     faults: int
     ranks_per_node: int = 1
     every_steps: int = 0
-    """Interval of uploads; 0: nothing is uploaded, and ranks do not close."""
+    """Interval of uploads, in steps. With 0, owners upload no steps and ranks do not close."""
     has_slow_uploads: bool = False
-    """No upload ends before the final round is over."""
+    """True if every upload outlasts the final round."""
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.nodes * self.ranks_per_node
 
     def seat_of(self, rank: int) -> int:
@@ -183,7 +186,7 @@ class Shape:
         return range(seat * self.ranks_per_node, (seat + 1) * self.ranks_per_node)
 
     def holders(self) -> tuple[tuple[int, ...], ...]:
-        """Return the seats that hold each rank's shard, the owner's first: the control plane's own placement."""
+        """Return the seats that hold each rank's shard, by the control plane's own placement. The owner is first."""
         planned = placement.plan([NodeId(f"{seat}") for seat in range(self.nodes)], self.copies, {}).holders
         return tuple(
             tuple(int(node) for node in planned[NodeId(f"{self.seat_of(rank)}")]) for rank in range(self.world_size)
@@ -191,15 +194,15 @@ class Shape:
 
 
 def put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
-    """Return `items` with one replaced."""
+    """Return `items` with `item` at `index`."""
     return (*items[:index], item, *items[index + 1 :])
 
 
 def empty_pair(count: int = 2) -> Pair:
-    """Return slots that hold nothing."""
+    """Return `count` empty slots."""
     return (EMPTY,) * count
 
 
 def on_path(path: Path, content: Content | None) -> bool:
-    """Say whether a content belongs to the history that the newest started generation stands on."""
+    """Return whether a content belongs to the history of the newest started generation."""
     return content is not None and content.step <= path.get(content.origin, NONE)

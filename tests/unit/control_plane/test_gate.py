@@ -1,6 +1,4 @@
-"""Connections that show no token: however many there are and however slow, the server answers whoever sends its request
-at once.
-"""
+"""Connections without a token: however many and slow they are, the server answers a complete request immediately."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def connect(service: Service, stack: ExitStack, sent: bytes, source: str = "127.
 
 
 def rest(opened: socket.socket) -> bytes:
-    """Read until the server closes the connection."""
+    """Return all bytes that arrive until the server closes the connection."""
     received = b""
     with suppress(ConnectionResetError, BrokenPipeError):
         while piece := opened.recv(65_536):

@@ -1,4 +1,7 @@
-"""Whose successor a process is: shown with real processes and the kernel's own locks."""
+"""A control-plane process succeeds a dead process of the same state directory.
+
+The tests use real processes and the kernel's locks.
+"""
 
 from __future__ import annotations
 

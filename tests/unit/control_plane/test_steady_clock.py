@@ -1,4 +1,4 @@
-"""A clock for ages: steps of the wall clock do not move it."""
+"""A clock for ages, which steps of the wall clock do not change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from control_plane.steady_clock import SLEW, SteadyClock
 
 
 class Clocks:
-    """A wall clock that may be stepped, and one that is not."""
+    """A steady clock over a wall clock that tests can step and over a monotonic clock."""
 
     def __init__(self) -> None:
         self.wall, self.elapsed = 1_000_000.0, 50.0

@@ -1,4 +1,4 @@
-"""A control plane without loops, over the fake cloud and a database in a temporary directory."""
+"""Fixtures: a control plane without loops, over the fake cloud and a database in a temporary directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 class Clock:
-    """Time that moves when a test says so."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = START
@@ -47,7 +47,7 @@ class Clock:
 
 
 class Service:
-    """An application, served on loopback by a thread of this process."""
+    """An application that a thread of this process serves on loopback."""
 
     def __init__(
         self,
@@ -118,8 +118,9 @@ class Service:
 
 @contextmanager
 def refused(code: str, match: str | None = None):
-    """A block that is refused with this code, by the service or already by the client; what was said is the value of
-    what it gives.
+    """Check that the block is refused with this error code, by the client or by the service.
+
+    Yield the caught error.
     """
     with pytest.raises(ServiceFailed, match=match) as caught, failures.translated():
         yield caught
@@ -128,8 +129,9 @@ def refused(code: str, match: str | None = None):
 
 @contextmanager
 def impatient(service: Service, seconds: float) -> Iterator[None]:
-    """Let the envelope that serves wait no longer than this; it is in the stack of middleware that was built with the
-    first request.
+    """Set how many seconds the running service's envelope waits for a silent client.
+
+    The first request builds the middleware stack that contains the envelope.
     """
     layer: Any = service.app.middleware_stack
     while not isinstance(layer, envelope.Envelope):
@@ -142,12 +144,12 @@ def impatient(service: Service, seconds: float) -> Iterator[None]:
 
 
 def without_metadata(answer: dict) -> dict:
-    """What the service said, without what botocore says of the call."""
+    """Return the response without botocore's metadata."""
     return {name: value for name, value in answer.items() if name != "ResponseMetadata"}
 
 
 def all_pages(client, operation: str, **query):
-    """Every item of a list, page by page."""
+    """Return the items of all pages of a list."""
     paginator = client.get_paginator(operation)
     page_size = {"PageSize": query.pop("MaxResults")} if "MaxResults" in query else {}
     return list(

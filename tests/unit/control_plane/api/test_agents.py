@@ -1,4 +1,4 @@
-"""The agents' connection, spoken to as an agent speaks."""
+"""The agents' connection: the tests send the messages of an agent to the real route."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ async def join(opened, node: str, agent: str = "a1") -> AgentWelcome:
 
 
 async def closed(opened) -> tuple[int, str]:
-    """Read to the end and return the server's code and reason."""
+    """Wait until the server closes the connection. Return the code and the reason."""
     async with asyncio.timeout(10):
         await opened.wait_closed()
     return opened.close_code, opened.close_reason
 
 
 async def until(condition) -> None:
-    """Wait for what the server's thread is about to do; it has no event of ours to wait for."""
+    """Wait until `condition` returns True. The server's thread signals no event that a test could await."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -91,7 +91,7 @@ async def test_a_session_token_opens_the_next_connections(service, token, node):
 
 
 async def joined(service, token: str, node: str) -> str:
-    """Join, report, leave; return the session token."""
+    """Join the fleet, send one report and disconnect. Return the session token."""
     async with line(service, token) as opened:
         session = (await join(opened, node)).session_token
         await opened.send(encode(report(node)))
@@ -110,7 +110,7 @@ async def test_a_fresh_join_token_does_not_take_over_a_node_that_has_joined(clie
             code, reason = await closed(opened)
         assert code == 4410
         assert f"everstep nodes reset-session {node}" in reason
-    # The agent goes on, also while somebody tries.
+    # The agent stays connected while another client tries to join.
     async with (
         line(service, session) as opened,
         line(service, fresh) as other,
@@ -138,8 +138,9 @@ async def test_of_two_that_join_as_one_node_only_the_first_to_report_stays(servi
 
 @pytest.mark.security
 async def test_a_node_that_shows_a_session_has_joined(service, token, node):
-    """Its welcome came, its first report was lost: it connects again with the session, and nobody joins in its
-    place.
+    """A node that presents its session token has joined, and the join token no longer admits an agent for this node.
+
+    The node received its welcome, but its first report was lost.
     """
     async with line(service, token) as opened:
         session = (await join(opened, node)).session_token
@@ -195,7 +196,7 @@ async def test_a_hello_with_what_no_node_has_is_refused(service, token, node, ch
 
 
 async def test_a_node_has_joined_with_its_first_report(service, token, node):
-    for agent in ("a1", "a2"):  # never reported: the welcome may not have arrived, so the instance may try again
+    for agent in ("a1", "a2"):  # no report yet: the welcome may be lost, so the instance may join again
         async with line(service, token) as opened:
             session = (await join(opened, node, agent)).session_token
     async with line(service, token) as opened:
@@ -206,7 +207,7 @@ async def test_a_node_has_joined_with_its_first_report(service, token, node):
         await opened.send(encode(hello(node)))
         code, reason = await closed(opened)
     assert (code, "has joined before" in reason) == (4410, True)
-    with pytest.raises(InvalidStatus) as refused:  # the earlier session ended with it
+    with pytest.raises(InvalidStatus) as refused:  # the first report ended the earlier session
         async with line(service, session):
             pass
     assert refused.value.response.status_code == 403
@@ -240,7 +241,8 @@ async def test_who_is_not_a_member_does_not_join(service, token, node):
 
 
 async def test_who_is_about_to_leave_does_not_join(service, token, node):
-    service.operator.terminate_member(NodeId(node), decrement=True)  # the hook holds it: EC2 still says running
+    # the hook holds the instance, so EC2 still reports it as running
+    service.operator.terminate_member(NodeId(node), decrement=True)
     async with line(service, token) as opened:
         await opened.send(encode(hello(node)))
         assert (await closed(opened))[0] == 4403
@@ -278,14 +280,17 @@ async def test_what_is_no_report_ends_the_line_and_nothing_else(client, service,
         await opened.send(encode(report("i-another")))
         assert (await closed(opened))[0] == 4400
     await refusals(client, node, 2)
-    async with line(service, session) as opened:  # whose message it is says its token
+    async with line(service, session) as opened:  # the session token identifies the sender of the malformed message
         await opened.send(b"no Hello")
         assert (await closed(opened))[0] == 4400
     await refusals(client, node, 3)
 
 
 async def test_nobody_is_charged_with_what_a_stranger_says(client, service, token, node):
-    """A join token is every instance's: until EC2 has confirmed it, a node id is only a claim."""
+    """A bad message does not count against a node whose id only the message names.
+
+    All instances share the join token, so a node id is only a claim until EC2 has confirmed it.
+    """
     async with line(service, token) as opened:
         await join(opened, node)
         await opened.send(encode(report(node)))
@@ -350,7 +355,7 @@ async def test_the_memory_of_a_node_and_its_ranks_is_shown_while_its_agent_is_co
             "AvailableBytes": 25,
             "TotalBytes": 100,
             "CgroupLimitBytes": 100,
-            "Ranks": [],  # of a job that the database does not know
+            "Ranks": [],  # the database does not contain the job of these ranks
         }
     await until(lambda: not service.services.registry.views()[node].is_connected)
     assert "Memory" not in await asyncio.to_thread(client.describe_node, NodeId=node)
@@ -402,7 +407,8 @@ async def test_without_an_agents_token_there_is_no_line(service, kind):
 async def test_an_oversized_message_ends_the_line(client, service, token, node):
     async with line(service, token) as opened:
         await join(opened, node)
-        with contextlib.suppress(ConnectionClosed):  # the server hangs up on the announced length, before it has all
+        # the server closes the connection after it has read the announced length
+        with contextlib.suppress(ConnectionClosed):
             await opened.send(bytes(2**24 + 1))
         assert (await closed(opened))[0] in (1009, 1006)
     await until(lambda: not service.services.registry.views()[node].is_connected)

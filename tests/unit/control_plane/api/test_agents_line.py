@@ -1,4 +1,7 @@
-"""The agent's own line against the real route: a join token becomes a session, kept for the next agent of the node."""
+"""The agent's own client against the real route.
+
+The client exchanges a join token for a session, which the next agent of the node uses.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from worker.agent.control_client import ControlClient
 async def agent(
     service, token: str, node: str, token_path: Path, ladders: list[Timeouts]
 ) -> AsyncIterator[ControlClient]:
-    """The line of an agent, once it has reported."""
+    """Yield the client of an agent after its first report."""
     client = ControlClient(
         [f"http://{service.address}"],
         join_token=token,
@@ -49,7 +52,7 @@ async def test_an_agent_joins_over_plain_http_on_this_machine(service, token, no
 
 
 async def test_an_agent_that_has_the_session_of_another_node_joins_anew(service, token, tmp_path) -> None:
-    """Its instance was made of an image of that node."""
+    """The instance was launched from an image of another node, and the image contains that node's session."""
     first, second = (member.instance_id for member in service.operator.describe_group(GROUP).members)
     async with line(service, token) as opened:
         session = (await join(opened, first)).session_token

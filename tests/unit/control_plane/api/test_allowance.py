@@ -1,5 +1,6 @@
-"""What a project's submitters may name of AWS, and which sources and priorities are theirs: what an administrator gave
-the project, nothing else.
+"""AWS resources, sources and priorities that the submitters of a project may use.
+
+They may use only those that an administrator has granted to the project.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def test_a_project_names_what_it_was_given_and_nothing_else(client, member, fiel
     client.delete_project_quota(Project="speech")
     with refused("ValidationException"):
         ask(member, **fields)
-    ask(client, **fields, Project="speech")  # an administrator names anything
+    ask(client, **fields, Project="speech")  # an administrator may name any resource
 
 
 @pytest.mark.security
@@ -110,7 +111,7 @@ def test_a_source_belongs_to_the_projects_that_uploaded_it(service, client, memb
         with refused("ResourceNotFoundException"):
             stranger.describe_source(SourceId=source_id)
         assert not stranger.create_source(SourceId=source_id, Bytes=len(CODE))["IsStored"]
-        with refused("ConflictException"):  # nothing was put for it
+        with refused("ConflictException"):  # this project has uploaded no archive with this digest
             stranger.complete_source(SourceId=source_id)
         with refused("ValidationException", match="no source"):
             ask(stranger)

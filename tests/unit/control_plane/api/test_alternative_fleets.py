@@ -1,4 +1,4 @@
-"""A job that may start in several fleets: what is asked of them, and what is told of it."""
+"""Jobs with alternative fleets: the checks of a request, and the fields of its response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.unit.control_plane.api.conftest import refused
 
 @pytest.fixture
 def asked(service, client, tmp_path):
-    """A request for four nodes; `first` and `second` have room for it, `small` has not."""
+    """Return a request for four nodes. The fleets `first` and `second` are large enough; `small` is not."""
     for name, size in (("first", 8), ("second", 4), ("small", 3)):
         service.operator.create_group(f"{name}-group", max_size=size)
         client.create_fleet(FleetName=name, AutoScalingGroupName=f"{name}-group")

@@ -1,4 +1,4 @@
-"""Answers that are held: for the same token, while nothing is written, for a second."""
+"""Held responses: requests with the same token share a response until the next write, for at most one second."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Versions:
 
 
 class Inside:
-    """An application that counts how often it is asked."""
+    """An application that counts its requests."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -85,7 +85,7 @@ async def test_the_same_is_answered_once_until_something_is_written(world: World
     world.versions.number = 2
     assert await world.ask() == await world.ask() == b"answer 2"
     (held,) = world.answers._held.values()
-    assert held.headers == [(b"content-length", b"8")]  # and no other request's id
+    assert held.headers == [(b"content-length", b"8")]  # no id of another request
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""Instances show who they are by what their role signs: the whole exchange, with an STS that verifies signatures, and
-every way to cheat in it.
+"""Attestation: an instance proves its identity with a signature by its role's credentials.
+
+The tests run the whole exchange with an STS that verifies signatures, and try every known attack.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def sts() -> Iterator[Sts]:
 
 @dataclass
 class Instance:
-    """A node of the fleet, with the keys of its role."""
+    """An instance of the fleet, with the credentials of its role."""
 
     service: Service
     node: str
@@ -56,7 +57,7 @@ class Instance:
         return self.post("/v1/agents/nonce", {}).json()["Nonce"]
 
     def request(self, nonce: str | None = None, **changes: str) -> dict[str, Any]:
-        """What the agent sends, with changes."""
+        """Return the body that an agent sends, with the given changes."""
         nonce = nonce or self.nonce()
         signed = agent.sign(self.claim, self.keys, nonce)
         return self.said(nonce, signed, **changes)
@@ -87,7 +88,7 @@ class Instance:
         headers: dict[str, str] | None = None,
         **more: str,
     ):
-        """A signature that is genuine, of a request that is not the one that is meant."""
+        """Return the headers of a genuine signature for a request that differs from the expected request."""
         chosen = (
             {**attestation.headers(server_id=self.service.services.server_id, nonce=nonce), **more}
             if headers is None
@@ -112,7 +113,7 @@ def instance(service, client, sts) -> Instance:
     return made
 
 
-# What is to work
+# Accepted requests
 
 
 async def test_an_instance_joins_without_any_token(service, instance, sts, monkeypatch) -> None:
@@ -162,7 +163,7 @@ async def test_a_session_is_for_its_own_instance_alone(service, instance) -> Non
         assert (await closed(opened))[0] == 4401
 
 
-# What is not to work
+# Refused requests
 
 
 def refused(answer: httpx.Response, words: str) -> None:
@@ -319,7 +320,7 @@ def test_an_answer_that_is_not_exactly_sts_proves_nothing(instance, sts, answer)
     sts.answer = answer
     refusal = instance.ask(instance.request())
     assert refusal.status_code == 503
-    assert len(sts.asked) == 1  # no redirect is followed, nothing is asked again
+    assert len(sts.asked) == 1  # the service neither follows a redirect nor retries
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_a_server_whose_cloud_is_not_aws_attests_nobody(service) -> None:
     assert "join with a join token" in answer.json()["Message"]
 
 
-# The rules by themselves
+# The rules, without a service
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""What people read and upload waits for S3 in threads of its own; the loops, the agents' door and sign-in have
-theirs.
+"""Callers' reads and uploads wait for S3 in separate threads.
+
+The loops, the agents' connections and sign-in keep their own threads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BODY = archive(("train.py", b"print()"))
 
 
 class Held:
-    """A call of an object store that is answered when a test says so."""
+    """A method of an object store whose call blocks until the test releases the call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, store: MemoryObjectStore, name: str) -> None:
         self.is_asked, self.is_answered, self._real = threading.Event(), threading.Event(), getattr(store, name)
@@ -35,7 +36,7 @@ class Held:
 
 
 def has_free_thread(service: Service) -> bool:
-    """Say whether the loops' only thread does something at once."""
+    """Run a function in the loops' only thread. Raise TimeoutError if the thread is busy for 10 s."""
     return asyncio.run_coroutine_threadsafe(asyncio.to_thread(lambda: True), service.loop).result(10)
 
 

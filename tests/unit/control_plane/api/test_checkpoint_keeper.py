@@ -1,5 +1,6 @@
-"""Checkpoints beyond what a job keeps go by themselves; what is pinned, newest or needed stays; a death in between is
-made good.
+"""The keeper deletes checkpoints beyond a job's limit.
+
+Pinned, newest and needed checkpoints stay. If a server dies during a deletion, the next server completes it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def steps(client) -> list[int]:
 
 
 def keys(service, job: Job) -> set[str]:
-    """The steps of which anything is in S3."""
+    """Return the steps of which at least one object is in S3."""
     place = ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={job.run}/checkpoints/")
     return {info.reference.key.partition("step=")[2].partition("/")[0] for info in service.objects.list(place)}
 
@@ -95,11 +96,14 @@ def test_old_ones_go_but_never_the_newest(service, client, make):
 
 
 def test_what_a_job_would_be_restored_from_stays_though_a_newer_one_is_there(service, client, make):
-    """A checkpoint of a generation that the newest one did not come from is newer, and of no use to it."""
+    """The checkpoint that a job would resume from stays, in addition to the newest checkpoint.
+
+    The newest checkpoint is on an abandoned branch, so the job cannot resume from it.
+    """
     job = make(MaxCount=1)
     job.checkpoint(10)
     job.launch(2, base=10)
-    job.checkpoint(30)  # of generation 1, beyond the base of generation 2
+    job.checkpoint(30)  # a step of generation 1 that is newer than the base of generation 2
     keeper(service).look()
     assert steps(client) == [30, 10]
 

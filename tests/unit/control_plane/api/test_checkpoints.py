@@ -1,4 +1,4 @@
-"""Checkpoints at a person's word, and the loop that reads them back."""
+"""Checkpoints that a person requests, and the loop that verifies stored checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GPT = {"TrainingJobName": "gpt"}
 
 @pytest.fixture
 def job(service, client, fleet, source):
-    """It trains in its first generation."""
+    """Return a job that trains in its first generation."""
     job = Job(service, client, source)
     job.launch(1)
     job.write(jobs.transition, before="queued", after="running", now=START, reason="trains", started_at=START)
@@ -33,7 +33,7 @@ def listed(client):
 
 
 def kept(client):
-    """The step that the protection of the job says is in S3."""
+    """Return the step of the last checkpoint, as the job's protection shows it."""
     return client.describe_protection(**GPT)["LastCheckpoint"]["Step"]
 
 
@@ -42,7 +42,7 @@ def keys(service, job, step):
     return [info.reference.key.rpartition("/")[2] for info in service.objects.list(folder)]
 
 
-# Making
+# Requests
 
 
 def wanted(service):
@@ -99,7 +99,7 @@ def test_a_job_that_does_not_train_makes_none_and_says_why(service, client, job)
         client.create_checkpoint(**GPT)
 
 
-# Reading back
+# Verification
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
     assert listed(client)[8]["Verification"] == "Intact"
 
 
-# Keeping and letting go
+# Pinning and deletion
 
 
 @pytest.mark.covers(
@@ -287,7 +287,7 @@ def test_a_deletion_that_broke_off_goes_on_and_what_is_deleted_does_not_come_bac
     with service.database.read() as session:
         tombstone = checkpoints.find(session, job.run, step=4, generation=1)
     assert (tombstone.state, tombstone.manifest) == ("deleted", None)
-    job.checkpoint(4)  # as the executor does, when an agent reports its shards once more
+    job.checkpoint(4)  # the executor stores the record again when an agent repeats its report
     assert 4 not in listed(client)
     assert manifest.step == 4
 

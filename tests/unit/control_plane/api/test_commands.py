@@ -1,6 +1,4 @@
-"""Programs beside ranks, over HTTP: who may, where, what the history says, and what becomes of a request that comes
-twice.
-"""
+"""Commands beside ranks, over HTTP: permissions, target nodes, history and repeated requests."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ Answer = Callable[[RunCommand], CommandEnded | None]
 
 @contextmanager
 def agent(service: Service, node: str, answer: Answer) -> Iterator[list[RunCommand]]:
-    """An agent that answers commands; what it was asked."""
+    """Connect an agent that answers commands. Yield the list of commands that it has received."""
     asked: list[RunCommand] = []
 
     async def accept():

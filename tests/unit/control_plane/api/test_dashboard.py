@@ -1,4 +1,4 @@
-"""Serving the dashboard: pages, files, what is neither, and a checkout without a build."""
+"""The dashboard's pages and files, requests for other paths, and a checkout without a built dashboard."""
 
 from __future__ import annotations
 

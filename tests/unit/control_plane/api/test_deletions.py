@@ -20,7 +20,7 @@ GPT = {"TrainingJobName": "gpt"}
 
 @pytest.fixture
 def job(service, client, fleet, source):
-    """A job that has run, left something of everything, and ended."""
+    """Return an ended job that has stored data of every kind."""
     job = Job(service, client, source)
     job.launch(1)
     record = CheckpointRecord(

@@ -1,4 +1,7 @@
-"""Events as they come, over HTTP: nothing is lost, nothing comes twice, and nobody sees what is not theirs."""
+"""The event stream over HTTP.
+
+A follower receives every event of its project once, and no event of another project.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def append(service, *messages: str, project: str = "", job: str | None = None, f
 
 
 class Reader:
-    """What a browser makes of a stream."""
+    """Parses a stream of server-sent events as a browser does."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self._lines = answer.iter_lines()
@@ -79,7 +82,7 @@ class Reader:
         return [event["Message"] for _, event in itertools.islice(self, count)]
 
     def until_position(self) -> None:
-        """Read up to the first id: from here on it is known what is new."""
+        """Read up to the first event id. The stream sends every event that is stored after that id."""
         for line in self._lines:
             if line.startswith("id: "):
                 self.last_id = line.removeprefix("id: ")
@@ -95,7 +98,7 @@ def stream(http: httpx.Client, headers: dict[str, str] | None = None, **query: o
 
 
 def feed(service, **options) -> EventFeed:
-    """Another feed for a service, with other times."""
+    """Replace the service's event feed by a feed with these options, and return it."""
     made = EventFeed(service.database, service.clock, **options)
     service.app.state.services = replace(service.services, feed=made)
     return made
@@ -116,7 +119,7 @@ def test_a_follower_that_comes_back_misses_nothing_and_is_told_nothing_twice(ser
     with stream(http) as reader:
         reader.until_position()
         append(service, "one", "two")
-        assert reader.messages(1) == ["one"]  # two may have come, too; it was not read
+        assert reader.messages(1) == ["one"]  # the second event may have arrived, but is unread
     append(service, "three")
     with stream(http, headers={"last-event-id": str(reader.last_id)}, AfterEventId=0) as again:
         append(service, "four")
@@ -188,7 +191,7 @@ def test_silence_is_told_from_a_lost_line_by_comments(service, http) -> None:
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_it_ends_when_the_token_is_revoked(service, http, monkeypatch, is_behind) -> None:
     if is_behind:
-        monkeypatch.setattr(event_feed, "RECENT_LIMIT", 0)  # everything is read from the table
+        monkeypatch.setattr(event_feed, "RECENT_LIMIT", 0)  # followers read all events from the table
     with service.database.write() as session:
         token, record = tokens.mint(
             session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="a"), service.clock()
@@ -264,7 +267,7 @@ def test_no_token_holds_all_streams(service, http, monkeypatch) -> None:
 def test_a_reader_that_reads_nothing_is_cut_off_and_comes_back_where_it_was(service, http, monkeypatch) -> None:
     dropped = threading.Event()
     monkeypatch.setattr(envelope.log, "info", lambda *_: dropped.set())
-    http.get("/v1/health")  # the first request makes what serves
+    http.get("/v1/health")  # the first request builds the middleware stack
     host, port = service.address.split(":")
     with impatient(service, 0.05), socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -307,12 +310,13 @@ def test_nothing_is_looked_at_while_nobody_follows(service, http) -> None:
 
 
 async def test_what_was_written_between_a_look_and_a_page_comes_once(service) -> None:
-    """A follower that is behind reads the table itself, and finds there what the last look at it had not: its position
-    is behind that, too.
+    """A follower receives an event once that is stored between the feed's poll and the follower's read of the table.
+
+    The follower's position is then behind this event, so the feed does not send the event again.
     """
     ids = append(service, "one", "two", "three")
     made = feed(service)
-    made._newest, made._complete_after = ids[1], ids[1]  # the look came before the third
+    made._newest, made._complete_after = ids[1], ids[1]  # the feed polled before the third event
     me = event_feed._Follower(
         event_feed.Interest(token_id="t", ends_at=None, project=None, job_name=None, fleet_name=None)
     )

@@ -1,4 +1,4 @@
-"""What a field of a request does, for those that no other test is about."""
+"""The effects of request fields that no other test covers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def job(service, client, fleet, source) -> Job:
 
 @pytest.fixture
 def created(service, client):
-    """Register a group of eight places, with what a test asks for, and return its fleet as the fleet loop sees it."""
+    """Return a function that creates a fleet and returns its spec as the fleet loop reads it.
+
+    The fleet's group allows eight instances.
+    """
 
     def create(**asked: Any) -> FleetSpec:
         client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, **asked)

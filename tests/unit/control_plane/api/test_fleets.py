@@ -90,7 +90,7 @@ def test_of_a_group_that_fits_nothing_is_changed_and_a_surplus_is_told(client, s
 def test_what_nobody_was_shown_is_not_changed(client, service):
     asked = {"FleetName": "main", "AutoScalingGroupName": GROUP, "SpareCount": 1}
     told = client.create_fleet(**asked, DryRun=True)["Changes"]
-    service.operator.set_desired(GROUP, 3)  # between the question and the answer
+    service.operator.set_desired(GROUP, 3)  # the group changes between the dry run and the request
     before, calls = service.operator.describe_group(GROUP), len(service.operator.calls)
     with refused("ConflictException", "not as ExpectedChanges has it; nothing was changed") as caught:
         client.create_fleet(**asked, ExpectedChanges=told)

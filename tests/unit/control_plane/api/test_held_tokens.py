@@ -1,4 +1,4 @@
-"""A token is looked up once, until anything is written, by anybody."""
+"""The service looks up a token once, and again only after a write by any process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.control_plane.api.conftest import START, Clock
 
 
 class Desk:
-    """Held tokens over a database, and another process's way into the same."""
+    """Held tokens over a database, and another process's connection to the same database."""
 
     def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()

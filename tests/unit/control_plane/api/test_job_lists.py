@@ -1,5 +1,6 @@
-"""What callers of ListTrainingJobs can ask for; how it is found is in
-`tests/unit/control_plane/db/test_job_lists.py`.
+"""Filters and orders of ListTrainingJobs.
+
+`tests/unit/control_plane/db/test_job_lists.py` tests the queries.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.unit.control_plane.api.test_results import Job
 
 @pytest.fixture
 def three(service, client, fleet, source):
-    """Jobs a, b, c, a minute apart; a was changed last."""
+    """Create the jobs a, b and c, one minute apart. Job a has the latest change."""
     for name in "abc":
         client.create_training_job(
             TrainingJobName=name,

@@ -56,7 +56,7 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
     "CreateTrainingJob.Tags",
 )
 def test_a_request_can_say_everything(client, request_):
-    # The role's permissions decide.
+    # The permissions of the role decide which inputs the job can read.
     inputs = [
         {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3Uri": "s3://mine/set"}}},
         {
@@ -154,7 +154,10 @@ def test_a_name_is_taken_once(client, request_):
 
 @pytest.mark.covers("CreateTrainingJob.ClientRequestToken")
 def test_the_same_request_again_is_answered_with_the_job_that_it_made(client, request_, service):
-    """As when the answer was lost on its way: botocore sends the same body again, token included."""
+    """A repeated request returns the job that the first request created.
+
+    botocore repeats a request, with the same body and token, if the response is lost.
+    """
     made = client.create_training_job(**request_, ClientRequestToken="once")
     again = client.create_training_job(**request_, ClientRequestToken="once")
     assert without_metadata(again) == without_metadata(made)
@@ -165,7 +168,7 @@ def test_the_same_request_again_is_answered_with_the_job_that_it_made(client, re
     with refused("ConflictException"):
         client.create_training_job(**request_, ClientRequestToken="twice")
     with refused("ConflictException"):
-        client.create_training_job(**request_)  # the client's own token is another one each time
+        client.create_training_job(**request_)  # the client generates a new token for each request
 
 
 def test_two_of_the_same_request_at_once_make_one_job(client, request_, service, monkeypatch):
@@ -266,7 +269,7 @@ def test_roles_and_projects(client, request_, service, tmp_path):
         viewer.stop_training_job(TrainingJobName="gpt")
     with refused("AccessDeniedException", "cannot create anything in 'vision'"):
         speaker.create_training_job(**{**request_, "TrainingJobName": "other", "Project": "vision"})
-    source = speaker.upload_source(Directory=tmp_path / "code")  # a project uses its own sources
+    source = speaker.upload_source(Directory=tmp_path / "code")  # a project may use only its own sources
     speaker.create_training_job(**{**request_, "TrainingJobName": "other", "Source": source})
     assert client.describe_training_job(TrainingJobName="other")["Project"] == "speech"
     with refused("AccessDeniedException", "needs the role admin"):

@@ -1,4 +1,4 @@
-"""What ranks print, read in pages and followed, over HTTP through boto3."""
+"""The output of ranks, paged and followed, over HTTP with boto3."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def messages(page) -> list[str]:
 
 
 def everything(client, **query) -> list[str]:
-    """All pages forward."""
+    """Return the messages of all pages, in forward order."""
     page, found = read(client, StartFromHead=True, **query), []
     while page["Events"]:
         found += messages(page)
@@ -219,7 +219,7 @@ def test_a_job_of_another_project_has_no_log(service, job) -> None:
 
 
 class Following:
-    """A followed log, read by a thread of the test's."""
+    """A followed log, and the token of its newest batch."""
 
     def __init__(self, client, **query) -> None:
         self.stream = client.follow_logs(TrainingJobName="gpt", **query)["EventStream"]
@@ -259,19 +259,19 @@ def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(
         batches = iter(stream)
         next(batches)
         send(service, job, 0, 1, line("one"), line("two"))
-        send(service, job, 0, 1, line("one"), line("two"), line("three"))  # once more, and longer
+        send(service, job, 0, 1, line("one"), line("two"), line("three"))  # the agent repeats its lines and adds one
         send(service, job, 1, 0, line("other", rank=1))
         found = []
         while len(found) < 4:
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
         assert found == ["one", "two", "three", "other"]
         put(job, 0, *(line(text) for text in ("old", "one", "two", "three", "four", "five")))
-        send(service, job, 0, 6, line("six"))  # four and five were lost on the way
+        send(service, job, 0, 6, line("six"))  # lines four and five were lost in transit
         found = []
         while len(found) < 2:
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
         assert found == ["four", "five"]
-        # It was sent once, and waited for those.
+        # The agent sent this line once. The service held it back until the missing lines arrived.
         assert [event["Message"] for event in next(batches)["LogEvents"]["Events"]] == ["six"]
 
 
@@ -291,7 +291,10 @@ def test_lines_of_a_node_that_is_not_in_the_plan_reach_no_follower(service, job,
 
 
 def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(service, job, client, monkeypatch) -> None:
-    """What is sent while the store is read must not be missing afterwards: the store is always a second behind."""
+    """A follower also receives the lines that an agent sends while the service reads the store.
+
+    The store is always about a second behind the agents.
+    """
     monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
     monkeypatch.setattr(logs, "CATCH_UP_SECONDS", 0.05)
     with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
@@ -299,7 +302,7 @@ def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(ser
         next(batches)
         for number in range(2, 7):
             send(service, job, 0, number, line(str(number)))
-        put(job, 0, *(line(str(number)) for number in range(4)))  # it ends in the middle of what was sent
+        put(job, 0, *(line(str(number)) for number in range(4)))  # the stored lines end in the middle of the sent lines
         found: list[str] = []
         while len(found) < 7:
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
@@ -375,7 +378,10 @@ def test_who_follows_before_the_first_launch_has_its_lines_at_once(service, clie
 
 @pytest.mark.usefixtures("loop")
 def test_a_server_that_stops_reads_no_log_on_for_a_follower(service, job, client, monkeypatch) -> None:
-    """Python waits for its threads when it ends, whoever else does not."""
+    """A stopping server starts no further read of a log for a follower.
+
+    Python waits at exit for all threads that still run.
+    """
     put(job, 0, line("a"))
     put(job, 1, line("b", 1, rank=1))
     reading, answer, get = threading.Event(), threading.Event(), service.objects.get

@@ -1,4 +1,4 @@
-"""What scripts log, as callers get it."""
+"""Metrics that scripts log, as the API returns them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.control_plane.api.conftest import refused
 
 @pytest.fixture
 def log(service, client, source, fleet):
-    """Logs values of one name for steps, one a second."""
+    """Return a function that logs values of one metric by step, one second apart."""
     run = RunId(
         client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2)["RunId"]
     )
@@ -32,7 +32,10 @@ def log(service, client, source, fleet):
 
 
 def test_what_is_no_number_any_more_is_told_all_the_same(client, log):
-    """JSON has neither NaN nor infinity: they travel as text, as AWS's do, and are numbers again here."""
+    """NaN and infinity reach the caller as numbers.
+
+    JSON has neither, so the service sends them as text, as AWS does, and the client converts them.
+    """
     log("loss", {3: float("nan"), 4: float("inf"), 5: 0.5})
     (result,) = client.get_metric_data(TrainingJobName="gpt")["MetricDataResults"]
     assert (result["MetricName"], result["Steps"], result["LastSteps"], result["Times"], result["Counts"]) == (
@@ -58,7 +61,7 @@ def test_metrics_are_listed_by_name_with_what_came_last(client, log):
         "LastValue": 2.0,
     }
     assert [metric["MetricName"] for metric in found["Metrics"]] == ["loss", "norm"]
-    assert found["DroppedCount"] == 998  # numbers that the agent has given to what never came
+    assert found["DroppedCount"] == 998  # the agent numbered these points, but the service never received them
 
 
 @pytest.mark.covers(

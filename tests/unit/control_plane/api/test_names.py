@@ -1,5 +1,6 @@
-"""Names of jobs and fleets: they become path components, tags and keys, so the pattern is all that stands before
-those.
+"""The pattern for names of jobs and fleets.
+
+Names become path components, tags and keys, and only this pattern rejects unsafe characters.
 """
 
 from __future__ import annotations

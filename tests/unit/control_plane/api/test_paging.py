@@ -1,4 +1,4 @@
-"""Where a page ends and where the next one begins."""
+"""The last entry of a page and the first entry of the next page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What people say of nodes and fleets: a held node is released, a silent fleet is gone."""
+"""Requests of people about nodes, fleets and jobs.
+
+For example, a person releases a held node, or declares the silent nodes of a fleet as gone.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ def test_a_node_that_works_where_nobody_can_take_over_stays(client, fleet, servi
     job = Job(service, client, source)
     job.launch(1)
     hold(service, state="assigned", hold=None, run_id=job.run)
-    assert client.drain_node(NodeId="i-1")["Request"] == "drain"  # the group may have more instances
+    assert client.drain_node(NodeId="i-1")["Request"] == "drain"  # the group can launch a replacement
     client.release_node(NodeId="i-1")
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")

@@ -1,4 +1,4 @@
-"""What a dry run answers."""
+"""The plan in the response of a dry run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wanted(source):
 
 
 def spares(service, count, memory_bytes=64 * GIB):
-    """Let so many nodes be there, free and connected."""
+    """Add `count` free nodes with connected agents to the fleet."""
     with service.database.write() as session:
         for number in range(count):
             node_id = f"i-{number}"

@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""The metrics that Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_JOB = {"job": "gpt", "project": "default", "fleet": "main"}
 
 @pytest.fixture
 def job(service, client, fleet, source):
-    """It trains; of one of its incidents it has recovered, another one goes on."""
+    """Return a training job with one recovered incident and one open incident."""
     job = Job(service, client, source)
     job.connect("i-0", "i-1")
     job.launch(1)

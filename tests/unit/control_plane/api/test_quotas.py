@@ -74,7 +74,11 @@ def test_no_more_jobs_than_its_quota_are_under_way(client, wanted):
 
 @pytest.mark.parametrize("names", ["abcd", "aaaa"])
 def test_of_jobs_that_come_at_once_as_many_are_taken_as_have_room(client, wanted, names: str, monkeypatch) -> None:
-    """Each is looked at before one of them is stored. Of the same name there is one in any case."""
+    """Concurrent requests cannot exceed a quota.
+
+    Every request passes its checks before any request is stored. Only one job can have a given name, even without a
+    quota.
+    """
     store, all_looked_at = routes._store, threading.Barrier(len(names))
 
     def store_together(services, new):
@@ -101,7 +105,7 @@ def test_of_jobs_that_come_at_once_as_many_are_taken_as_have_room(client, wanted
 def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):
     client.put_project_quota(Project="speech", MaxNodeCount=6)
     client.create_training_job(TrainingJobName="a", **wanted)
-    service.clock.advance(1)  # of the same age, the run's id would say who comes first
+    service.clock.advance(1)  # between jobs of the same age, the run id would decide
     plan = client.create_training_job(TrainingJobName="b", **wanted, DryRun=True)["Plan"]
     assert (
         plan["WaitsFor"]
@@ -115,7 +119,10 @@ def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):
 @pytest.mark.security
 @pytest.mark.covers("PutProjectQuota.MaxSourceBytes")
 def test_sources_of_a_project_fill_its_quota_and_no_more(service, client):
-    """Announced archives count, too: else a submitter could fill the bucket with uploads that nobody completes."""
+    """Announced archives count against the quota.
+
+    Otherwise a submitter could fill the bucket with uploads that are never completed.
+    """
     body = archive(("train.py", b"print(1)"))
     first, second = hashlib.sha256(body).hexdigest(), "1" * 64
     client.put_project_quota(Project="speech", MaxSourceBytes=len(body) + 100)
@@ -126,14 +133,14 @@ def test_sources_of_a_project_fill_its_quota_and_no_more(service, client):
             with refused("ConflictException", match=told) as caught:
                 upload(SourceId=first)
             assert "--max-source-bytes" in caught.value.hint
-        member.create_source(SourceId=second, Bytes=100)  # the same archive again replaces what it announced before
+        member.create_source(SourceId=second, Bytes=100)  # a new announcement of an archive replaces the earlier one
         for _ in range(2):
             member.put_source(SourceId=first, Body=body)
         with refused("ConflictException", match=f"uses {len(body) + 100} of"):
             member.create_source(SourceId="2" * 64, Bytes=101)
         service.clock.advance(27 * 3600)
         member.create_source(SourceId="2" * 64, Bytes=100)
-    client.put_source(SourceId=first, Body=body)  # another project has no quota
+    client.put_source(SourceId=first, Body=body)  # this project has no quota
 
 
 @pytest.mark.security

@@ -1,4 +1,7 @@
-"""Jobs that cannot run: one service for all of them, because none of them leaves anything."""
+"""Requests for jobs that cannot run.
+
+All tests use one service, because a refused request stores no data.
+"""
 
 from __future__ import annotations
 

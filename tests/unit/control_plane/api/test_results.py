@@ -1,5 +1,6 @@
-"""What a job leaves: logs, outputs, protection, checkpoints, incidents, metrics, as the loops and agents would leave
-it.
+"""The data of a job: logs, outputs, protection, checkpoints, incidents and metrics.
+
+The tests store this data in the same form as the loops and agents.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tests.unit.worker.storage.slots import header_of, payload_of
 
 
 class Job:
-    """A job that runs on two nodes, put together by hand."""
+    """A job on two nodes. Its methods store rows and objects directly."""
 
     def __init__(self, service, client, source, **request) -> None:
         self.service = service
@@ -95,7 +96,7 @@ class Job:
         self.service.objects.put(ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={self.run}/{kind}/{path}"), body)
 
     def checkpoint(self, step: int, *, generation: int = 1) -> CheckpointManifest:
-        """Put a complete checkpoint of two ranks, with objects that are what the manifest says."""
+        """Store a complete checkpoint of two ranks. Its objects match the manifest."""
         folder = f"checkpoints/run={self.run}/gen={generation}/step={step}"
         shards = []
         for rank in range(2):
@@ -164,7 +165,10 @@ class Job:
 
 
 def tiny_shard(rank: int, step: int, generation: int) -> tuple[SlotHeader, bytes]:
-    """A shard's slot and its object: two tensors with a gap between them, and one before the index."""
+    """Return the slot header and the object of a shard with two tensors.
+
+    The slot has a gap between the tensors and another gap before the index.
+    """
     tensors = [("w", "uint8", (3,), bytes((rank, step % 256, generation))), ("b", "uint8", (65,), b"x" * 65)]
     payload, offset, size = payload_of(tensors, slack=128)
     header = header_of(payload, offset, size, rank=rank, step=step, origin=generation)
@@ -293,7 +297,7 @@ def test_the_loss_of_whole_domains_is_counted_as_far_as_they_are_known(client, j
         domains.get("i-0"),
         domains.get("i-1"),
     ]
-    assert answer["RecoveryOdds"][0]["Probability"] == 1.0  # of nodes, as before
+    assert answer["RecoveryOdds"][0]["Probability"] == 1.0  # the probability for lost nodes is unchanged
 
 
 @pytest.mark.parametrize(
@@ -406,7 +410,7 @@ def test_checkpoints_are_listed_and_the_last_complete_one_is_shown(client, job):
     assert client.describe_protection(TrainingJobName="gpt")["LastCheckpoint"]["Step"] == 100
     waiter = client.get_waiter("checkpoint_available")
     waiter.wait(TrainingJobName="gpt", MinStep=100, WaiterConfig={"MaxAttempts": 1})
-    with pytest.raises(WaiterError):  # the one that was asked for is on its way
+    with pytest.raises(WaiterError):  # the requested checkpoint is not complete yet
         waiter.wait(TrainingJobName="gpt", MinStep=101, WaiterConfig={"MaxAttempts": 1})
 
 
@@ -520,7 +524,10 @@ def test_only_keys_of_the_job_are_read(client, job, service):
 
 
 def move_outputs(service, run: str, uri: str) -> None:
-    """Give a stored job the output path that one may have which was stored before admission refused such a path."""
+    """Give a stored job an output path that admission refuses.
+
+    The database may contain such jobs, because earlier versions accepted these paths.
+    """
     with service.database.write() as session:
         row = session.get(JobRow, run)
         row.spec = {**row.spec, "output_uri": uri}
@@ -752,7 +759,7 @@ def test_a_job_says_how_far_it_is_and_how_many_of_its_nodes_are_well(client, job
         for node_id in ("i-0", "i-1", "i-2"):
             nodes.change(session, lease, node_id, initial_state="joining", now=START, state="assigned", run_id=job.run)
     fault = NodeFault(code="gpu_lost", message="gone", is_permanent=False)
-    for number, faults in enumerate(((), (fault,))):  # the third has not dialled in
+    for number, faults in enumerate(((), (fault,))):  # the third node's agent has not connected
         hello = Hello(node_id=NodeId(f"i-{number}"), agent_id="a", address="", peer_port=1, memory_bytes=1, version="1")
         connection = service.app.state.services.registry.accept(hello, FleetName("main"))
         connection.report(AgentReport(node_id=hello.node_id, sequence=1, member=None, faults=faults))

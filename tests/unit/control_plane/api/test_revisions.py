@@ -168,7 +168,7 @@ def test_a_limit_that_creation_would_refuse_is_refused(service, client, job):
 
 def test_more_memory_is_held_against_what_the_nodes_have(service, client, job):
     trains(service, job)
-    job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)  # of 100 bytes each
+    job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)  # each shard has 100 bytes
     with service.database.write() as session:
         for number in range(2):
             facts = nodes.AgentFacts(
@@ -224,7 +224,11 @@ def test_others_may_not(service, client, job):
 
 
 def test_a_job_does_not_differ_from_the_request_that_made_it(client, fleet, source):
-    """The service adds a place of the job's own to where its checkpoints and outputs are sent."""
+    """A job shows no difference from the request that created it.
+
+    The service appends a directory for the job to the checkpoint and output paths. The comparison ignores this
+    directory.
+    """
     request = {
         **GPT,
         "FleetName": "main",

@@ -1,5 +1,6 @@
-"""Sign-in for browsers: a token becomes a cookie, and the cookie opens what the token opens, for this site's own
-pages.
+"""Browser sessions: sign-in exchanges a token for a cookie with the same permissions.
+
+The service accepts the cookie only in requests from its own pages.
 """
 
 from __future__ import annotations

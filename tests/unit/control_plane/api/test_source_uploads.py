@@ -1,5 +1,6 @@
-"""Sources that go straight into S3: an object store that signs addresses, and the HTTP server behind them, which can
-fail in every way.
+"""Uploads of sources directly to S3.
+
+The object store signs upload addresses. Its HTTP server can fail in every way.
 """
 
 from __future__ import annotations
@@ -32,22 +33,24 @@ from tests.unit.control_plane.api.test_sources import archive, special
 
 
 class SigningStore(MemoryObjectStore):
-    """Objects in memory, and a server that takes what was signed for.
+    """An in-memory object store with an HTTP server for signed uploads.
 
-    As S3 does, it holds a body against length and checksum.
+    Like S3, the server verifies the length and the checksum of each body.
     """
 
     def __init__(self) -> None:
         super().__init__(BUCKET)
         self.signed: dict[str, tuple[ObjectReference, str, int]] = {}
-        """Key, checksum and length, by the address's signature."""
+        """Object, checksum and length of each signed upload, by the signature in the address."""
         self.answers: list[int | str] = []
-        """What comes first: a status, `cut` (the connection ends in the middle), `lost` (all is taken, and no answer
-        comes).
+        """Results of the next requests, in order.
+
+        An integer is a status. `cut` ends the connection in the middle of the body. `lost` stores the body without a
+        response.
         """
         self.asked: list[dict[str, str]] = []
         self.is_lax = False
-        """Takes any bytes."""
+        """True if the server accepts any bytes."""
         store = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -344,7 +347,10 @@ def test_of_two_who_complete_one_upload_at_once_none_fails(client, store, servic
 
 @pytest.mark.security
 def test_a_project_cannot_complete_the_upload_of_another_project(client, store, service) -> None:
-    """To know a digest proves nothing; the answer is that of an upload that never was."""
+    """Knowledge of a digest grants no access to a source.
+
+    The response equals the response for an upload that does not exist.
+    """
     client.create_source(SourceId=ID, Bytes=len(BODY))
     ((reference, _, _),) = store.signed.values()
     store.put(reference, BODY)

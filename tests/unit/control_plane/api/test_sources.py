@@ -21,7 +21,7 @@ from tests.unit.control_plane.api.conftest import BUCKET, Service, refused
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    """One for all: sources are named by their content, so tests do not meet."""
+    """Yield one service for all tests. Sources are named by their digests, so the tests do not interfere."""
     with Service(tmp_path_factory.mktemp("service")) as running:
         yield running
 
@@ -75,7 +75,10 @@ def test_an_archive_larger_than_memory_is_spooled(client, service):
 def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_memory(
     client, service, monkeypatch, in_memory, piece, waits
 ):
-    """Each time it is behind all others that wait for one."""
+    """The service calls a thread once for each piece of an upload, and not for bytes that it keeps in memory.
+
+    Each call queues behind all other requests that wait for a thread.
+    """
     monkeypatch.setattr(sources, "IN_MEMORY_BYTES", in_memory)
     monkeypatch.setattr(sources, "PIECE_BYTES", piece)
     run, asked = service.services.caller_threads.run, []
@@ -138,7 +141,7 @@ def pax(name: str, **headers: str) -> tarfile.TarInfo:
     ids=lambda info: ascii(info.name[:20]) + "".join(info.pax_headers)[:30],
 )
 def test_headers_and_names_that_no_archive_of_code_has_are_refused(client, service, info):
-    """They failed inside the service, or were stored and shown to people."""
+    """The service refuses headers and names that would cause internal errors or be unsafe to show to people."""
     before = stored_keys(service)
     with refused("ValidationException"):
         client.upload_source(Body=packed((info, b"x")))
@@ -175,14 +178,14 @@ def packed(*members: tuple[tarfile.TarInfo, bytes], headers: dict[str, str] | No
 
 
 def commented(name: str, comment_bytes: int) -> tarfile.TarInfo:
-    """Return a file with so much said of it before it comes."""
+    """Return a file with a comment of `comment_bytes` in the header that precedes it."""
     info = tarfile.TarInfo(name)
     info.pax_headers = {"comment": "x" * comment_bytes}
     return info
 
 
 def sparse(name: str, said_bytes: int) -> tarfile.TarInfo:
-    """Return a file that says it is longer than what comes of it: as long a header could follow."""
+    """Return a sparse file that declares a size of `said_bytes`, although the archive contains only one byte of it."""
     info = tarfile.TarInfo(name)
     info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(said_bytes)}
     return info

@@ -1,5 +1,6 @@
-"""What holds for every operation, whatever it does: the token comes before the body, and each answer carries the
-security headers.
+"""Rules that every operation follows.
+
+The service verifies the token before it reads the body, and each response has the security headers.
 """
 
 from __future__ import annotations

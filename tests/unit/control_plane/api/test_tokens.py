@@ -1,4 +1,7 @@
-"""Tokens of people: made once, listed without their secret, and revoked for everything that goes on with them."""
+"""Tokens of people: the API shows the secret once and lists tokens without it.
+
+A revoked token also ends the responses and sessions that depend on it.
+"""
 
 from __future__ import annotations
 
@@ -130,12 +133,12 @@ def test_the_doctor_asks_who_calls_and_what_time_it_is(service, monkeypatch) -> 
     assert doctor_facts.service_facts().is_refused
 
 
-# Answers that go on
+# Responses without an end
 
 
 @pytest.fixture
 def streaming(tmp_path) -> Iterator[Service]:
-    """A service with an operation whose answer never ends, as logs that are followed."""
+    """Yield a service with an operation whose response never ends, like a followed log."""
     service = Service(tmp_path)
 
     async def endless(_caller: Reader) -> StreamingResponse:

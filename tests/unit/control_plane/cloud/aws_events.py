@@ -1,4 +1,4 @@
-"""Events as AWS documents them, with the values that a test needs filled in."""
+"""AWS events in their documented form, with the values that a test needs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def scaling(what: str = "Launch", result: str = "Unsuccessful", node: str = "") 
 
 
 def block_end(reservation: str = "cr-1", end: str = "2026-03-01T12:40:00Z") -> str:
-    """The documentation of Capacity Blocks names two keys as no other event does."""
+    """Return the warning before the end of a Capacity Block.
+
+    Its documentation spells two keys with underscores, unlike those of all other events.
+    """
     body = {
         "customer_event_id": f"{reservation}-approaching-expiry",
         "detail_type": "Capacity Block Reservation Expiration Warning",

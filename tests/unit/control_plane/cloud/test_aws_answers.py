@@ -1,4 +1,4 @@
-"""What EC2 documents of scheduled events and of the network, as the operator reads it."""
+"""Documented responses of EC2 and Auto Scaling, as the operator reads them."""
 
 from __future__ import annotations
 

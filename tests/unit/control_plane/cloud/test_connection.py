@@ -1,4 +1,4 @@
-"""What AWS says, as errors of ours."""
+"""The connection to AWS: errors become Everstep's error classes, and calls stay within AWS's limits."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_tag_that_is_taken_away_is_noticed(connection: Connection) -> None:
 
 def test_nothing_to_suspend_suspends_nothing(connection: Connection) -> None:
     with Stubber(connection.client("autoscaling")):
-        AwsOperator(connection).suspend_processes("g", [])  # to AWS an empty list means all of them
+        AwsOperator(connection).suspend_processes("g", [])  # AWS treats an empty list as all processes
 
 
 def test_many_instances_are_asked_for_in_pieces(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""The ASG contract: what differs is said in a sentence."""
+"""The contract with an Auto Scaling group. One sentence describes each difference from it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The generator on small documents: what each thing becomes, and that nothing that it cannot say is left out in
-silence.
+"""The contract generator on small documents: the output of each construct.
+
+The generator raises an error for every construct that it does not support.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def answer(schema: Json | None = None, media_type: str = "application/json") -> 
 def document(
     thing: Json | None = None, *, parameters: tuple[Json, ...] = (), body: Json | None = None, **more: Json
 ) -> Json:
-    """A document with the one operation DescribeThing, that answers a Thing with these fields."""
+    """Return a document with one operation, DescribeThing, whose response is a Thing with these fields."""
     fields = thing or {"Name": {"type": "string"}}
     described = {
         "type": "object",
@@ -333,7 +334,7 @@ STATUSES: dict[str, type[StrEnum]] = {
     "TrainingJobSummary.SecondaryStatus": SecondaryStatus,
 }
 PLAIN = {"NodeIncident.Cause"}
-"""A fault's code may be part of it."""
+"""Status fields without an enumeration, because their text can contain the code of a fault."""
 
 
 def test_every_status_is_an_enumeration_of_the_cores_words():

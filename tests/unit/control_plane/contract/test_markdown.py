@@ -1,4 +1,4 @@
-"""Wrapping changes where lines of prose end, and nothing else."""
+"""Wrapping changes only the line breaks of prose."""
 
 from __future__ import annotations
 

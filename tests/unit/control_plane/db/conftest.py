@@ -17,7 +17,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @pytest.fixture(params=BOTH_ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
-    """What stands on the tables stands on those of either."""
+    """Run each test of this package on both database engines."""
     return str(request.param)
 
 

@@ -1,4 +1,4 @@
-"""What a description of a job shows is what the questions for each part of it answer."""
+"""The description of a job contains the results of the separate queries for its parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of jobs: filters, orders, pages that meet, and how much of the database one looks at."""
+"""Lists of jobs: filters, orders, consecutive pages, and the database's work for one page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ PAGE = 100
 def test_pages_meet_without_gap_or_overlap(database, sort_by, is_ascending):
     with database.write() as session:
         for number in range(7):
-            jobs.create(session, new_job(f"job{number}"), NOW + timedelta(seconds=number // 3))  # several at one time
+            # three jobs have the same time
+            jobs.create(session, new_job(f"job{number}"), NOW + timedelta(seconds=number // 3))
     seen: list[str] = []
     after = None
     while True:
@@ -61,7 +62,7 @@ def test_a_job_that_is_deleted_between_two_pages_leaves_no_hole(database):
 @pytest.mark.parametrize(
     ("which", "names"),
     [
-        (JobFilter(name_contains="_"), []),  # a wildcard of SQL is a letter here
+        (JobFilter(name_contains="_"), []),  # SQL wildcards match only themselves
         (JobFilter(project="p"), ["c"]),
         (JobFilter(fleet_name="other"), ["a"]),
         (JobFilter(created_after=NOW), ["c", "b"]),
@@ -89,7 +90,10 @@ def test_filters(database, which, names):
 
 
 def test_a_status_lists_what_shows_it(database):
-    """Held against the status that callers see, for every state with and without a request to stop."""
+    """The status filter matches the status that callers see.
+
+    The test covers every state, with and without a stop request.
+    """
     shown: dict[str, TrainingJobStatus] = {}
     with database.write() as session:
         for state in ("queued", "running", "pausing", "stopping", "completed", "failed", "stopped"):
@@ -106,12 +110,12 @@ def test_a_status_lists_what_shows_it(database):
         assert listed == {name for name, seen in shown.items() if seen is status}, status
 
 
-# How much is looked at
+# Work for one page
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Iterator[Database]:
-    """Ten thousand jobs, of which a few go on."""
+    """Yield a database of ten thousand jobs, one percent of which are running."""
     directory: Path = tmp_path_factory.mktemp("large")
     made = Database(f"sqlite:///{directory / 'large.db'}")
     made.create_tables()
@@ -137,7 +141,7 @@ def large(tmp_path_factory) -> Iterator[Database]:
 
 
 class Effort:
-    """Counts what SQLite does: instructions of its virtual machine, in hundreds."""
+    """Counts the instructions of SQLite's virtual machine, in hundreds."""
 
     def __init__(self, database: Database) -> None:
         self.hundreds = 0

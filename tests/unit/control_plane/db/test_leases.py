@@ -51,7 +51,8 @@ def test_a_contender_takes_over_only_what_stood_still_for_the_ttl(database, job,
 def test_a_successor_takes_over_at_once_from_a_process_that_is_known_to_be_dead(database, job, clock):
     claim(database, Leaser("place-first", 3.0, clock), job.run_id)
     assert claim(database, Leaser("elsewhere-second", 3.0, clock), job.run_id) is None
-    assert claim(database, Leaser("second", 3.0, clock), job.run_id) is None  # without a place it has no predecessors
+    # this owner's name contains no place, so the owner has no predecessor
+    assert claim(database, Leaser("second", 3.0, clock), job.run_id) is None
     assert claim(database, Leaser("place-second", 3.0, clock), job.run_id) == Lease(
         "job", job.run_id, "place-second", 2
     )
@@ -69,7 +70,7 @@ def test_another_replica_is_seen_while_it_bumps_the_counter(database, job, clock
     owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
     claim(database, owner, job.run_id)
     claim(database, contender, job.run_id)
-    assert not contender.sees_another("job", job.run_id)  # it may be the mark of one that has died
+    assert not contender.sees_another("job", job.run_id)  # the stored owner may have died
     claim(database, owner, job.run_id)
     claim(database, contender, job.run_id)
     assert contender.sees_another("job", job.run_id)
@@ -94,7 +95,8 @@ def test_watching_begins_anew_when_the_counter_moves(database, job, clock):
     clock.now += 2.0
     claim(database, owner, job.run_id)
     clock.now += 2.0
-    assert claim(database, contender, job.run_id) is None  # four seconds since the first look, none since the last move
+    # the contender first read the lease four seconds ago, but has just seen a renewal
+    assert claim(database, contender, job.run_id) is None
     clock.now += 3.0
     assert claim(database, contender, job.run_id) is not None
 
@@ -151,7 +153,7 @@ def test_released_is_free_at_once(database, job, clock):
         owner.release(session, lease)
         owner.release(session, lease)
     with pytest.raises(StaleLease), database.write() as session:
-        leases.guard(session, lease)  # given away is given away, though nobody has taken it yet
+        leases.guard(session, lease)  # a released lease is invalid, even if no other owner has claimed it
     assert claim(database, contender, job.run_id) == Lease("job", job.run_id, "b", 2)
     with pytest.raises(StaleLease), database.write() as session:
         leases.guard(session, lease)
@@ -199,9 +201,10 @@ def test_what_is_not_there_cannot_be_claimed(database, clock):
 def test_a_replica_that_lost_its_connection_stores_nothing_more_once_another_took_over(
     database, job, clock, postgresql
 ):
-    """Both have connections of their own.
+    """A server that has lost its connection cannot store data after another server has claimed its lease.
 
-    The first is cut in the middle of what it stores, and tries again when it has lost the lease.
+    Each server has its own database connections. The first server's connection is cut during a write. The server writes
+    again after it has lost the lease.
     """
     second = Database(str(database.url))
     owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
@@ -215,7 +218,7 @@ def test_a_replica_that_lost_its_connection_stores_nothing_more_once_another_too
 
     with pytest.raises(OperationalError):
         store("half", True)
-    store("again", False)  # nobody took over yet: what was cut is simply made again
+    store("again", False)  # no other server has claimed the lease, so the owner repeats its write
     assert claim(second, contender, job.run_id) is None
     clock.now += 3.0
     assert claim(second, contender, job.run_id) == Lease("job", job.run_id, "b", 2)
@@ -228,7 +231,10 @@ def test_a_replica_that_lost_its_connection_stores_nothing_more_once_another_too
 
 @pytest.mark.parametrize("engine", ["postgresql"])
 def test_of_replicas_that_claim_at_once_one_has_the_lease(database, job, clock):
-    """Each saw it stand still for the time to live, and each looks before one of them writes."""
+    """One of several servers that claim an expired lease concurrently gets the lease.
+
+    Each server has seen the lease unrenewed for its whole time, and each reads the lease before any of them writes.
+    """
     contenders = [Leaser(str(number), 3.0, clock) for number in range(4)]
     claim(database, Leaser("dead", 3.0, clock), job.run_id)
     assert [claim(database, contender, job.run_id) for contender in contenders] == [None] * 4

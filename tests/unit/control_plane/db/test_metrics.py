@@ -1,4 +1,7 @@
-"""Logged values in the database: bounded, once each, and of steps done again the newest."""
+"""Logged metrics in the database.
+
+The number of points is bounded, each point is stored once, and points of a repeated step replace the earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ RUN = RunId("gpt".ljust(32, "0"))
 
 
 class Log:
-    """One agent that logs."""
+    """An agent that sends numbered metric points."""
 
     def __init__(self, database: Database, agent_id: str = "one") -> None:
         self.database = database
@@ -82,7 +85,11 @@ def test_the_same_batch_twice_is_stored_once_also_by_another_replica(log: Log) -
 
 @pytest.mark.parametrize("engine", ["postgresql"])
 def test_a_batch_that_several_replicas_store_at_once_is_stored_once(log: Log) -> None:
-    """An agent whose line broke sends again, to another replica, what the first may be storing still."""
+    """Several servers that store the same points concurrently store each point once.
+
+    An agent whose connection broke sends its points again to another server. The first server may still be storing
+    them.
+    """
     first, longer = (
         MetricBatch(run=RUN, first_number=0, points=tuple(point(step) for step in range(count))) for count in (200, 300)
     )
@@ -101,7 +108,7 @@ def test_numbers_that_never_came_are_counted_once(log: Log) -> None:
     with log.database.read() as session:
         assert metrics.dropped_count(session, RUN) == 7
     restarted = Log(log.database, "two")
-    restarted.next_number = 40  # what it counted for a job before this one
+    restarted.next_number = 40  # points that the agent numbered for an earlier job
     restarted.log([10])
     with log.database.read() as session:
         assert metrics.dropped_count(session, RUN) == 7
@@ -125,7 +132,7 @@ def test_steps_that_are_done_again_replace_the_lost_ones(log: Log, lease: Lease)
     log.log([18], generation=2, offset=0.5)
     assert log.values() == {**{step: float(step) for step in range(1, 16)}, 18: 18.5}
     late = Log(log.database, "of the lost node")
-    late.log([14, 16, 21])  # of generation 1
+    late.log([14, 16, 21])  # these points belong to generation 1
     assert sorted(log.values()) == [*range(1, 16), 18]
 
 
@@ -199,7 +206,7 @@ def test_a_fall_back_beyond_what_is_fine_doubles_nothing(log: Log, lease: Lease)
     again = [point for point in points if point.last_step > 10_003]
     assert sum(point.count for point in again) == 9_997
     assert all(point.last == point.last_step + 0.5 for point in again)
-    # What spanned the base is forgotten, nothing else.
+    # Of the steps before the base, only those in a point that spans the base are lost.
     assert 10_003 - 64 <= sum(point.count for point in points) - 9_997 <= 10_003
     assert all(before.last_step < after.step for before, after in pairwise(points))
 
@@ -256,7 +263,11 @@ def unpacked(points: tuple[Point, ...], width: int) -> tuple[Point, ...]:
 
 
 def test_beside_the_newest_point_of_ours_stands_what_all_nodes_measured(log: Log) -> None:
-    """Once: what comes again finds it stored, and names that rank 0's node does not have are nobody's."""
+    """The newest point of rank 0's node also contains the measurements of all nodes.
+
+    The measurements are stored once: a repeated batch does not change them. Metrics that rank 0's node does not log are
+    ignored.
+    """
     ours = tuple(replace(point(step), values={"loss": 1.0, "everstep/gpu_percent": 80.0}) for step in (1, 2))
     batch = MetricBatch(run=RUN, first_number=0, points=(*ours, point(3)))
     measured = {

@@ -74,7 +74,10 @@ def test_replica_rows_change_with_the_view_and_not_with_the_step(database, job, 
 
 
 def test_a_holder_whose_instance_has_ended_is_in_nobodys_view(database, job, lease):
-    """Its owner may be gone, too, or not launched again yet: nobody reports it any more."""
+    """A holder whose instance has ended counts as out of every view.
+
+    No report says so if the owner has ended, too, or has not been launched again.
+    """
     with database.write() as session:
         protection.record(session, lease, [shard(("i-1", True), ("i-2", True))], NOW)
         for node_id, ended_at in (("i-1", NOW), ("i-2", None)):
@@ -183,7 +186,7 @@ def test_means_are_of_failures_alone(database, job, lease):
     with database.write() as session:
         for number, cause in enumerate(Cause):
             incidents.open_incident(session, lease, f"inc-{number}", incident(cause=cause.value, lost_node_count=1))
-            # What is no failure takes long: counted in, it would show.
+            # Incidents that are no failure get long times, which would be visible in the totals.
             incidents.change(
                 session,
                 lease,
@@ -246,7 +249,7 @@ def test_an_intent_is_written_before_and_finished_after(database, lease):
     assert (spent.attempt_count, spent.outcome) == (2, "gone")
 
 
-# Everything that is written under a lease
+# Writes under a lease
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,11 @@ from tests.unit.control_plane.db.conftest import NOW, new_job
 
 @pytest.mark.parametrize("engine", ["sqlite"])
 def test_sqlite_is_durable_and_strict(database):
-    """Read the driver's connection: `sqlite_without_fsync` of tests/conftest.py changes those of SQLAlchemy."""
+    """Everstep opens SQLite with durable and strict settings.
+
+    The test reads the settings of the driver's connection, because `sqlite_without_fsync` of tests/conftest.py changes
+    those of SQLAlchemy.
+    """
     with (
         contextlib.closing(Database(str(database.url))) as made,
         contextlib.closing(made.engine.raw_connection()) as connection,
@@ -77,7 +81,11 @@ def test_foreign_keys_hold(database):
 
 
 def test_two_writers_that_read_first_wait_for_each_other(database):
-    """With a deferred transaction the second would fail at once: its view is old by the time it wants to write."""
+    """A second writer waits until the first one commits.
+
+    In a deferred transaction, the second writer would fail at its first write, because its snapshot is outdated by
+    then.
+    """
     has_read, may_go = threading.Event(), threading.Event()
     failures: list[Exception] = []
 
@@ -127,9 +135,10 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("engine", ["postgresql"])
 def test_ids_become_visible_in_order_while_four_write(database: Database) -> None:
-    """A reader goes on from the last id that it saw.
+    """Event ids become visible in ascending order, although four writers commit concurrently.
 
-    Rolled back ids leave gaps; one that appears below another is lost for good.
+    A reader continues after the last id that it has seen. It tolerates the gaps of rolled-back transactions, but would
+    miss an id that appears later below a seen id.
     """
     each, writers = 60, 4
     start = threading.Barrier(writers + 1)
@@ -176,7 +185,10 @@ def test_a_reader_sees_one_state_whatever_is_committed_meanwhile(database: Datab
 def test_how_transactions_see_each_other_is_no_matter_of_the_databases_settings(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stricter writer would look at what was there before it had the lock."""
+    """Transactions use their own isolation levels, whatever default the database has.
+
+    Under a stricter level, a writer would read the state from before it acquired the lock.
+    """
     monkeypatch.setitem(session_module.POSTGRESQL, "options", "-c default_transaction_isolation=serializable")
     elsewhere = Database(str(database.url))
     isolation = text("SHOW transaction_isolation")
@@ -199,7 +211,7 @@ def test_a_reader_cannot_write(database: Database) -> None:
 def test_a_writer_that_says_nothing_more_is_given_up_and_stores_nothing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica that stands still in the middle of a transaction must not keep the others from writing."""
+    """The database aborts the transaction of a server that freezes in the middle, so that others can write."""
     monkeypatch.setitem(
         session_module.POSTGRESQL, "options", "-c idle_in_transaction_session_timeout=2000 -c lock_timeout=20000"
     )
@@ -209,7 +221,7 @@ def test_a_writer_that_says_nothing_more_is_given_up_and_stores_nothing(
         with silent.write() as session:
             events.append(session, NewEvent(at=NOW, type="lost", message="m"))
             session.flush()
-            say(database, "kept")  # waits until the first was given up
+            say(database, "kept")  # waits until the database aborts the first transaction
 
     with pytest.raises(DBAPIError, match="idle-in-transaction"):
         stand_still()
@@ -230,7 +242,10 @@ def test_a_writer_does_not_wait_for_ever(database: Database, monkeypatch: pytest
 
 @pytest.mark.parametrize("engine", ["postgresql"])
 def test_connections_that_were_cut_are_made_again(database: Database, postgresql: PostgreSql) -> None:
-    """As a fail-over does it: what was under way fails and leaves nothing, and what comes next works."""
+    """After a fail-over cuts all connections, the running transaction fails and stores nothing.
+
+    The next transaction opens a new connection.
+    """
 
     def be_cut() -> None:
         with database.write() as session:
@@ -246,8 +261,9 @@ def test_connections_that_were_cut_are_made_again(database: Database, postgresql
 
 
 def test_what_ranks_print_can_be_stored_whatever_it_is(database: Database) -> None:
-    """A reason has the last lines of a rank that failed; a pass that could not be stored would be made again for
-    ever.
+    """The database accepts any text that ranks print, because a job's reason contains the last lines of a failed rank.
+
+    A pass whose result cannot be stored would repeat forever.
     """
     with database.write() as session:
         tags = {"a": "1\x00", "b": "\\u0000"}

@@ -1,4 +1,4 @@
-"""Whether something was committed."""
+"""Detection of new commits in the database."""
 
 from __future__ import annotations
 
