@@ -44,7 +44,7 @@ def pytest_mark_fast_tests(items: list[pytest.Item]) -> None:
 
 
 RUNNING = pytest.StashKey[pytest.Item]()
-"""The test that this process runs."""
+"""Test that this process runs at present."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -179,7 +179,7 @@ class WarmParent:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries also print to this stream
+    os.dup2(2, 1)  # libraries print to the original stream too
 
     remove_stale(os.environ, None)  # a lock of a killed run would block this run forever
     for module in IMPORTS:
@@ -218,7 +218,7 @@ def _codes(pids: list[int], ended: dict[int, int], *, until_one_fails: bool) -> 
                 os.kill(pid, signal.SIGKILL)
         one = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert one is not None
-        _end_group(one.si_pid)  # until then, no other process can get this pid
+        _end_group(one.si_pid)  # until the wait, no other process can get this pid
         _, status = os.waitpid(one.si_pid, 0)
         ended[one.si_pid] = os.waitstatus_to_exitcode(status)
     return [ended.pop(pid) for pid in pids]

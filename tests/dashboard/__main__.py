@@ -1,10 +1,9 @@
-"""The dashboard over the seeded world, for people: `python -m tests.dashboard [--seed N] [--port N] [--recorded]
-[--pictures DIRECTORY]`.
+"""Serves the dashboard over a seeded fleet, for people.
 
-It is built once, with `make web`.
+    python -m tests.dashboard [--seed N] [--port N] [--recorded] [--pictures DIRECTORY]
 
-Time passes in it as outside: jobs train, the shortage goes on. With `--recorded` it is over the incidents recorded from
-real runs, where time stands still. Ctrl-C ends it.
+Build the dashboard once with `make web`. The fleet's time passes in real time: jobs train, and the shortage continues.
+With `--recorded`, the server shows the incidents recorded from real runs, and the time stands still. Ctrl-C ends it.
 """
 
 from __future__ import annotations

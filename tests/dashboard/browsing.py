@@ -1,6 +1,6 @@
-"""A browser as the dashboard's tests use it.
+"""Chromium for the dashboard's tests.
 
-Whatever it complains of, a refused style, a failed request, an exception, fails the test that it happened in.
+A test fails if the browser logs an error or a warning: a rejected style, a failed request or an exception.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ CUT_OFF = (
     "ERR_CONNECTION_RESET",
     "status of 503",
 )
-"""What a browser says of a server that is away."""
+"""Parts of the browser's messages about an unreachable server."""
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser for the time of the block."""
+    """Start Chromium for the duration of the block."""
     with sync_playwright() as playwright:
-        # Containers run tests as root, for whom Chromium's sandbox does not start; it opens our own pages alone. Shared
-        # memory, which it would take
-        # its buffers from, is what other tests fill.
+        # Chromium's sandbox does not start as root, and containers run tests as root. The pages are our own. Other
+        # tests fill /dev/shm, so Chromium must not use it.
         expect.set_options(timeout=WAIT_MS)
         started = playwright.chromium.launch(
             executable_path=find_chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
@@ -56,19 +55,19 @@ def watched(
     is_cut: bool = False,
     refusals: tuple[str, ...] = (),
 ) -> Iterator[Page]:
-    """A page of nobody yet.
+    """Open a page that nobody has signed in to.
 
     Args:
-        browser: of the test.
-        url: of the server.
-        size: of the window.
+        browser: a started browser.
+        url: address of the server.
+        size: width and height of the window.
         scheme: light or dark.
-        motion: `reduce`, or `no-preference`: pages move then, and have to be waited for.
-        is_cut: the server goes away meanwhile, and the browser says so.
-        refusals: parts of what else the browser is meant to say.
+        motion: `reduce`, or `no-preference`. With the latter, tests have to wait for animations.
+        is_cut: True if the test stops the server. Messages about that are then allowed.
+        refusals: parts of other messages that the test expects.
 
     Yields:
-        The page; it is closed afterwards.
+        The page. It is closed at the end of the block.
     """
     context = browser.new_context(
         viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion=motion, base_url=url
@@ -86,7 +85,7 @@ def watched(
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
-    # An answer that a test makes up may be on its way, or held for ever by one that failed.
+    # A fabricated response may be in progress. A failed test may never send it.
     page.unroute_all(behavior="ignoreErrors")
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))
@@ -96,14 +95,14 @@ def watched(
 
 @contextmanager
 def signed_in(browser: Browser, served: Served, role: Role = Role.ADMIN, **more: Any) -> Iterator[Page]:
-    """A page of somebody who has signed in; the rest as `watched`."""
+    """Open a page and sign in. The other arguments are those of `watched`."""
     with watched(browser, served.url, **more) as page:
         sign_in(page, served.token(role))
         yield page
 
 
 def sign_in_unseen(page: Page, served: Served, role: Role = Role.ADMIN) -> None:
-    """Exchange a token for a session without opening any page: the browser's cache stays empty."""
+    """Exchange a token for a session without a page, so that the browser's cache stays empty."""
     answer = page.context.request.post(
         "/v1/session", data={"Token": served.token(role)}, headers={"origin": served.url}
     )
@@ -111,23 +110,23 @@ def sign_in_unseen(page: Page, served: Served, role: Role = Role.ADMIN) -> None:
 
 
 def sign_in(page: Page, token: str) -> None:
-    """Exchange a token for a session, on the page's own form."""
+    """Exchange a token for a session on the sign-in page."""
     if "/sign-in" not in page.url:
         page.goto("/sign-in")
     page.get_by_label("Token").first.fill(token)
     page.get_by_role("button", name="Sign in").click()
-    expect(page).not_to_have_url(re.compile("/sign-in"))  # that page has a heading, too
+    expect(page).not_to_have_url(re.compile("/sign-in"))  # the sign-in page has a heading too
     expect(page.get_by_role("main").get_by_role("heading", level=1)).to_be_visible()
 
 
 def open_job(page: Page, name: str, tab: str = "") -> None:
-    """Open a job's page, or one of its tabs."""
+    """Open a job's page or one of its tabs."""
     page.goto(f"/jobs/{name}{tab}")
     expect(page.get_by_role("heading", level=1, name=name)).to_be_visible()
 
 
 def confirm(page: Page, name: str, verb: str) -> None:
-    """Type a name where it is asked for, and go on."""
+    """Type the name into the dialog and press its button."""
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("button", name=verb, exact=True)).to_be_disabled()
     dialog.get_by_label("Type the name to go on").fill(name)
@@ -136,5 +135,5 @@ def confirm(page: Page, name: str, verb: str) -> None:
 
 
 def sentence(text: str) -> str:
-    """As the page writes what the API says: its own first letter and full stop aside."""
+    """Return the part of an API sentence that a page shows unchanged, without first letter and full stop."""
     return text.strip().splitlines()[0].rstrip(".")[1:]

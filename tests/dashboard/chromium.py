@@ -1,4 +1,4 @@
-"""The browser of this machine: Playwright's own is a download that not every network lets through."""
+"""Finds the installed Chromium. Playwright's own build is a download that some networks block."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ MISSING = "Chromium is missing; on Debian: apt-get install --no-install-recommen
 
 
 class ChromiumMissing(Exception):
-    """There is no Chromium on the PATH; the message has the command that installs it."""
+    """The PATH contains no Chromium. The message names the command that installs it."""
 
 
 def find_chromium() -> str:
-    """Return the path of Chromium or of Chrome.
+    """Return the path of Chromium or Chrome.
 
     Raises:
-        ChromiumMissing: there is neither.
+        ChromiumMissing: the PATH contains neither.
     """
     found = next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

@@ -1,9 +1,9 @@
-"""One seeded world for all tests of the dashboard that let something happen, because it takes longer to make than they
-do; the recorded incidents,
-with names and figures of a fresh seed each time; and a browser for each module.
+"""Fixtures of the dashboard's tests.
 
-Playwright holds the thread's event loop while a browser is open: tests of other packages that run in between, in random
-order, need it back.
+- `seeded`: one simulated fleet for all tests that change something, because it takes long to make.
+- `replayed`: the recorded incidents, with a fresh seed in each run.
+- `browser`: one Chromium for each module. Playwright holds the thread's event loop while a browser is open, and tests
+of other packages need the loop in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AXE = Path(__file__).resolve().parents[2] / "web" / "node_modules" / "axe-core" 
 
 @pytest.fixture(scope="session")
 def built() -> None:
-    """The dashboard's build, and the checker that came with it."""
+    """Fail if the dashboard or axe is not built."""
     if not (STATIC / "index.html").is_file() or not AXE.is_file():
         pytest.fail("the dashboard is not built: make web")
 
@@ -49,7 +49,7 @@ def browser() -> Iterator[Browser]:
 
 
 def client_of(served: Served) -> httpx.Client:
-    """A client of a server's API, with its admin token."""
+    """Return a client of the server's API with its admin token."""
     return httpx.Client(
         base_url=f"{served.url}/v1",
         headers={"authorization": f"Bearer {served.admin_token}"},

@@ -1,6 +1,7 @@
-"""A large control plane with a past of a week, written straight into its database: 500 jobs, one of them on 256 nodes.
+"""A large control plane with a week of history: 500 jobs, one of them on 256 nodes.
 
-Living through it would take hours, and nothing here is about decisions: it is about pages that have much to show.
+The rows are written directly into the database, because a simulation would take hours. The history serves tests of
+large pages, which need no real decisions.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Many:
     """The rows of that week.
 
     Args:
-        world: new.
-        seed: of names and figures.
+        world: a simulated fleet without jobs.
+        seed: determines names and numbers.
     """
 
     def __init__(self, world: World, seed: int = 11) -> None:
@@ -47,10 +48,10 @@ class Many:
         self.random = random.Random(seed)
         self.nodes = [f"i-{self.random.getrandbits(68):017x}" for _ in range(NODES)]
         self.spare = self.nodes[0]
-        """A node that left the wide job for no incident's sake, early."""
+        """A node that the wide job released early, without an incident."""
 
     def write(self) -> None:
-        """Write all of it, in a few transactions."""
+        """Write all rows in a few transactions."""
         self._jobs()
         self._wide()
         self._events()
@@ -67,7 +68,7 @@ class Many:
         with self.world.database.write() as session:
             for number in range(JOBS - 1):
                 if number % 10 == 9:
-                    continue  # it waits
+                    continue  # every tenth job waits in the queue
                 created = self.world.now - timedelta(minutes=20 * number + 30)
                 times = {
                     "created_at": created,
@@ -245,7 +246,7 @@ class Many:
 
 @contextmanager
 def served(directory: Path) -> Iterator[tuple[Living, Many]]:
-    """A server over such a week."""
+    """Start a server over such a week."""
     with Living(directory, World(directory, nodes=NODES, max_size=NODES + 8)) as made:
         many = Many(made.world)
         many.write()

@@ -1,5 +1,6 @@
-"""Pictures of the dashboard for README and docs, as a person sees it: the recorded incidents, and every page over the
-seeded world.
+"""Pictures of the dashboard for the README and the documents.
+
+They show the recorded incidents and every page of a seeded fleet.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FIRST_SCREENS = {
     "crash-loop": "crash-loop",
     "control-plane-asleep": "frozen-control-plane",
 }
-"""Recorded stories by the name of their picture."""
+"""Recorded story of each picture."""
 TABS = ("metrics", "logs", "protection", "checkpoints", "events", "spec")
 
 
@@ -37,7 +38,7 @@ class Shot:
 
 
 def first_screens(replayed: Replayed) -> Iterator[Shot]:
-    """Name the five first screens, in both schemes, and one on a phone."""
+    """Yield the first screen of each story in both color schemes, and one on a phone."""
     for name, story in FIRST_SCREENS.items():
         yield Shot(name, f"/jobs/{replayed.jobs[story]}")
         yield Shot(f"{name}-dark", f"/jobs/{replayed.jobs[story]}", "dark")
@@ -45,7 +46,7 @@ def first_screens(replayed: Replayed) -> Iterator[Shot]:
 
 
 def pages(made: Seeded) -> Iterator[Shot]:
-    """Name every page."""
+    """Yield a picture of every page."""
     story = made.story
     for tab in TABS:
         yield Shot(f"job-{tab}", f"/jobs/{story.gpu}/{tab}")
@@ -66,12 +67,12 @@ def take(made: Seeded, replayed: Replayed, directory: Path) -> list[Path]:
     """Write a PNG of every page.
 
     Args:
-        made: serves the seeded world.
+        made: serves the seeded fleet.
         replayed: serves the recorded incidents.
-        directory: is made if need be; pictures in it that are none of these are deleted.
+        directory: folder of the pictures. It is created if it does not exist. Other pictures in it are deleted.
 
     Returns:
-        What was written.
+        The written files.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
@@ -93,8 +94,8 @@ def _take(page: Page, path: Path) -> Path:
     expect(page.locator("main section").first).to_be_visible()
     expect(page.locator("[aria-busy=true]")).to_have_count(0)
     expect(page.get_by_text("Live", exact=True)).to_be_visible()
-    if path.stem.startswith("job-"):  # what the tab shows, below the first fold
+    if path.stem.startswith("job-"):  # scroll to the content of the tab
         page.evaluate("document.querySelector('nav.tabs').scrollIntoView()")
-        page.evaluate("window.scrollBy(0, -60)")  # below the frame, which stays
+        page.evaluate("window.scrollBy(0, -60)")  # the header covers the top of the window
     page.screenshot(path=path)
     return path

@@ -1,8 +1,9 @@
-"""What the ranks of the story printed, where their agents put it: chunks by node for the merged log, and each stream
-for itself.
+"""Printed lines of the story's ranks, in the form in which agents store them.
 
-Nothing is timed: the lines of a launch lie evenly between its start and its end, with what a rank said last at the very
-end. A node that was lost takes its newest lines with it, and has not said that nothing follows.
+Each node has chunks for the merged log, and each rank has a file per stream.
+
+Times are made up: the lines of a launch are spread evenly between its start and its end, and the last lines of a failed
+rank follow at the end. A lost node stores neither its newest lines nor the mark that ends its log.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from tests.unit.control_plane.loop.world import BUCKET, World
 
 EVERY_STEPS: Final = 10
 LOST_LINES: Final = 2
-"""What a node takes with it."""
+"""Number of a lost node's newest lines that were never stored."""
 
 
 def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
-    """Put the logs of all launches of a job.
+    """Store the logs of all launches of a job.
 
     Args:
-        world: has it.
-        name: of the job.
-        last_words: what rank 0 said when it failed, by launch.
+        world: the simulated fleet.
+        name: name of the job.
+        last_words: last lines of rank 0 by launch, if it failed.
     """
     record = world.job(name)
     with world.database.read() as session:
@@ -38,7 +39,7 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
         lineage = jobs.lineage(session, record.run_id)
     reached = {each.generation_before: each.reached_step for each in world.incidents(name)}
     ends = [each.planned_at for each in lineage[1:]] + [record.ended_at]
-    for entry, over_at in zip(lineage, ends, strict=False):  # one that waits has no launch
+    for entry, over_at in zip(lineage, ends, strict=False):  # a waiting job has no launch
         if entry.started_at is None:
             continue
         launch = launches[entry.number]
@@ -66,14 +67,14 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
 
 
 def put_chunk(world: World, name: str, generation: int, node_id: NodeId, first: int, lines: list[LogLine]) -> None:
-    """Store lines of a node, `first` the number of the first of them."""
+    """Store lines of a node. `first` is the number of the first line."""
     chunk = ChunkName(node_id, first, lines[0].at_ms)
     data = encode_head(ChunkHead(first=first, positions={})) + encode_lines(lines)
     world.objects.put(_place(world, name, f"gen={generation}/{chunk.path}"), data)
 
 
 def say(world: World, name: str, texts: list[str], first: int) -> None:
-    """Let rank 0 of the launch that runs print lines now, the first of them the line `first` of its node."""
+    """Print lines on rank 0 of the current launch. `first` is the number of the first line on its node."""
     plan = world.plan(name)
     node = next(node for node in plan.nodes if 0 in node.ranks)
     at_ms = int(world.now.timestamp() * 1000)

@@ -1,8 +1,8 @@
 """Records the five incidents from real runs: `python -m tests.dashboard.record [STORY …]`.
 
-Each story has a local cloud of its own, a job that trains, and real `everstep local fault` commands. It is recorded
-when it has come to its end; only the shortage while it lasts, because what is waited for is its point, and then it must
-end well, too. About a minute each; the partition needs root.
+Each story has its own local cloud, a job that trains, and real `everstep local fault` commands. A story is recorded
+after its end. The capacity shortage is an exception: it is recorded while the job waits, and must end well afterwards.
+A story takes about a minute. The partition needs root.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ NODE_MEMORY_BYTES: Final = 64 * 1024**2
 PRICE_USD_PER_HOUR: Final = 55.04
 CHECKPOINT_STEPS: Final = 20
 STEPS_BEFORE: Final = 45
-"""Committed before anything is struck."""
+"""Number of committed steps before the first fault."""
 STEPS_AFTER: Final = 25
-"""Made after the incident, before it is recorded."""
+"""Number of steps between the end of the incident and the recording."""
 WAIT_SECONDS: Final = 10.0
-"""For capacity, before it is recorded."""
+"""Time that a job waits for capacity before it is recorded."""
 BROKEN_STEP: Final = 33
 DOWN_SECONDS: Final = 45.0
-"""For which the control plane is away."""
+"""Time for which the control plane is down."""
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A local cloud with a client, where one story happens."""
+    """The local cloud of one story, with a client."""
 
     cluster: LocalCluster
     client: Any
@@ -73,8 +73,9 @@ class Stage:
         )
 
     def train(self) -> str:
-        """Let the job train until there is something to lose; return the node of one of its ranks that does not
-        coordinate.
+        """Start the job and wait until steps are committed and protected.
+
+        Return a node of the job that is neither the first nor the coordinator.
         """
         self.submit()
         seen = self.wait(
@@ -83,7 +84,7 @@ class Stage:
         return str(next(node for node in seen["NodeIds"][1:] if node != seen["CoordinatorNodeId"]))
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
-        """Start `everstep local fault …`."""
+        """Start the command `everstep local fault` with these words."""
         command = [str(Path(sys.executable).with_name("everstep")), "local", "fault", *words, "--output", "json"]
         environment = {
             **self.cluster.environment(),
@@ -93,31 +94,31 @@ class Stage:
         return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE)
 
     def end(self, running: subprocess.Popen[str], *words: str) -> None:
-        """Wait for a fault to have happened, and note what it did."""
+        """Wait for the command and store its effect."""
         said, _ = running.communicate(timeout=120)
         assert running.returncode == 0, said
         did = EFFECT.decode(said).did if words[0] != "clear" else "; ".join(json.loads(said)["Cleared"])
         self.strikes.append(Strike(command=" ".join(("everstep", "local", "fault", *words)), did=did))
 
     def strike(self, *words: str) -> None:
-        """Let a fault happen."""
+        """Run the command `everstep local fault` with these words."""
         self.end(self.begin(*words), *words)
 
     def describe(self) -> Json:
-        """What the API says of the job."""
+        """Return the API's description of the job."""
         seen: Json = self.client.describe_training_job(TrainingJobName=JOB)
         return seen
 
     def incidents(self) -> list[Json]:
-        """All incidents of the job."""
+        """Return all incidents of the job."""
         return list(self.client.get_paginator("list_incidents").paginate(TrainingJobName=JOB).search("Incidents[]"))
 
     def is_protected(self) -> bool:
-        """Whether every shard has its copies."""
+        """Return True if every shard has its copies."""
         return bool(self.client.describe_protection(TrainingJobName=JOB)["ProtectionState"] == "Protected")
 
     def wait(self, what: str, arrived: Callable[[Json], Any]) -> Json:
-        """Wait until the job's description says so."""
+        """Wait until `arrived` accepts the job's description. Fail if the job ends first."""
 
         def look() -> Json | None:
             seen = self.describe()
@@ -130,7 +131,7 @@ class Stage:
         return answer
 
     def recovered(self) -> None:
-        """Wait until the incident is over and the job trains well beyond it."""
+        """Wait until all incidents are closed and the job has committed further steps."""
         self.wait(
             "the incident to be over",
             lambda _: bool(self.incidents()) and all("ClosedAt" in each for each in self.incidents()),
@@ -147,7 +148,7 @@ def bad_gpu(stage: Stage) -> Iterator[None]:
 
 
 def capacity_shortage(stage: Stage) -> Iterator[None]:
-    """An instance ends, and AWS has no other one."""
+    """An instance ends, and AWS has no capacity for another."""
     victim = stage.train()
     stage.strike("capacity", "--count", str(NODES - 1))
     stage.strike("terminate", victim)
@@ -161,21 +162,21 @@ def capacity_shortage(stage: Stage) -> Iterator[None]:
 
 
 def network_partition(stage: Stage) -> Iterator[None]:
-    """Nothing passes between a node and the rest."""
+    """A node loses its connection to the rest of the cluster."""
     stage.strike("partition", stage.train())
     stage.recovered()
     yield
 
 
 def crash_loop(stage: Stage) -> Iterator[None]:
-    """The script fails at the same step each time."""
+    """The script fails at the same step in each launch."""
     stage.submit(nodes=2, unlabelled_after=BROKEN_STEP)
     wait_until("the job to fail", lambda: stage.describe()["TrainingJobStatus"] == "Failed", stage.describe)
     yield
 
 
 def frozen_control_plane(stage: Stage) -> Iterator[None]:
-    """An instance ends while no control plane looks."""
+    """An instance ends while the control plane is down."""
     victim = stage.train()
     down = ("kill-control-plane", "--down", f"{DOWN_SECONDS:g}")
     away = stage.begin(*down)
@@ -185,17 +186,17 @@ def frozen_control_plane(stage: Stage) -> Iterator[None]:
     )
     stage.strike("terminate", victim)
     stage.end(away, *down)
-    stage.strikes.reverse()  # in the order in which they began
+    stage.strikes.reverse()  # in order of their start
     stage.recovered()
     yield
 
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """What happens, and where."""
+    """A story, with the cluster that it needs."""
 
     happens: Callable[[Stage], Iterator[None]]
-    """A generator: it stands still where it is to be recorded."""
+    """Generator that runs the story. It yields when the story should be recorded."""
     spares: int = 1
     has_namespaces: bool = False
 
@@ -210,14 +211,14 @@ STORIES: Final[Mapping[str, Story]] = {
 
 
 def record(name: str, folder: Path = FOLDER) -> Path:
-    """Let one story happen and write down what the control plane stored of it.
+    """Run one story and write the rows and logs that the control plane stored.
 
     Args:
-        name: of the story.
-        folder: for the file.
+        name: name of the story.
+        folder: folder of the recording.
 
     Returns:
-        The file, in place of the one that was there.
+        The written file. It replaces an earlier recording of the story.
     """
     story = STORIES[name]
     options = ClusterOptions(
@@ -263,17 +264,17 @@ def _taken(name: str, stage: Stage) -> Recording:
 
 
 def _anonymous(recording: Recording, directory: Path) -> Recording:
-    """Return a recording that says nothing of this machine.
+    """Return a recording without names and folders of this machine.
 
     Args:
-        recording: as taken.
-        directory: of the local cloud.
+        recording: the original recording.
+        directory: folder of the local cloud.
 
     Returns:
-        The same with folders as a node on AWS has them.
+        The recording with the folders of a node on AWS.
 
     Raises:
-        ValueError: a name or a folder of this machine is left.
+        ValueError: the result still contains a name or a folder of this machine.
     """
     text = msgspec.json.encode(recording).decode()
     for here, there in (
@@ -294,14 +295,14 @@ def _anonymous(recording: Recording, directory: Path) -> Recording:
 
 
 def main() -> None:
-    """Record the stories that are named, or all."""
+    """Record the given stories, or all."""
     parser = argparse.ArgumentParser(prog="python -m tests.dashboard.record", description=__doc__)
     parser.add_argument("stories", nargs="*", metavar="STORY", help=f"{', '.join(STORIES)} [default: all]")
     given = parser.parse_args()
     unknown = sorted(set(given.stories) - STORIES.keys())
     if unknown:
         parser.error(f"no such story: {', '.join(unknown)}")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started is ended
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # end the local cloud
     for name in given.stories or STORIES:
         sys.stdout.write(f"{record(name)}\n")
         sys.stdout.flush()

@@ -1,14 +1,12 @@
-"""What a real control plane has stored of one incident, as a file that people can review: rows of its tables, and what
-the ranks printed.
+"""A recording: the rows and logs that a real control plane stored about one incident, as a reviewable file.
 
-    recordings/<story>.json     written by `tests/dashboard/record.py`, one story each: one fleet, one job
+    recordings/<story>.json     written by `tests/dashboard/record.py`: one story with one fleet and one job
 
-Rows are as the tables have them (`control_plane/db/models.py`), without what nobody reads who looks at an incident:
-tokens, leases, the loop's own memory. Plans and manifests are spelled out, values of metrics are `[step, Unix seconds,
-value]`; those that several nodes measured go on with `count, least, most, the node of the least, the node of the most`.
+Rows have the columns of the tables (`control_plane/db/models.py`), without tokens, leases and the loop's memory. Plans
+and manifests are written as JSON. A value of a metric is `[step, Unix seconds, value]`. If several nodes measured it,
+`count, least, most, node of the least, node of the most` follow.
 
-Invariant: what is loaded is what was stored; a recording that does not fit the tables is refused whole, never loaded in
-part.
+Invariant: loading restores exactly the stored rows. A recording that does not fit the tables is rejected as a whole.
 """
 
 from __future__ import annotations
@@ -54,40 +52,41 @@ KEPT: Final = (
     "event",
 )
 LEFT_OUT: Final = frozenset({"lease_owner", "lease_counter", "memo", "request_digest"})
-"""Columns that nobody reads but the loop, and the one that identifies a client's request."""
+"""Columns that only the loop reads, and the digest of the client's request."""
 
 Row = dict[str, Any]
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
-    """One `everstep local fault` of the run."""
+    """One `everstep local fault` command of the run."""
 
     command: str
     did: str
-    """As the command said it."""
+    """Effect in the command's output."""
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """One story."""
+    """One recorded story."""
 
     story: str
     ended_at: datetime
-    """When the rows were read."""
+    """Time at which the rows were read."""
     strikes: tuple[Strike, ...]
     tables: dict[str, list[Row]]
     objects: dict[str, str]
-    """What is in S3 of the job's logs: text by key."""
+    """Text of each object of the job's logs, by key."""
 
     @property
     def job(self) -> Row:
-        """The story's one job."""
+        """The row of the story's job."""
         (job,) = self.tables["job"]
         return job
 
 
 class RecordingStale(Exception):
-    """A recording was made with other tables or messages than these; the message says what differs and how to record it
-    anew.
+    """A recording was made with other tables or messages.
+
+    The message names the difference and the command that records the story again.
     """
 
 
@@ -100,7 +99,7 @@ def read(path: Path) -> Recording:
     """Return the recording in a file.
 
     Raises:
-        RecordingStale: it is none of today's.
+        RecordingStale: the file does not have the present format.
     """
     try:
         return _FILE.decode(path.read_bytes())
@@ -109,17 +108,17 @@ def read(path: Path) -> Recording:
 
 
 def every(folder: Path = FOLDER) -> tuple[Recording, ...]:
-    """Return all recordings, by the name of their file."""
+    """Return all recordings in order of their files."""
     return tuple(read(path) for path in sorted(folder.glob("*.json")))
 
 
 def write(recording: Recording, path: Path) -> None:
-    """Write a recording, one value a line, so that a review sees what differs."""
+    """Write a recording with one value per line, so that a review shows each difference."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(recording, order="sorted"), indent=1) + b"\n")
 
 
 def stale(story: str, why: str) -> RecordingStale:
-    """Return the error that says how to record a story anew."""
+    """Return the error with the command that records the story again."""
     return RecordingStale(
         f"the recording of {story} does not fit this version: {why}; record it anew: python -m "
         f"tests.dashboard.record {story}"
@@ -130,7 +129,7 @@ def stale(story: str, why: str) -> RecordingStale:
 
 
 def rows_of(database: Database) -> dict[str, list[Row]]:
-    """Read what is kept of a database, in one transaction."""
+    """Read the recorded tables of a database in one transaction."""
     with database.read() as session:
         tables = {
             name: session.execute(select(*_columns(_table(name))).order_by(*_table(name).primary_key)).mappings().all()
@@ -176,20 +175,20 @@ def _plain(row: Mapping[str, Any]) -> Row:
 
 
 def load(recordings: Iterable[Recording], database: Database, objects: ObjectStore) -> None:
-    """Store recordings in an empty database and their logs in an object store.
+    """Store recordings in an empty database, and their logs in an object store.
 
     Args:
-        recordings: of different fleets and jobs; events of all of them are numbered anew, by their time.
-        database: with the current schema.
-        objects: has the buckets of the recordings.
+        recordings: recordings of different fleets and jobs. Their events get new numbers in order of time.
+        database: an empty database with the newest schema.
+        objects: an object store with the buckets of the recordings.
 
     Raises:
-        RecordingStale: one of them does not fit the tables; nothing was stored.
+        RecordingStale: a recording does not fit the tables. Nothing was stored.
     """
     recordings = tuple(recordings)
     stored = [_stored(recording) for recording in recordings]
     rows: dict[str, list[Row]] = {name: [row for tables in stored for row in tables[name]] for name in KEPT}
-    # They are numbered as they are stored.
+    # Events get their numbers in the order in which they are stored.
     rows["event"] = list(merge(*(tables["event"] for tables in stored), key=itemgetter("at")))
     with database.write() as session:
         for table in Base.metadata.sorted_tables:
@@ -202,7 +201,7 @@ def load(recordings: Iterable[Recording], database: Database, objects: ObjectSto
 
 
 def _stored(recording: Recording) -> dict[str, list[Row]]:
-    """Return a recording's rows as the tables take them."""
+    """Return a recording's rows in the form of the tables."""
     if set(recording.tables) != set(KEPT):
         raise stale(recording.story, f"it has the tables {', '.join(sorted(recording.tables))}")
     found: dict[str, list[Row]] = {}
@@ -241,7 +240,7 @@ def _packed(table: str, column: Column[Any], value: Any) -> Any:
 
 
 def _chunks(row: Row) -> list[Row]:
-    """Return a metric's values as the chunks that they are stored in."""
+    """Return a metric's values as stored chunks."""
     by_number: defaultdict[int, list[Any]] = defaultdict(list)
     for point in row["points"]:
         by_number[metrics.chunk_of(point[0], 1)].append(point)

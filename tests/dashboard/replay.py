@@ -1,5 +1,6 @@
-"""The recorded incidents in an empty database, with other names, times and figures; its clock stands where the
-recordings end.
+"""The recorded incidents in a database, with other names, times and numbers.
+
+The clock stands still at the end of the recordings.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from tests.sqlite import make_migrated
 
 
 class Replay:
-    """All recordings, each with its own fleet and job. Nothing goes on in it: no agent is connected, no loop runs.
+    """All recordings, each with its own fleet and job. No agent is connected and no loop runs.
 
     Args:
-        directory: for the database.
-        seed: of names, times and figures.
+        directory: folder for the database.
+        seed: determines names, times and numbers.
 
     Raises:
-        RecordingStale: a recording does not fit the tables; the message says how to record it anew.
+        RecordingStale: a recording does not fit the tables. The message names the command that records it again.
     """
 
     def __init__(self, directory: Path, seed: int) -> None:
@@ -30,7 +31,7 @@ class Replay:
         dealt = deal(seed, len(recordings))
         self.now = dealt[0].ends_at
         self.jobs = {recording.story: each.job for recording, each in zip(recordings, dealt, strict=True)}
-        """By story."""
+        """Name of the job by story."""
         self.operator = FakeOperator(now=self.now)
         self.objects = MemoryObjectStore(*(f"everstep-{each.fleet}" for each in dealt))
         self.registry = AgentRegistry()

@@ -1,9 +1,8 @@
-"""A control plane with a past: five incidents and a queue, made by the real decisions and loops over the simulated
-fleet, the same every time.
+"""A control plane with five incidents and a queue, made by the real loops over the simulated fleet.
 
-Nothing here writes an incident, an event or a sentence: agents misbehave, AWS has no capacity, the control plane
-sleeps, and what a page can show of it is what the loops stored. Names and figures come from a seed, so that no test can
-know them but from the API.
+This module writes no incident, event or sentence itself. Agents misbehave, AWS has no capacity, and the control plane
+pauses. Pages show the rows that the loops stored. Names and numbers depend on a seed, so that tests must read them from
+the API.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FINE_SECONDS = 0.5
 MOST_SECONDS = 6.0
 COARSE_SECONDS = 20.0
 MAX_SIZE = 18
-"""Of the group: the job that waits in the queue does not fit."""
+"""Maximum size of the group. The job that waits in the queue needs more nodes."""
 _NAMES = ("atlas", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "islet", "juniper", "krill", "larch")
 _TRACEBACK = """Traceback (most recent call last):
   File "/job/source/train.py", line {line}, in <module>
@@ -41,7 +40,7 @@ KeyError: {key!r}"""
 
 @dataclass
 class Job:
-    """A job of the story, and how fast it trains."""
+    """A job of the story with its speed."""
 
     name: str
     step_seconds: float
@@ -49,14 +48,14 @@ class Job:
 
     @property
     def target(self) -> int:
-        """Steps that its script wants to make: two days of them."""
+        """Number of steps that the script announces: two days of training."""
         return 100 * round(2 * 864 / self.step_seconds)
 
 
 def _measured(job: Job, step: int, place: int) -> dict[str, float]:
-    """Return what an agent measures: it goes up and down a little, on each node later than on the one before.
+    """Return an agent's measurements, which vary over time with a delay per node.
 
-    A GPU of the third half idles.
+    The third node has an idle GPU.
     """
     wave = 1 + 0.08 * math.sin(step / 7 + place / 3)
     return {
@@ -71,11 +70,11 @@ def _measured(job: Job, step: int, place: int) -> dict[str, float]:
 
 
 class Story:
-    """What happened to a fleet in one morning.
+    """The incidents of a fleet during one morning.
 
     Args:
-        directory: for the database.
-        seed: of names, sizes and figures.
+        directory: folder for the database.
+        seed: determines names, sizes and numbers.
     """
 
     def __init__(self, directory: Path, seed: int = 7) -> None:
@@ -90,12 +89,12 @@ class Story:
         )
         self.jobs: dict[str, Job] = {}
         self.logged_counts: Counter[int] = Counter()
-        """By agent."""
+        """Number of logged points by agent."""
         self._last_words: dict[int, str] = {}
-        """Of the script that crashes, by launch."""
+        """Last printed lines of the failing script, by launch."""
 
     async def tell(self) -> None:
-        """Live through all of it; afterwards the shortage is the incident that is still open."""
+        """Run the whole story. The shortage then remains the only open incident."""
         await self._begin()
         await self._bad_gpu()
         await self._partition()
@@ -105,7 +104,7 @@ class Story:
         await self._shortage()
 
     async def go(self, seconds: float, tick: float = COARSE_SECONDS) -> None:
-        """Let time pass while every job that runs makes its steps."""
+        """Advance the time while all running jobs train."""
         for _ in range(max(1, math.ceil(seconds / tick))):
             for job in self.jobs.values():
                 self._train(job, tick)
@@ -113,7 +112,10 @@ class Story:
             await MetricWriter(self.world.database, self.world.registry).flush()
 
     async def _until(self, name: str, what: Callable[[], bool], ticks: int = 1500) -> None:
-        """Let time pass: fine where decisions fall, ever coarser while nothing changes, as when instances boot."""
+        """Advance the time until `what` returns True.
+
+        Ticks are short after a change, and grow while nothing changes, for example during a boot.
+        """
         seen, tick = None, FINE_SECONDS
         for _ in range(ticks):
             if what():
@@ -126,7 +128,7 @@ class Story:
         raise AssertionError(f"{name} is {self.world.job(name).state}: {self.world.job(name).reason}")
 
     async def settle(self, name: str) -> None:
-        """Let time pass until a job trains and none of its incidents is open."""
+        """Advance the time until a job trains and none of its incidents is open."""
         await self._until(
             name,
             lambda: (
@@ -139,7 +141,7 @@ class Story:
         await self._until(name, lambda: self.world.job(name).state == JobState.RUNNING)
 
     async def _recovered(self, name: str) -> None:
-        """Until the newest incident of a job is over."""
+        """Advance the time until the newest incident of a job is closed."""
         await self._until(name, lambda: bool(self.world.incidents(name)))
         await self._until(name, lambda: self.world.incidents(name)[-1].closed_at is not None)
 
@@ -149,7 +151,7 @@ class Story:
             for agent in self.world.agents.values()
             if agent.job == job.name and agent.phase is MemberPhase.RUNNING and agent.boundary
         ]
-        # A node that was cut off still runs an older one.
+        # A disconnected node still runs an older generation.
         newest = max((agent.generation for agent in started), default=NO_GENERATION)
         team = [agent for agent in started if agent.generation == newest]
         plan = team[0].plan if team else None
@@ -172,7 +174,7 @@ class Story:
         self._log(job, next(agent for agent in team if 0 in agent.boundary), plan.generation, steps)
 
     def _log(self, job: Job, first: Agent, generation: Generation, steps: int) -> None:
-        """Rank 0 logs a loss that falls, and the time of a step."""
+        """Log a falling loss and the step time for rank 0."""
         if first.connection is None:
             return
         reached = first.boundary[Rank(0)]
@@ -278,7 +280,7 @@ class Story:
         await self.go(120)
 
     async def _frozen_control_plane(self) -> None:
-        """The control plane stands still for minutes; meanwhile an instance ends, and nobody looks."""
+        """An instance ends while the control plane is down for minutes."""
         victim = self._victim(self.frozen)
         self.world.terminate(victim)
         asleep = timedelta(seconds=self.random.uniform(240, 420))
@@ -296,7 +298,7 @@ class Story:
         await self.go(60, MOST_SECONDS)
 
     async def _shortage(self) -> None:
-        """AWS has no capacity, and more nodes are lost than there are spares."""
+        """AWS has no capacity, and the fleet loses more nodes than it has spares."""
         world = self.world
         world.wish(spare_count=0)
         await self.go(30, FINE_SECONDS * 2)
@@ -314,10 +316,10 @@ class Story:
         await self.go(self.random.uniform(60, 90), FINE_SECONDS * 4)
 
     def queue(self, name: str) -> None:
-        """Submit a job that waits behind all others: it asks for more nodes than the fleet has."""
+        """Submit a job of low priority that needs more nodes than the fleet can have."""
         self._submit(name, nodes=9, priority=-1)
 
     def print_all(self) -> None:
-        """Put what the ranks of every job have printed."""
+        """Store the printed lines of all jobs."""
         for name in self.jobs:
             print_run(self.world, name, self._last_words if name == self.crashing else {})

@@ -1,6 +1,7 @@
-"""A past behind the real application on loopback, recorded or of a simulated world: what the dashboard's tests, its
-pictures, its measurements and
-people look at."""
+"""The real application on loopback, over a recorded or simulated past.
+
+The dashboard's tests, pictures and benchmarks use these servers, and so do people.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ T = TypeVar("T")
 
 
 class Past(Protocol):
-    """What a server is over. Its clock stands still until somebody lets time pass."""
+    """State behind a server: database, objects, cloud and agents.
+
+    The clock stands still until the owner advances it.
+    """
 
     now: datetime
     operator: FakeOperator
@@ -49,18 +53,18 @@ class Served:
     """A server over a past.
 
     Args:
-        directory: for the server's state.
-        past: is closed with the server.
-        port: to listen on; 0: the kernel chooses.
+        directory: folder for the server's state.
+        past: state behind the server, which closes it.
+        port: port to listen on. 0: the kernel chooses.
     """
 
     def __init__(self, directory: Path, past: Past, port: int = 0) -> None:
         self._past = past
         self._state = directory / "server"
-        self._port = ReservedPort(port)  # it stays this server's while it is silent
+        self._port = ReservedPort(port)  # reserved also while the server is stopped
 
     def serve(self) -> None:
-        """Start a server, where the last one listened if there was one."""
+        """Start the server on its port. Also restarts a stopped server."""
         settings = Settings(
             state_directory=self._state,
             bucket=BUCKET,
@@ -85,10 +89,10 @@ class Served:
         assert is_ready.wait(10)
         self.admin_token = (self._state / "admin_token").read_text().strip()
         services: Services = app.state.services
-        app.state.services = replace(services, registry=self._past.registry)  # whom the story's control plane hears
+        app.state.services = replace(services, registry=self._past.registry)  # the registry with the simulated agents
 
     def fall_silent(self) -> None:
-        """End the server; the past stays."""
+        """Stop the server and keep its past."""
         self._server.should_exit = True
         self._serving.join(20)
         self._listener.close()
@@ -103,24 +107,24 @@ class Served:
         self._past.close()
 
     def token(self, role: Role) -> str:
-        """Mint a token of a person."""
+        """Create a user token with the role."""
         with self._past.database.write() as session:
             return tokens.mint(session, NewToken(kind=TokenKind.USER, role=role, project=""), self._past.now)[0]
 
 
 class Living(Served):
-    """A server over a world that goes on, in a thread of its own, whenever it is told to.
+    """A server over a simulated fleet. Coroutines advance the fleet in a thread of their own.
 
     Args:
-        directory: for the server's state.
-        world: has a past already, or gets one through `run`.
-        port: to listen on; 0: the kernel chooses.
+        directory: folder for the server's state.
+        world: the simulated fleet.
+        port: port to listen on. 0: the kernel chooses.
     """
 
     def __init__(self, directory: Path, world: World, port: int = 0) -> None:
         super().__init__(directory, world, port)
         self._loop = asyncio.new_event_loop()
-        # A past that cannot be made up ends the process.
+        # daemon, so that a failed simulation does not keep the process alive
         self._thread = threading.Thread(target=self._loop.run_forever, name="world", daemon=True)
         self._thread.start()
         self.world = world
@@ -135,21 +139,21 @@ class Living(Served):
         assert not self._thread.is_alive()
 
     def run(self, what: Coroutine[Any, Any, T]) -> T:
-        """Let something happen in the world, and wait for it."""
+        """Run a coroutine in the fleet's thread and return its result."""
         return self.begin(what).result()
 
     def begin(self, what: Coroutine[Any, Any, T]) -> Future[T]:
-        """Let something happen in the world."""
+        """Start a coroutine in the fleet's thread."""
         return asyncio.run_coroutine_threadsafe(what, self._loop)
 
 
 class Seeded(Living):
-    """A server over a story that has been told.
+    """A server over a completed story.
 
     Args:
-        directory: for the database and the server's state; is made if need be.
-        seed: of the story.
-        port: to listen on; 0: the kernel chooses.
+        directory: folder for the database and the server's state. It is created if it does not exist.
+        seed: seed of the story.
+        port: port to listen on. 0: the kernel chooses.
     """
 
     def __init__(self, directory: Path, seed: int = 7, port: int = 0) -> None:
@@ -165,9 +169,9 @@ class Replayed(Served):
     """A server over the recorded incidents.
 
     Args:
-        directory: for the database and the server's state; is made if need be.
-        seed: of names, times and figures.
-        port: to listen on; 0: the kernel chooses.
+        directory: folder for the database and the server's state. It is created if it does not exist.
+        seed: determines names, times and numbers.
+        port: port to listen on. 0: the kernel chooses.
     """
 
     def __init__(self, directory: Path, seed: int, port: int = 0) -> None:
@@ -176,5 +180,5 @@ class Replayed(Served):
         super().__init__(directory, replay, port)
         self.seed = seed
         self.jobs = replay.jobs
-        """By story."""
+        """Name of the job by story."""
         self.serve()

@@ -1,16 +1,14 @@
-"""Recordings with other names, times and figures, so that no test can know what a page has to show but from the API.
-
-Pure.
+"""Gives recordings other names, times and numbers, so that tests must read the expected content from the API.
 
     names      job, fleet, group, bucket, zone and type; ids and addresses of nodes, agents and the run
-    times      the story ends at another moment and went `pace` times as slowly
-    figures    `pace` goes for all seconds, `step_factor` for all steps, the fleet's price for all dollars
+    times      the story ends at another time and lasts `pace` times as long
+    numbers    seconds are multiplied by `pace`, steps by `step_factor`, dollars by the ratio of the fleets' prices
 
-Factors are whole numbers, so that what added up still adds up, to the microsecond. Sentences are reworded as the
-columns are: a step, a duration or a moment in them is changed by the same rule. Ranks, launches, counts of nodes and
-what hardware says (an Xid) stay: they are the story.
+Factors are whole numbers, so that sums still match to the microsecond. Sentences change with the columns: steps,
+durations and times in them follow the same rules. Ranks, launches, numbers of nodes and messages of hardware stay,
+because the story depends on them.
 
-Invariant: equal deals give equal recordings, and a name or an id has one new name everywhere.
+All functions are pure. Invariant: equal deals give equal recordings, and each name has one new name everywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ MONTHS: Final = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 9, 1, tzinfo=UT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
-    """What one recording is changed to."""
+    """New names and factors for one recording."""
 
     job: str
     fleet: str
@@ -57,7 +55,7 @@ class Deal:
 
 
 def deal(seed: int, count: int) -> tuple[Deal, ...]:
-    """Return deals of so many recordings that are served together: no two have a job or a fleet of the same name."""
+    """Return `count` deals with different jobs and fleets, for recordings on one server."""
     chance = random.Random(seed)
     ends_at = MONTHS[0] + timedelta(microseconds=chance.randrange((MONTHS[1] - MONTHS[0]) // timedelta(microseconds=1)))
     return tuple(
@@ -77,7 +75,7 @@ def deal(seed: int, count: int) -> tuple[Deal, ...]:
 
 
 def shuffled(recording: Recording, dealt: Deal) -> Recording:
-    """Return a recording with other names, times and figures."""
+    """Return a recording with other names, times and numbers."""
     words = _Words(recording, dealt)
     return Recording(
         story=recording.story,
@@ -89,11 +87,11 @@ def shuffled(recording: Recording, dealt: Deal) -> Recording:
 
 
 class _Words:
-    """What every value of a recording becomes.
+    """Maps each value of a recording to its new value.
 
     Args:
-        recording: whose names and price are to be replaced.
-        dealt: by what.
+        recording: recording with the old names and price.
+        dealt: new names and factors.
     """
 
     def __init__(self, recording: Recording, dealt: Deal) -> None:
@@ -104,7 +102,7 @@ class _Words:
         self._dollars = dealt.price_usd_per_hour / fleet["price_usd_per_hour"]
         self._names = _names(recording, dealt)
         known = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
-        # One pass: what has become a new name or figure is not looked at again.
+        # All patterns are replaced in one pass, so that no new name or number is replaced again.
         self._pattern = re.compile(
             rf"(?<![0-9A-Za-z])(?P<name>{known})(?![0-9A-Za-z])"
             rf"|(?<=\b[Ff]leet[ -])(?P<fleet>{re.escape(self._fleet)})\b"
@@ -117,7 +115,7 @@ class _Words:
         )
 
     def row(self, table: str, row: Row) -> Row:
-        """Return a row of a table."""
+        """Return the new row of a table."""
         match table:
             case "fleet":
                 return {
@@ -143,11 +141,11 @@ class _Words:
         return [*moved, count, least * factor, most * factor, *map(self.text, nodes)]
 
     def text(self, text: str) -> str:
-        """Return a sentence, a name, an id or a key."""
+        """Return the new form of a sentence, a name, an id or a key."""
         return self._pattern.sub(self._replacement, text)
 
     def printed(self, text: str) -> str:
-        """Return an object of a job's logs: a chunk of lines with their times, or a stream as it was printed."""
+        """Return a new object of the job's logs: a chunk of lines with their times, or a whole stream."""
         head, lines, length = decode_chunk(text.encode())
         if head is None:
             return self.text(text)
@@ -209,17 +207,17 @@ class _Words:
         return f"{float(said) * self._dealt.pace:.{len(decimals)}f}"
 
     def _nearest(self, clock: time) -> datetime:
-        """Return the moment at which a clock showed that: the one nearest to the end of the recording."""
+        """Return the time of this clock reading that is nearest to the end of the recording."""
         today = datetime.combine(self._ended_at, clock, UTC)
         return min((today + timedelta(days=days) for days in (-1, 0, 1)), key=lambda at: abs(at - self._ended_at))
 
     def _counted(self, said: str) -> str:
-        """Return a number of steps as it was written: aligned, with or without commas."""
+        """Return the new number of steps in the format of the old one: width and commas."""
         steps = self._steps(int(said.replace(",", "")))
         return (f"{steps:,}" if "," in said else str(steps)).rjust(len(said))
 
     def _steps(self, steps: int) -> int:
-        return steps * self._dealt.step_factor if steps > 0 else steps  # -1: there is none
+        return steps * self._dealt.step_factor if steps > 0 else steps  # -1 means no step
 
     def _moment(self, at: datetime) -> datetime:
         return self._dealt.ends_at + (at - self._ended_at) * self._dealt.pace
@@ -231,7 +229,10 @@ class _Words:
         return round(self._unix(at_ms / 1000) * 1000)
 
     def _metric_factor(self, name: str) -> float:
-        """Of a logged value: what a step takes goes with the pace, and there are more steps."""
+        """Return the factor for values of a metric.
+
+        Durations of steps grow with the pace and shrink with the number of steps.
+        """
         return self._dealt.pace / self._dealt.step_factor if name.endswith("_seconds") else 1.0
 
 
@@ -239,7 +240,7 @@ _STEP: Final = re.compile(r"(^|_)(steps?|boundary)$")
 
 
 def _names(recording: Recording, dealt: Deal) -> dict[str, str]:
-    """Return what every name and id of a recording becomes."""
+    """Return the new name of each name and id of a recording."""
     chance = random.Random(dealt.id_seed)
     (fleet,) = recording.tables["fleet"]
     job, spec = recording.job, recording.job["spec"]
@@ -247,7 +248,7 @@ def _names(recording: Recording, dealt: Deal) -> dict[str, str]:
     names = {
         job["name"]: dealt.job,
         job["run_id"]: run,
-        job["run_id"][:12]: run[:12],  # in the ids of its incidents
+        job["run_id"][:12]: run[:12],  # prefix in the ids of the run's incidents
         spec["source_sha256"]: _like(spec["source_sha256"], chance),
         spec["log_uri"].removeprefix("s3://").partition("/")[0]: f"everstep-{dealt.fleet}",
         fleet["auto_scaling_group_name"]: f"everstep-{dealt.fleet}",
@@ -265,5 +266,5 @@ def _names(recording: Recording, dealt: Deal) -> dict[str, str]:
 
 
 def _like(old: str, chance: random.Random) -> str:
-    """Return an id of the same form: other hexadecimal digits in the same places."""
+    """Return an id of the same form with other hexadecimal digits."""
     return "".join(chance.choice("0123456789abcdef") if digit in "0123456789abcdef" else digit for digit in old)

@@ -1,4 +1,7 @@
-"""For everybody: axe on what opens over a page and on the sign-in, and motion for those who want none."""
+"""Accessibility of the dashboard.
+
+axe checks dialogs, the search and the sign-in page. Users who ask for reduced motion see no animations.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ MOVING = """() => [...document.querySelectorAll('*')].filter((each) => {
 
 
 def is_clean(page: Page) -> None:
-    """All rules, on the page as it is now."""
+    """Check the present page with all rules of axe."""
     page.evaluate(AXE.read_text())
     assert page.evaluate(RUN_AXE, {}) == []
 

@@ -1,6 +1,4 @@
-"""What the pages say, in a real Chromium, held against what the API answers: tabs, lists, charts, and what is there
-when nothing is.
-"""
+"""Content of the pages in Chromium, compared with the API: tabs, lists, charts, and empty pages."""
 
 from __future__ import annotations
 
@@ -159,7 +157,7 @@ def test_form_and_yaml_follow_each_other(desk: Page) -> None:
     expect(desk.get_by_label("Hyperparameters")).to_have_value("steps=200")
     text.fill("- no fields")
     expect(desk.get_by_text("The YAML must be fields with values")).to_be_visible()
-    expect(desk.get_by_label(re.compile("^Name"))).to_have_value("from-yaml")  # what was right stays
+    expect(desk.get_by_label(re.compile("^Name"))).to_have_value("from-yaml")  # the last valid value stays
 
 
 def test_a_phase_on_the_timeline_leads_to_its_incident(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
@@ -169,7 +167,7 @@ def test_a_phase_on_the_timeline_leads_to_its_incident(desk: Page, seeded: Seede
     worked = {node["NodeId"] for node in get(api, f"/training-jobs/{name}/nodes")["Nodes"]}
     expect(chart.locator("text.lane")).to_have_count(len(worked) + 2)
     incident = get(api, "/incidents", TrainingJobName=name, SortOrder="Descending", MaxResults=1)["Incidents"][0]
-    # The page above it may still grow.
+    # An event, because the chart may still move on the page.
     chart.get_by_role("link", name=re.compile("^Fault: ")).last.dispatch_event("click")
     expect(desk).to_have_url(re.compile(f"/incidents/{incident['IncidentId']}$"))
 
@@ -196,7 +194,7 @@ def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(
     over.hover(position={"x": 60, "y": 60})
     legends = desk.locator(".u-legend .u-series:first-child .u-value")
     expect(legends.nth(0)).not_to_have_text(re.compile("--|^–$"))
-    expect(legends.nth(1)).not_to_have_text(re.compile("--|^–$"))  # the cursor of the other chart follows
+    expect(legends.nth(1)).not_to_have_text(re.compile("--|^–$"))  # the cursor of the second chart follows
     box = over.bounding_box()
     assert box is not None
     before = charts.first.screenshot()
@@ -205,7 +203,7 @@ def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(
     desk.mouse.move(box["x"] + 120, box["y"] + 50, steps=5)
     desk.mouse.up()
     desk.mouse.move(0, 0)
-    assert charts.first.screenshot() != before  # it shows a part
+    assert charts.first.screenshot() != before  # the chart is zoomed in
     desk.get_by_text("Time", exact=True).click()
     expect(charts.first).to_have_attribute("aria-label", re.compile("moments"))
     assert "axis=wall" in desk.url
@@ -214,7 +212,7 @@ def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(
 
 @pytest.fixture(scope="module")
 def nothing(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of which nobody has made any use."""
+    """Start a server with an empty database."""
     directory = tmp_path_factory.mktemp("nothing")
     with Served(directory, World(directory)) as made:
         made.serve()

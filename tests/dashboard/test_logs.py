@@ -1,4 +1,4 @@
-"""A job's log in a real Chromium: merged, followed, searched, linked to, and where it failed."""
+"""The page of a job's log in Chromium: all ranks in one list, new lines, search, links, and the place of a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.dashboard.service import Seeded
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 PAGE = 1_000
-"""Lines that the page asks for at once."""
+"""Number of lines that the page requests together."""
 
 
 def log(page: Page) -> Locator:
@@ -35,14 +35,14 @@ def stored(api: httpx.Client, name: str, **query: Any) -> list[dict[str, Any]]:
 
 
 def printed_by_rank_0(seeded: Seeded, api: httpx.Client, name: str) -> int:
-    """How many lines the node of rank 0 has printed in the launch that runs."""
+    """Return the number of lines that rank 0's node printed in the current launch."""
     plan = seeded.world.plan(name)
     node = next(node for node in plan.nodes if 0 in node.ranks).node_id
     return sum((event["NodeId"], event["Generation"]) == (node, plan.generation) for event in stored(api, name))
 
 
 def shown(text: str) -> str:
-    """A line without its colours."""
+    """Return a line without its color codes."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
@@ -74,7 +74,7 @@ def test_the_failure_is_one_click_away_and_its_line_has_an_address(
         for event in stored(api, name, Generation=incident["GenerationBefore"])
         if event["Stream"] == "stderr"
     ]
-    expect(here).to_contain_text(told[-1])  # the exception, below its traceback
+    expect(here).to_contain_text(told[-1])  # the exception at the end of the traceback
     expect(here).to_be_in_viewport()
     here.get_by_role("button").click()
     desk.wait_for_url(re.compile("at="))
@@ -88,7 +88,10 @@ def test_the_failure_is_one_click_away_and_its_line_has_an_address(
 def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(
     desk: Page, seeded: Seeded, api: httpx.Client
 ) -> None:
-    """The oldest hit of the page that is held lies so near its beginning that the page before it is asked for."""
+    """A search moves to an older hit, and the page loads the lines before it.
+
+    The hit stays visible. It is so close to the oldest loaded line that the page loads more.
+    """
     name = seeded.story.gpu
     hits = {PAGE // 2, PAGE + 5, 2 * PAGE - 5}
     say(
@@ -103,7 +106,7 @@ def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(
     expect(here).to_contain_text(f"needle {2 * PAGE - 5}")
     expect(desk.get_by_text("2 of 2")).to_be_visible()
     desk.get_by_role("button", name="Previous").click()
-    expect(desk.get_by_text("2 of 3")).to_be_visible()  # one more came with the page before
+    expect(desk.get_by_text("2 of 3")).to_be_visible()  # the older lines contain one more hit
     expect(desk.get_by_text(f"{2 * PAGE:,} lines held")).to_be_visible()
     expect(here).to_contain_text(f"needle {PAGE + 5}")
     log(desk).evaluate("box => box.scrollIntoView()")
@@ -121,10 +124,10 @@ def test_what_is_searched_is_found_among_all_lines_and_downloaded(
     desk.get_by_label("Find in the log").fill(words)
     expect(log(desk).locator("mark").first).to_have_text(words)
     only = desk.get_by_label("Only these, in the whole log")
-    only.click()  # the address changes first, and the box with it
+    only.click()  # the checkbox changes only after the address
     expect(only).to_be_checked()
     expect(lines(desk)).to_have_count(len(stored(api, name, FilterPattern=words)))
-    # The others tell of gaps.
+    # Other rows mark gaps between the hits.
     expect(lines(desk).filter(has_text=words)).to_have_count(sum(words in event["Message"] for event in everything))
     only.click()
     expect(only).not_to_be_checked()

@@ -1,6 +1,4 @@
-"""Pages that have much to show, in a real Chromium: 500 jobs, 256 nodes, a week of events
-(`tests/dashboard/many.py`).
-"""
+"""Pages with much content in Chromium: 500 jobs, 256 nodes and a week of events (`tests/dashboard/many.py`)."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def page(browser: Browser, week: tuple[Living, Many]) -> Iterator[Page]:
 
 
 def scroll_down(page: Page, selector: str) -> None:
-    """Scroll a box, or the page, to its end."""
+    """Scroll a box to its end. An empty selector scrolls the page."""
     page.evaluate(
         "(selector) => { const box = selector ? document.querySelector(selector) : "
         "document.scrollingElement; box.scrollTop = box.scrollHeight }",
@@ -76,7 +74,7 @@ def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(
     page.get_by_role("button", name=f"Show the lanes of {NODES - 64} more nodes").click()
     expect(chart).to_have_attribute("aria-label", re.compile(f"^Timeline of {NODES} nodes"))
     expect(chart.locator("text.lane")).to_have_count(NODES + 2)
-    expect(chart).to_contain_text(week[1].spare)  # it left, and no incident tells of it
+    expect(chart).to_contain_text(week[1].spare)  # the job released this node without an incident
     open_job(page, WIDE, "/protection")
     expect(
         page.get_by_role("group", name=f"Who holds which of {NODES - 1} shards on {NODES - 1} nodes; 1 need a look")
@@ -84,8 +82,8 @@ def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(
     scroll_down(page, ".matrix")
     copies = page.get_by_role("region", name="Every copy").locator("tbody tr")
     expect(copies).to_have_count(100)
-    expect(copies.first).to_contain_text("out of view")  # what needs a look comes first
-    expect(copies.nth(1)).to_contain_text("1 of 2")  # the copy that is left of it
+    expect(copies.first).to_contain_text("out of view")  # copies with a problem are listed first
+    expect(copies.nth(1)).to_contain_text("1 of 2")  # the remaining copy of the same shard
     expect(copies.nth(2)).to_contain_text("3 steps")
     more = page.get_by_role("button", name=re.compile("^Show .* copies"))
     while more.count():
@@ -102,7 +100,7 @@ def test_a_week_of_events_is_read_from_its_end(page: Page) -> None:
     rows = page.locator("tbody tr")
     expect(rows.first).to_contain_text(f"number {EVENTS - 1} of a week")
     expect(rows).to_have_count(500)
-    # The stream, when it opens, asks for what has come since.
+    # The other request loads events that occurred before the stream opened.
     assert len([url for url in asked if "AfterEventId" not in url]) == 1
     page.get_by_role("button", name="Ask for older events").click()
     expect(page.get_by_text("The newest 2,000 are here")).to_be_visible()

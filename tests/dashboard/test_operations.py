@@ -1,5 +1,6 @@
-"""The buttons that change a job, a fleet or the session, each pressed once in a real Chromium, and what the page says
-of it held against the API.
+"""Buttons that change a job, a fleet or the session, each pressed once in Chromium.
+
+The tests compare the page with the API.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from tests.dashboard.service import Seeded
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 ADMINS = re.compile("^(Change|Act on|Unfreeze|Start the drill|Make a token|Revoke)")
-"""How buttons begin that only an administrator may press."""
+"""First words of the buttons that only an administrator may press."""
 LEAST_INTERVAL_SECONDS, CLOCK_SECONDS = 2.0, 0.1
 CONNECTIONS = 6
-"""What a browser allows all its tabs together to one server."""
+"""Maximum number of connections of a browser to one server, over all tabs."""
 SEEN = """state => {
   Object.defineProperty(document, 'visibilityState', { value: state, configurable: true })
   document.dispatchEvent(new Event('visibilitychange'))
 }"""
-"""Playwright's pages are all seen at once."""
+"""Sets the visibility of a page. In Playwright, all pages are visible."""
 
 
 def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(
@@ -50,7 +51,7 @@ def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(
     opened.value.close()
     desk.goto("/queue")
     expect(desk.locator("tbody")).to_contain_text(seeded.story.waiting)
-    expect(desk.locator("tbody")).not_to_contain_text(name)  # it holds up nobody
+    expect(desk.locator("tbody")).not_to_contain_text(name)  # a paused job does not wait in the queue
     open_job(desk, name)
     desk.get_by_role("button", name="Resume").click()
     expect(act).to_contain_text("It starts by itself")
@@ -76,7 +77,7 @@ def test_a_job_that_was_taken_over_is_recovered_by_nobody_until_it_is_handed_bac
     expect(act.get_by_role("link")).to_have_attribute("href", "/runbook.html#taken-over")
     desk.get_by_role("button", name="Hand back").click()
     expect(desk.get_by_text("Automation is off for this job")).to_be_hidden()
-    seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))  # it is decided again
+    seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))  # the control plane decides again
     seeded.run(story.settle(name))
     incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
     assert incident["Evidence"][0] == seen
@@ -123,7 +124,7 @@ def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfro
         change.click()
         expect(change).to_be_disabled()
         assert api.get("/fleets/main").json()["MinNodeCount"] == wanted
-    desk.route("**/v1/fleets?*", frozen)  # what it takes to silence a fleet would be the end of the others' tests
+    desk.route("**/v1/fleets?*", frozen)  # a really frozen fleet would break other tests
     desk.reload()
     desk.get_by_role("button", name="Unfreeze").click()
     with desk.expect_response("**/v1/fleets/main/unfreeze") as answered:
@@ -185,7 +186,7 @@ def test_a_page_that_is_signed_out_on_asks_nothing_more_and_is_back_when_the_ses
 
 
 def is_end(request: Request) -> bool:
-    """Say whether it ends a session."""
+    """Return True if the request ends a session."""
     return request.method == "DELETE"
 
 
@@ -193,9 +194,9 @@ def is_end(request: Request) -> bool:
 def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
     browser: Browser, seeded: Seeded, api: httpx.Client, teller: str
 ) -> None:
-    """Told by the stream alone: the page's clock moves less than any interval at which it asks.
+    """An open page learns of the session's end from the event stream or from a rejected request.
 
-    Told by a refusal alone: there is no stream.
+    In the first case, the page's clock advances less than any polling interval. In the second case, there is no stream.
     """
     made = api.post("/tokens", json={"Role": "viewer", "Description": teller}).json()
     with watched(browser, seeded.url, refusals=("status of 401", "ERR_FAILED")) as page:
@@ -214,7 +215,7 @@ def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
         else:
             for _ in range(int(LEAST_INTERVAL_SECONDS / CLOCK_SECONDS) - 1):
                 page.clock.run_for(int(CLOCK_SECONDS * 1000))
-                with contextlib.suppress(AssertionError):  # what the server sends comes in the browser's own time
+                with contextlib.suppress(AssertionError):  # the browser receives the event some time later
                     expect(page).to_have_url(re.compile("/sign-in"), timeout=500)
                     break
             expect(page).to_have_url(re.compile("/sign-in"))
@@ -224,7 +225,7 @@ def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
 
 
 def test_more_tabs_than_a_browser_has_connections_are_answered_each_when_it_is_seen(desk: Page, seeded: Seeded) -> None:
-    """Each tab with a log follows two streams."""
+    """Each visible tab with a log holds two streams. Hidden tabs close their streams."""
     tabs = [desk, *(desk.context.new_page() for _ in range(CONNECTIONS // 2))]
     for tab in tabs:
         open_job(tab, seeded.story.gpu, "/logs")
@@ -251,7 +252,7 @@ def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser
             f"**/v1/training-jobs/{name}",
             lambda route: route.fulfill(status=500, content_type="application/json", body=failing),
         )
-        for _ in range(20):  # so long that the refusals and their repetitions are answered in between
+        for _ in range(20):  # long enough for the failed requests and their retries
             page.clock.run_for(1_000)
         alert = page.get_by_role("alert").first
         expect(alert).to_contain_text("What follows is not renewed")

@@ -1,8 +1,6 @@
-"""The dashboard in a real Chromium, over the real application and a past that the real decisions made
-(`tests/dashboard`).
+"""The dashboard in Chromium, over the real application and a simulated past (`tests/dashboard`).
 
-What a page says is held against what the API answers, never against literals: names and figures of the story come from
-its seed.
+Tests compare each page with the API. The names and numbers depend on a seed.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ RUN_AXE = """async (only) => {
   return found.violations.map((each) => [each.id, each.nodes[0].failureSummary, each.nodes[0].html])
 }"""
 LEAST_INTERVAL_SECONDS, CLOCK_SECONDS = 2.0, 0.1
-"""At which a page asks for anything; and in what steps its clock is moved."""
+"""Shortest interval between two requests of a page, and the step of the page's clock."""
 CHANGES = re.compile(
     "^(Stop|Pause|Resume|Take over|Hand back|Acknowledge|Submit|Change|Act on|Unfreeze|Start the "
     "drill|Make a token|Revoke)"
 )
-"""How buttons begin that change something."""
+"""First words of the buttons that change something."""
 
 
 def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_said(
@@ -85,13 +83,14 @@ STANCES: tuple[tuple[Literal["light", "dark"], tuple[int, int], dict[str, Any]],
     ("dark", DESKTOP, {}),
     ("dark", PHONE, {"runOnly": ["color-contrast", "scrollable-region-focusable"]}),
 )
-"""How every page is looked at, one after the other: all rules in both schemes, and on a phone those that another width
-can break.
+"""Color scheme, window and axe rules of each check of a page.
+
+All rules are checked in both schemes. On a phone, only the rules that depend on the width are checked.
 """
 
 
 def test_every_page_is_clean_for_axe_and_fits_its_width(browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
-    """Each is loaded once: it follows the system from scheme to scheme."""
+    """Each page is loaded once, and follows the system when the color scheme changes."""
     axe = AXE.read_text()
     found = []
     with signed_in(browser, seeded) as page:
@@ -107,7 +106,7 @@ def test_every_page_is_clean_for_axe_and_fits_its_width(browser: Browser, seeded
                 expect(page.locator("[aria-busy=true]")).to_have_count(0)
                 found += [(path, scheme, width, *each) for each in page.evaluate(RUN_AXE, only)]
                 fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-                with contextlib.suppress(PageTimeout):  # charts follow a window that has changed
+                with contextlib.suppress(PageTimeout):  # charts resize some time after the window
                     page.wait_for_function(fits)
                 assert page.evaluate(fits), f"{path} is wider than a window of {width} pixels"
     assert not found, "\n".join(map(str, found))
@@ -132,7 +131,7 @@ def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
     desk.keyboard.press("/")
     desk.keyboard.type(seeded.story.crashing)
     expect(desk.locator("tbody tr")).to_have_count(1)
-    assert f"q={seeded.story.crashing}" in desk.url  # the filter is in the address
+    assert f"q={seeded.story.crashing}" in desk.url  # the address contains the filter
     desk.reload()
     expect(desk.locator("tbody tr")).to_have_count(1)
     desk.locator("tbody a").first.click()
@@ -147,7 +146,7 @@ def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded
     desk.goto("/")
     expect(desk.get_by_role("heading", name="Jobs")).to_be_visible()
     desk.keyboard.press("Tab")
-    expect(desk.get_by_text("Skip to the content")).to_be_focused()  # which must not take what follows for itself
+    expect(desk.get_by_text("Skip to the content")).to_be_focused()  # this link must not receive the typed text
     with desk.expect_request("**/assets/Palette-*.js"):
         desk.keyboard.press("Control+k")
     desk.keyboard.type(seeded.story.partition)
@@ -158,8 +157,10 @@ def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded
 
 
 def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page, seeded: Seeded) -> None:
-    """Whoever typed a name that nothing has, and goes on looking, is not thrown to a page when something of that name
-    comes.
+    """A user types a name into the search and presses Enter.
+
+    While the list of jobs is loading, Enter opens the job once the list arrives. After the answer "Nothing has this in
+    its name", a new job with the name is only offered.
     """
     name, listed = seeded.story.partition, "**/v1/training-jobs?*"
     held: list[Route] = []
@@ -178,7 +179,7 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
             answer(held.pop())
 
     def seek() -> None:
-        expect(desk.get_by_role("button", name="Search")).to_be_visible()  # whoever sees that can press the key
+        expect(desk.get_by_role("button", name="Search")).to_be_visible()  # from then on, the page handles the key
         desk.keyboard.press("Control+k")
         expect(search).to_be_focused()
         desk.keyboard.type(name)
@@ -190,7 +191,7 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
     desk.goto("/")
     expect(desk.locator("tbody tr").first).to_be_visible()
     is_held = True
-    with desk.expect_request(listed):  # what is known is old: the answer that counts is on its way
+    with desk.expect_request(listed):  # the page's list is old, and a new one is requested
         pass
     seek()
     is_held = False
@@ -241,8 +242,9 @@ def test_a_session_that_has_ended_leads_to_the_sign_in_and_back(browser: Browser
 
 
 def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None:
-    """The page's clock moves less than any interval at which it asks: what it shows, the stream of events has told
-    it.
+    """A page shows an incident without polling.
+
+    The page's clock advances less than any polling interval, so the page learns of the incident from the event stream.
     """
     story = seeded.story
     with signed_in(browser, seeded) as page:
@@ -255,7 +257,7 @@ def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None
         seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))
         for _ in range(int(LEAST_INTERVAL_SECONDS / CLOCK_SECONDS) - 1):
             page.clock.run_for(int(CLOCK_SECONDS * 1000))
-            with contextlib.suppress(AssertionError):  # its events may still be on their way
+            with contextlib.suppress(AssertionError):  # the browser receives the events some time later
                 expect(page.get_by_text("The incident now")).to_be_visible(timeout=500)
                 break
         expect(page.get_by_text("The incident now")).to_be_visible()
@@ -264,7 +266,7 @@ def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None
 def test_a_stream_that_was_cut_off_goes_on_after_the_last_event_that_was_read(
     browser: Browser, seeded: Seeded, api: httpx.Client
 ) -> None:
-    """The server restarts in the middle, and something happens meanwhile."""
+    """The server is down while a rank is killed. After the restart, the page receives the missed events."""
     story = seeded.story
     with signed_in(browser, seeded, is_cut=True) as page:
         open_job(page, story.partition, "/events")

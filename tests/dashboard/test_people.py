@@ -1,4 +1,4 @@
-"""What people do on the dashboard, in a real Chromium, held against what the API says afterwards."""
+"""Work of people on the dashboard in Chromium, compared with the API."""
 
 from __future__ import annotations
 
@@ -51,12 +51,15 @@ def test_a_held_node_is_told_and_released_and_another_one_is_to_be_drained_and_c
 def test_what_the_service_refuses_is_said_where_it_was_asked(
     browser: Browser, seeded: Seeded, api: httpx.Client
 ) -> None:
-    """Its group is as large as it may be: the browser tells of the refusal, too."""
+    """The page shows a rejected request beside its form.
+
+    The browser also logs the rejection.
+    """
     with signed_in(browser, seeded, refusals=("status of 409", "status of 400")) as page:
         open_job(page, seeded.story.gpu, "/spec")
         page.goto("/submit")
         page.get_by_label(re.compile("^Name")).fill("not ok!")
-        # Before anything is sent.
+        # The page checks the name before it sends a request.
         expect(page.get_by_text("must be 1 to 63 letters, digits and single hyphens")).to_be_visible()
         page.get_by_label(re.compile("^Name")).fill("fine")
         expect(page.get_by_text("must be 1 to 63 letters, digits and single hyphens")).to_be_hidden()
@@ -91,7 +94,7 @@ def test_a_plan_says_what_would_become_of_a_job(desk: Page, api: httpx.Client) -
     for name in plan["QueuedBehind"]:
         expect(card).to_contain_text(name)
     desk.get_by_label("Nodes").fill("2")
-    expect(card).to_be_hidden()  # it was another job's
+    expect(card).to_be_hidden()  # the plan belongs to the former request
 
 
 def test_a_drill_is_started_with_the_jobs_name_and_its_history_tells_the_rest(
@@ -150,7 +153,7 @@ def test_a_revision_is_shown_as_what_it_changed(desk: Page, seeded: Seeded, api:
     desk.get_by_label("From", exact=True).select_option("1")
     expect(desk.get_by_role("region", name="From revision 1 to 3")).to_contain_text(f"− Priority: {before}")
     assert "from=1" in desk.url
-    expect(desk.locator(".command pre").first).to_contain_text(f"Priority: {before + 9}")  # the request as it is now
+    expect(desk.locator(".command pre").first).to_contain_text(f"Priority: {before + 9}")  # the present request
 
 
 def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(
@@ -182,7 +185,7 @@ COUNT_SHADED = """canvas => {
     for (let at = 0; at < data.length; at += 4) if (near(at, 0x2e, 0x0a, 0x58, 0xca)) count++
     return count
 }"""
-"""Pixels that have the colour of the shade, and nothing under it."""
+"""Counts the pixels of the canvas that show only the shade of the extremes."""
 
 
 def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(desk: Page, seeded: Seeded) -> None:
@@ -198,7 +201,7 @@ def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(des
         metrics.store(session, "of the test", MetricBatch(run=run, first_number=0, points=points))
     open_job(desk, name, "/metrics")
     chart = desk.get_by_role("img", name=re.compile("^spiky over"))
-    expect(chart).to_have_accessible_name(re.compile(r"from -9 to 9,"))  # no mean of several steps reaches that
+    expect(chart).to_have_accessible_name(re.compile(r"from -9 to 9,"))  # no mean of several steps reaches these values
     assert chart.locator("canvas").evaluate(COUNT_SHADED) > 1_000, "the extremes of the points are shaded"
     count = re.compile(r"over (\d+) steps")
 
@@ -247,7 +250,7 @@ def test_many_jobs_are_paused_and_stopped_at_once_and_the_list_is_in_the_address
 
 
 def upload(api: httpx.Client) -> str:
-    """Put a source with one script, and return its id."""
+    """Upload a source with one script and return its id."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         script = tarfile.TarInfo("train.py")

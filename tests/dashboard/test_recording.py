@@ -1,5 +1,6 @@
-"""Recordings: what is loaded is what was stored, and a shuffled one is the same story in other names, times and
-figures.
+"""Recordings: loading restores the stored rows, and a shuffled recording tells the same story.
+
+A shuffled recording has other names, times and numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ RULED = re.compile(
     r"|(?:rank|generation|code|signal) \d+|NVIDIA H100 80GB HBM3"
     r"|error \(\d+\)|\d+ (?:nodes?|instances?|spares|ranks|copies|shards|replaced|times|failures|alike)\b|[\d,]+ bytes"
 )
-"""What has a figure in a sentence: those that are changed, and those that stay because they are the story."""
+"""Parts of sentences with digits that have a rule: the shuffle changes them or keeps them."""
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def story(name: str) -> Recording:
 
 
 async def recorded(world: World) -> Recording:
-    """A small world's one incident."""
+    """Run a job of a small simulated fleet through one incident, and return the recording."""
     world.submit(nodes=3)
     await world.running()
     await world.train(5)
@@ -119,7 +120,7 @@ def test_there_is_a_recording_of_every_story_and_it_says_how_it_was_struck() -> 
     assert {path.stem for path in FOLDER.glob("*.json")} == STORIES.keys() == {recording.story for recording in every()}
     for recording in every():
         assert all(strike.command.startswith("everstep local fault ") for strike in recording.strikes)
-        assert bool(recording.strikes) is (recording.story != "crash-loop")  # its script fails by itself
+        assert bool(recording.strikes) is (recording.story != "crash-loop")  # this script fails without a fault
         assert recording.tables["incident"]
 
 
@@ -138,7 +139,7 @@ def test_a_shuffled_recording_is_the_same_story(name: str, seed: int) -> None:
 
 
 def ids_are_other_ones(recording: Recording, found: Recording) -> None:
-    """Nothing is called as it was, and what was the same is the same."""
+    """Check that no old name remains, and that equal names stay equal."""
     text = json.dumps(msgspec.to_builtins(found))
     old = [recording.job["name"], recording.job["run_id"], *(node["id"] for node in recording.tables["node"])]
     assert [name for name in old if name in text] == []
@@ -161,7 +162,7 @@ def moment(text: str) -> datetime:
 
 
 def times_and_sums_still_add_up(found: Recording, dealt: Deal) -> None:
-    """The ledger to the microsecond, phases to their moments, dollars to node-hours."""
+    """Check the sums of the ledger, of the incidents' phases and of the cost."""
     job, (fleet,) = found.job, found.tables["fleet"]
     assert timedelta(microseconds=sum(job["accounting"].values())) == moment(job["accounted_until"]) - moment(
         job["created_at"]
@@ -182,7 +183,7 @@ def times_and_sums_still_add_up(found: Recording, dealt: Deal) -> None:
 
 
 def columns_and_sentences_agree(recording: Recording, found: Recording, dealt: Deal) -> None:
-    """What a sentence says of a step that a column has is what the column says now."""
+    """Check that steps in sentences and in columns are scaled by the same factor."""
     before = {value for value in steps_of(recording) if value > 0}
     after = {value * dealt.step_factor for value in before}
     assert {value for value in steps_of(found) if value > 0} == after
@@ -207,7 +208,7 @@ def sentences(recording: Recording) -> Iterator[str]:
     for incident in recording.tables["incident"]:
         yield from (*incident["evidence"], incident["decision"], incident["reason"])
     for said in (recording.job["reason"], *(event["message"] for event in recording.tables["event"])):
-        yield said.partition("\n")[0]  # below it is what the script said
+        yield said.partition("\n")[0]  # the script's output follows
 
 
 def logs_are_read(recording: Recording, found: Recording) -> None:
@@ -228,7 +229,7 @@ def logs_are_read(recording: Recording, found: Recording) -> None:
 def test_no_two_of_a_deal_have_the_same_names_and_a_seed_repeats_it(seed: int) -> None:
     dealt = deal(seed, len(STORIES))
     assert len({each.job for each in dealt}) == len({each.fleet for each in dealt}) == len(STORIES)
-    assert {each.ends_at for each in dealt} == {dealt[0].ends_at}  # one server has one clock
+    assert {each.ends_at for each in dealt} == {dealt[0].ends_at}  # all recordings share the clock of one server
     assert dealt == deal(seed, len(STORIES))
 
 

@@ -1,7 +1,7 @@
 """A cloud in memory, for tests and simulators. One contract suite tests it and the local cloud.
 
-The caller controls time: nothing happens until `advance`. Instances boot after `boot_delay`, and a terminating hook
-holds an instance until the hook's timeout.
+The caller controls time: nothing happens until the caller calls `advance`. Instances boot after `boot_delay`. A
+terminating hook holds an instance until the hook's timeout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `everstep doctor` asks AWS about is what the code asks of AWS."""
+"""`everstep doctor` checks the permission of every AWS action that the code uses."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ACTIONS_OF = {
 }
 """Operations whose action in a policy has another name. Source: Service Authorization Reference."""
 TRANSFERS = {"upload_fileobj": {"s3:PutObject", "s3:AbortMultipartUpload"}}
-"""What boto3's own transfers ask for: of large objects they put parts, and take back those of one that failed."""
+"""Actions of boto3's transfers: parts of large objects, and the abort of a failed upload."""
 FREE = frozenset({"sts:GetCallerIdentity"})
-"""Needs no permission."""
+"""Operations that need no permission."""
 
 
 def operations() -> dict[str, str]:
-    """Return every operation by boto3's name for it."""
+    """Return every operation by its name in boto3."""
     session = botocore.session.get_session()
     found: dict[str, str] = {}
     for service in SERVICES:
@@ -40,7 +40,7 @@ def operations() -> dict[str, str]:
 
 
 def names(file: Path) -> Iterator[str]:
-    """Yield every attribute and every string of a module: clients are called by name, paginators asked for by it."""
+    """Yield every attribute and string of a module, because clients call operations by attribute or by string."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Attribute):
             yield node.attr

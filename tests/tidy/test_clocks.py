@@ -1,5 +1,6 @@
-"""The control plane reads the wall clock in one place: ages and deadlines elsewhere would move when the wall clock is
-stepped.
+"""The control plane reads the wall clock in one module only.
+
+The wall clock can jump, and ages and deadlines in other modules would jump with it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ ROOT = Path(control_plane.__file__).parent
 
 
 def wall_clock_reads(source: str) -> list[int]:
-    """Return the lines that name a wall clock."""
+    """Return the lines of a module that call a wall clock."""
     return sorted(
         node.lineno
         for node in ast.walk(ast.parse(source))

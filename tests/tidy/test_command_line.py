@@ -1,6 +1,6 @@
-"""The flags of the command line, as people's scripts rely on them: `flags.txt` beside this file is what was promised.
+"""The command line keeps the flags that users' scripts rely on. `flags.txt` beside this file lists them.
 
-python -m tests.tidy.test_command_line      writes flags.txt anew; read the difference before you commit it
+python -m tests.tidy.test_command_line      writes flags.txt again; check the difference before you commit it
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SNAPSHOT = Path(__file__).with_name("flags.txt")
 
 
 def subcommands(command) -> dict:
-    """Return the subcommands of a command by name, those that are imported on call included."""
+    """Return the subcommands of a command by name, also those that are imported on call."""
     names = command.list_commands(None) if hasattr(command, "list_commands") else []
     return {name: command.get_command(None, name) for name in names}
 
@@ -92,9 +92,9 @@ def test_the_client_and_the_command_line_need_the_base_install_alone():
 
 
 def test_help_comes_at_once():
-    """Imports make --help slow.
+    """`--help` does not import the commands' own modules or heavy libraries.
 
-    The commands' own modules and their options cost a third of the time that --help may take.
+    Imports would make it slow.
     """
     heavy = (
         "boto3",

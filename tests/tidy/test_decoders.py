@@ -1,5 +1,6 @@
-"""msgspec reads a class at its first use; two threads at once would crash the process, so first uses happen at import
-(`codec.resolve`).
+"""No module makes msgspec read a class for the first time after import.
+
+A first use in two threads together would crash the process. So `codec.resolve` makes each first use at import.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ MODULES = [
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    """Every call by the text of what is called."""
+    """Return every call of a module, by the text of the called function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node
 
 
 def first_uses(source: str) -> set[str]:
-    """What a module would let msgspec read for the first time when it is at work."""
+    """Return the calls that make msgspec read a class after import."""
     tree = ast.parse(source)
     at_import = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr)]
     made = {id(call) for statement in at_import for _, call in calls(statement)}
@@ -46,7 +47,7 @@ def first_uses(source: str) -> set[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_types_are_read_when_modules_are_imported(path: Path) -> None:
-    expected = {"kind"} if path.name == "codec.py" else set()  # `resolve` itself, under its lock
+    expected = {"kind"} if path.name == "codec.py" else set()  # `resolve` itself, which holds a lock
     assert first_uses(path.read_text()) == expected
 
 

@@ -1,4 +1,4 @@
-"""The documents say what the code is: generated parts are current, every name in the prose exists."""
+"""The documents match the code: generated parts are current, and every name in the prose exists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMED = (
 FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|txt|json|toml|ini|mako)")
 SYMBOL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?")
 EXTERNAL = frozenset({"ec2", "httpx", "moto", "msgspec", "rich", "torch", "boto3", "asyncio", "atexit"})
-"""First words of dotted names that are other people's."""
+"""First words of dotted names of other projects."""
 
 
 def test_generated_documents_are_current() -> None:
@@ -102,8 +102,9 @@ def test_every_command_and_option_exists(document: Path) -> None:
         first, *options = re.split(r"\s&&\s|\s#\s|\s{3,}", command)[0].split()
         noun, verb, *rest = options
         assert (first, noun, verb) in promised, command
-        if noun != "local":  # its options belong to the program that it becomes
-            options_of = rest[: rest.index("--")] if "--" in rest else rest  # behind it, words are somebody else's
+        if noun != "local":  # the command becomes another program, which has its own options
+            # the words after it belong to another program
+            options_of = rest[: rest.index("--")] if "--" in rest else rest
             assert {word.rstrip(",") for word in options_of if word.startswith("--")} <= promised[first, noun, verb], (
                 command
             )
@@ -115,14 +116,14 @@ def modules() -> Iterator[Path]:
 
 
 def code_spans(document: Path) -> Iterator[str]:
-    """Yield what stands in backquotes, outside of blocks."""
+    """Yield the text between backquotes outside of code blocks."""
     yield from re.findall(
         r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
     )
 
 
 def file_exists(name: str) -> bool:
-    """Say whether a file of the checkout has this path, or ends with it."""
+    """Return True if the path of a file in the checkout equals or ends with this path."""
     return (ROOT / name).exists() or any(f"/{path}".endswith(f"/{name}") for path in tracked())
 
 
@@ -139,8 +140,9 @@ def tracked() -> tuple[str, ...]:
 
 
 def is_symbol(name: str) -> bool:
-    """Say whether a code span means a name of ours: dotted, called, or in CamelCase; but no file, option or message of
-    AWS.
+    """Return True if a code span is a name of this repository: dotted, called, or in CamelCase.
+
+    Files, options and AWS's messages are no names.
     """
     if FILE.fullmatch(name) or not SYMBOL.fullmatch(name) or name.partition(".")[0] in EXTERNAL:
         return False
@@ -155,7 +157,7 @@ def symbol_exists(name: str) -> bool:
 
 @cache
 def defined_in(path: str) -> frozenset[str]:
-    """Every class, function and name that a file defines."""
+    """Return every class, function and variable that a file defines."""
     nodes = list(ast.walk(ast.parse((ROOT / path).read_text())))
     defined = {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)}
     return frozenset(
@@ -165,8 +167,9 @@ def defined_in(path: str) -> frozenset[str]:
 
 @cache
 def names() -> frozenset[str]:
-    """Every module, class, function, attribute and field of the packages, and the PascalCase names that the API makes
-    of them.
+    """Return every module, class, function, attribute and field of the packages.
+
+    The names that the API makes of fields, in PascalCase, are included.
     """
     found: set[str] = set(PACKAGES)
     for path in (*modules(), *(ROOT / package / "__init__.py" for package in PACKAGES)):

@@ -1,4 +1,4 @@
-"""The second half of `make test` collects the folders of end-to-end tests alone: no such test is anywhere else."""
+"""All end-to-end tests are in the folders that the second half of `make test` collects."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_make_runs_what_has_the_mark():
 
 
 class NotComparable:
-    """A parameter such as an array, which cannot be compared with a string."""
+    """A parameter whose comparison with a string raises, such as an array."""
 
     __hash__ = object.__hash__
 
@@ -137,7 +137,7 @@ def test_every_fast_test_of_this_run_has_the_mark(request):
 
 
 def test_this_process_refuses_heavy_fixtures(request):
-    """The hook of `tests/conftest.py` calls the refusal: a fixture that this test requests late is refused."""
+    """A fast test that requests a heavy fixture while it runs is rejected by a hook of `tests/conftest.py`."""
     request.node.add_marker("fast")
     with pytest.raises(pytest.fail.Exception, match="requests the fixture 'browser'"):
         request.getfixturevalue("browser")

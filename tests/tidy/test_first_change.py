@@ -1,6 +1,7 @@
-"""The page `docs/contributing/first-change.md` works: its blocks apply, its commands pass, its changes take effect.
+"""The page `docs/contributing/first-change.md` works.
 
-Each part of the page runs in its own copy of the repository. A failure names the step, the file and the place.
+Its blocks apply, its commands pass, and its changes take effect. Each part of the page runs in its own copy of the
+repository. A failure names the step of the page, the file, and the lines that were not found.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BLOCK = re.compile(r"^```(diff|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND_SECONDS = 50
 ENVIRONMENT = ".venv"
 OF_THIS_RUN = ("EVERSTEP_", "PYTEST_", "PYTHON", "COV_")
-"""Prefixes of variables that must not reach the commands of the page."""
+"""Prefixes of this run's environment variables, which the commands of the page must not see."""
 
 
 class Drift(AssertionError):
@@ -40,13 +41,13 @@ class Step:
     title: str
     """The heading above the block."""
     kind: str
-    """diff or sh."""
+    """Language of the block: diff or sh."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hunk:
-    """One place of a diff block."""
+    """One changed passage of a diff block."""
 
     file: str
     place: str
@@ -65,7 +66,7 @@ def steps_of(part: str, page: str) -> list[Step]:
 
 
 def hunks(block: str) -> Iterator[Hunk]:
-    """Yield the places of a diff block: a file after `+++`, then its places after `@@`."""
+    """Yield the passages of a diff block: each follows a line with `@@`, and a file follows `+++`."""
     for of_file in re.split(r"^\+\+\+ ", block, flags=re.MULTILINE)[1:]:
         file, _, places = of_file.partition("\n")
         for one in re.split(r"^@@ ", places, flags=re.MULTILINE)[1:]:
@@ -81,7 +82,7 @@ def apply(step: Step, root: Path) -> list[str]:
 
     Args:
         step: a diff block.
-        root: of the copy.
+        root: folder of the copy.
 
     Returns:
         The changed files.
@@ -109,7 +110,7 @@ def run(step: Step, root: Path) -> None:
 
     Args:
         step: a sh block.
-        root: of the copy.
+        root: folder of the copy.
 
     Raises:
         Drift: a command failed.
@@ -135,10 +136,10 @@ def run(step: Step, root: Path) -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the repository with an environment of its own.
+    """Return a copy of the repository with a Python environment.
 
-    Processes of the local cloud drop PYTHONPATH. So the environment names the copy, and this interpreter's packages
-    without their `.pth` files, which name the original repository.
+    Processes of the local cloud drop PYTHONPATH, so the environment must name the copy. It contains this interpreter's
+    packages without their `.pth` files, which name the original repository.
     """
     root = tmp_path / "checkout"
     for name in tracked():
@@ -152,7 +153,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def follow(part: str, root: Path) -> None:
-    """Do all steps of one part of the page, and lint the Python files that it changes."""
+    """Run all steps of one part of the page, and lint the changed Python files."""
     steps = steps_of(part, (ROOT / PAGE).read_text())
     assert {step.kind for step in steps} == {"diff", "sh"}
     changed = []

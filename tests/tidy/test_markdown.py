@@ -1,5 +1,6 @@
-"""Lines of Markdown have at most 120 columns, except in tables and code, and where a link or a code span cannot be
-broken.
+"""Lines of Markdown have at most 120 columns.
+
+Tables, code, and links or code spans without a possible line break are exempt.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ DOCUMENTS = subprocess.run(
     check=True,
 ).stdout.splitlines()
 UNBROKEN = re.compile(r"\s*(?:[-*+>]|\d+\.)?\s*(?:`[^`]*`|\S)+")
-"""A line that is one word: a link or a code span that no line break may divide."""
+"""Matches a line with a single link or code span, which no line break may divide."""
 
 
 def long_lines(text: str) -> list[str]:
-    """Return the lines of prose that are too long, with their numbers."""
+    """Return the numbers and the text of the lines that are too long."""
     found, fence = [], ""
     for number, line in enumerate(text.splitlines(), 1):
         marker = re.match(r" *(```+|~~~+)", line)

@@ -1,4 +1,4 @@
-"""The migrations and the models tell one story."""
+"""The migrations create the tables of the models."""
 
 from __future__ import annotations
 

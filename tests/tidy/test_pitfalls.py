@@ -1,4 +1,4 @@
-"""Every message that docs/pitfalls.md quotes is one that the product prints."""
+"""The product prints every message that docs/pitfalls.md quotes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 QUOTED = re.findall(r"^```text\n(.*?)^```", (ROOT / "docs/pitfalls.md").read_text(), re.DOTALL | re.MULTILINE)
 ANY = "…"
-"""What the page writes for the part of a message that varies."""
+"""Mark on the page for the varying part of a message."""
 
 
 def templates() -> Iterator[str]:
-    """Return each string of the product's code, with the mark in the place of each value that is filled in."""
+    """Return each string in the product's code, with the mark in place of each inserted value."""
     for package in ("everstep", "control_plane", "worker"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):

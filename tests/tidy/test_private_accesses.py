@@ -1,7 +1,8 @@
-"""Few tests read private attributes of the product: such a test fails at each rename and shows nothing to a user.
+"""Few tests read private attributes of the product.
 
-A test observes an object by its public methods, by its messages and files, or by a method such as `idle` that waits for
-background work. Limits are options of the object, which a test sets at construction.
+Such a test fails at each rename and shows nothing to a user. A test observes an object by its public methods, messages
+and files, or by a method such as `idle` that waits for background work. Limits are options, which a test sets at
+construction.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("control_plane", "everstep", "infra", "worker")
 MAX_PRIVATE_ACCESSES = 275
-"""Lower this number with each access that you remove. Nobody raises it."""
+"""Limit for the number of accesses. Lower it with each access that you remove, and never raise it."""
 NO_ACCESS = {"_asdict", "_fields", "_make", "_replace"}
-"""Public methods of named tuples."""
+"""Methods of named tuples that are public in spite of their underscore."""
 
 
 def is_private(name: str) -> bool:
@@ -30,7 +31,7 @@ def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def defined(tree: ast.AST) -> set[str]:
-    """Return the private names that a module defines: functions, classes, variables, fields and attributes."""
+    """Return the private names that a module defines."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -41,7 +42,7 @@ def defined(tree: ast.AST) -> set[str]:
 
 
 def accesses(tree: ast.AST, names: set[str]) -> Iterator[str]:
-    """Return each access to one of these names of another object, also by `monkeypatch.setattr(object, "_name", …)`."""
+    """Return each access to one of these names of another object, including `monkeypatch.setattr`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in names and not is_own(node.value):
             yield ast.unparse(node)
@@ -55,7 +56,7 @@ def accesses(tree: ast.AST, names: set[str]) -> Iterator[str]:
 
 
 def is_own(node: ast.expr) -> bool:
-    """Return True for `self`, `cls` and `super()`."""
+    """Return True if the expression is `self`, `cls` or `super()`."""
     call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
     return call or (isinstance(node, ast.Name) and node.id in {"self", "cls"})
 

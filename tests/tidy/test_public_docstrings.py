@@ -1,4 +1,7 @@
-"""Whatever is public says what it is; nothing is left to be done, slept through or described some other day."""
+"""Every public name has a docstring, and public functions document their exceptions.
+
+No code contains a mark of unfinished work or a sleep.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ CODE = (*PACKAGES, "alembic", "tests", "examples", "benchmarks", "docs")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = ast.ClassDef | Function
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "To be (described|written)")))
-"""Spelled so that this file does not find itself."""
+"""Marks of unfinished code, spelled so that this file contains none of them."""
 FEWEST_WORDS = 6
 """A module's docstring with fewer words is a label, not a description."""
 UNDOCUMENTED = {"AssertionError", "NotImplementedError", "SystemExit"}
@@ -102,7 +105,7 @@ def is_sleep(node: ast.AST) -> bool:
 
 
 def undescribed(path: Path) -> Iterator[tuple[str, Definition]]:
-    """Yield what is public and has no docstring, except what a Protocol or a base class has described for it."""
+    """Yield the public names without a docstring. A Protocol or a base class may also hold the docstring."""
     for scope, found in public(tree_of(path)):
         if ast.get_docstring(found) or (scope is not None and found.name in promised(path.parent, scope)):
             continue
@@ -110,7 +113,7 @@ def undescribed(path: Path) -> Iterator[tuple[str, Definition]]:
 
 
 def public(tree: ast.Module) -> Iterator[tuple[ast.ClassDef | None, Definition]]:
-    """Yield the public definitions of a module, and those of its public classes with their class."""
+    """Yield the public definitions of a module and of its public classes, with their class."""
     for found in definitions(tree.body):
         yield None, found
         if isinstance(found, ast.ClassDef):
@@ -124,9 +127,7 @@ def definitions(body: list[ast.stmt]) -> Iterator[Definition]:
 
 
 def promised(folder: Path, scope: ast.ClassDef) -> frozenset[str]:
-    """Return the methods that are described for `scope` where its interface is: in a Protocol of the same folder, or in
-    a base class there.
-    """
+    """Return the methods of `scope` that a Protocol or a base class of the same folder describes."""
     bases = {ast.unparse(base) for base in scope.bases}
     return frozenset(
         name
@@ -138,7 +139,7 @@ def promised(folder: Path, scope: ast.ClassDef) -> frozenset[str]:
 
 @cache
 def interfaces(folder: Path) -> dict[ast.ClassDef, frozenset[str]]:
-    """Return the methods with a docstring of every class in a folder."""
+    """Return the methods with a docstring, for every class in a folder."""
     classes = [
         node for path in sorted(folder.glob("*.py")) for node in tree_of(path).body if isinstance(node, ast.ClassDef)
     ]
@@ -176,7 +177,8 @@ def is_described_elsewhere(path: Path, scope: ast.ClassDef | None, found: Functi
 def raised(path: Path, function: Function) -> set[str]:
     """Return the classes of the exceptions that a function raises itself.
 
-    Exceptions that it raises again are a callee's. A call of a function of the same module stands for its return type.
+    Exceptions that the function re-raises belong to a callee. For `raise f()`, the class is the return type of `f`, if
+    the module defines `f`.
     """
     names = set()
     for node in own_nodes(function):
@@ -189,7 +191,7 @@ def raised(path: Path, function: Function) -> set[str]:
 
 
 def own_nodes(function: Function) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, without those of functions inside it."""
+    """Yield the syntax nodes of a function, without those of inner functions."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()
@@ -213,7 +215,7 @@ def returned_by(path: Path) -> dict[str, str]:
 
 
 def documented(function: Function) -> set[str]:
-    """Return the names under `Raises:` in a docstring and those in its sentences about what the function raises."""
+    """Return the exceptions that a docstring names, under `Raises:` or in a sentence with "raise"."""
     text = ast.get_docstring(function) or ""
     section = re.search(r"^Raises:\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
     entries = re.findall(r"^    [\w.]+(?=:)", section[1], re.MULTILINE) if section else []

@@ -1,5 +1,6 @@
-"""Every reference in code and documents leads to something in this repository: decisions, pages, sections, files,
-rules.
+"""Every reference in code and documents has a target in this repository.
+
+References are decisions, pages, sections, files and rules.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ SHORT = re.compile(rf"`((?:[\w-]+/)+[\w-]+\.(?:{KINDS}))`")
 LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
 DECISION = re.compile(r"\bADR\s+(\d{4})\b")
 UNKNOWN_SECTION = "\N{SECTION SIGN}"
-"""A section of a document by its number: numbers change, and the documents of this repository have anchors."""
+"""Matches the number of a section. Numbers change, so references use anchors."""
 WRITTEN_LATER = frozenset({"docs/benchmarks-device.md"})
-"""Pages that a benchmark writes on hardware that nobody has run it on."""
+"""Pages that a benchmark writes on hardware that has not been available yet."""
 BUILT = ("control_plane/static/", "web/dist/", "web/node_modules/", "docs/pictures/")
-"""Folders whose files a build makes."""
+"""Folders of generated files."""
 TEXT = (".py", ".md", ".ts", ".tsx", ".toml", ".cpp", ".css", ".mako", ".ini", "Makefile")
 
 
@@ -42,7 +43,7 @@ def tracked() -> tuple[str, ...]:
 
 
 def sources() -> list[str]:
-    """The files that people write, but for this one."""
+    """Return the files that people write, except this one."""
     return [name for name in tracked() if name.endswith(TEXT) and name != "tests/tidy/test_references.py"]
 
 
@@ -54,13 +55,13 @@ def text_of(name: str) -> str:
 
 
 def prose_of(name: str) -> str:
-    """A document without its code blocks."""
+    """Return a document without its code blocks."""
     return re.sub(r"^ *```.*?^ *```", "", text_of(name), flags=re.DOTALL | re.MULTILINE)
 
 
 @cache
 def anchors(name: str) -> frozenset[str]:
-    """The anchors of a document's headings, as GitHub makes them."""
+    """Return the anchors of a document's headings in GitHub's form."""
     found: list[str] = []
     for heading in re.findall(r"^#{1,6} (.+)$", prose_of(name), re.MULTILINE):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
@@ -70,7 +71,7 @@ def anchors(name: str) -> frozenset[str]:
 
 
 def docstrings(name: str) -> Iterator[str]:
-    """All docstrings, those of attributes included, and all comments of a module."""
+    """Return all docstrings and comments of a module. Attributes have docstrings too."""
     text = text_of(name)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -79,7 +80,7 @@ def docstrings(name: str) -> Iterator[str]:
 
 
 def dangling(text: str) -> Iterator[str]:
-    """The paths, with their anchors, that a text names and that are not there."""
+    """Return the paths in a text, with their anchors, that do not exist."""
     for path, anchor in PATH.findall(text):
         if path in WRITTEN_LATER or path.startswith(BUILT):
             continue
@@ -120,7 +121,7 @@ def test_every_path_in_a_document_exists(name: str) -> None:
 
 @pytest.mark.parametrize("name", MARKDOWN)
 def test_every_short_path_in_a_document_ends_one_of_a_file(name: str) -> None:
-    """`core/moves.py` for `control_plane/core/moves.py`."""
+    """A short path such as `core/moves.py` stands for `control_plane/core/moves.py`."""
     named = set(SHORT.findall(prose_of(name))) - {path for path, _ in PATH.findall(prose_of(name))}
     assert sorted(path for path in named if not any(f"/{file}".endswith(f"/{path}") for file in tracked())) == []
 
@@ -153,7 +154,7 @@ def short_paths(name: str) -> Iterator[str]:
 
 
 def test_every_path_in_other_code_exists() -> None:
-    """Of TypeScript and build files the comments alone are not told apart: all text counts."""
+    """In TypeScript and build files, all text is checked, because their comments are not parsed."""
     others = [name for name in sources() if not name.endswith((".py", ".md"))]
     assert (
         sorted({(name, path) for name in others for path in dangling(text_of(name)) if path.startswith("docs/")}) == []

@@ -1,5 +1,6 @@
-"""The runbook has a section for everything that the dashboard sends somebody there for, and the dashboard has words for
-every cause and status.
+"""The runbook has a section for each link of the dashboard to it.
+
+The dashboard also describes every cause and status.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ PARTS = ("**It means**", "**Look at**", "**Do**")
 
 
 def sections() -> dict[str, str]:
-    """Each section by the last part of its address, as `page_of` of web/build.py makes it."""
+    """Return each section by the last part of its address, as `page_of` of web/build.py names it."""
     found = re.findall(r"^### (.+)\n((?:(?!^##).*\n?)*)", RUNBOOK, re.MULTILINE)
     return {heading.lower().replace(" ", "-"): text for heading, text in found}
 
 
 def keys(file: str, name: str) -> set[str]:
-    """The keys of an object of the dashboard's models."""
+    """Return the keys of an object in the dashboard's models."""
     body = re.search(rf"const {name}\b[^=]*= \{{\n(.*?)\n\}}", (MODEL / file).read_text(), re.DOTALL)
     assert body is not None
     return set(re.findall(r"^  (\w+):", body[1], re.MULTILINE))

@@ -1,4 +1,4 @@
-"""pytest-randomly seeds torch where a test uses it, and imports nothing for it."""
+"""pytest-randomly seeds torch in tests that use torch, and imports it in no other test."""
 
 from __future__ import annotations
 

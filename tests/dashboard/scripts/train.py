@@ -1,5 +1,6 @@
-"""What the recorded jobs train: a small network on made-up sentences, as slowly as it is told to; what rank 0 reads for
-one step may lack labels.
+"""Training script of the recorded jobs: a small network on random tokens, with a pause after each step.
+
+`unlabelled_after` makes rank 0 fail: its batch after that step has no labels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ EVERY_STEPS = 5
 
 
 class Sentences(Dataset):
-    """Random tokens; the label is a function of them."""
+    """Random tokens. The label is a function of the tokens."""
 
     def __init__(self) -> None:
         self.tokens = torch.randint(TOKENS, (4000, LENGTH), generator=torch.Generator().manual_seed(11))
