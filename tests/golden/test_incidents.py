@@ -1,8 +1,9 @@
 """Golden scripts that read like incident reports: events of a job and the reactions of the control plane.
 
-A script contains a drawing (`#`), commands, `----`, and the messages and records that the control plane produced. The
-scripts run in the world of `tests/unit/control_plane/loop/world.py`: real loops and decisions, virtual time. After an
-intended change, rewrite the scripts with EVERSTEP_UPDATE_GOLDEN=1 and review the difference.
+A script contains an explanation and a drawing (`#`), commands, `----`, and the messages and records of the control
+plane. The scripts run in the simulated cluster of `tests/unit/control_plane/loop/world.py`, with real loops and
+decisions and virtual time. After an intended change, rewrite the scripts with EVERSTEP_UPDATE_GOLDEN=1 and review the
+difference.
 """
 
 from __future__ import annotations

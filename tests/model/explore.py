@@ -151,7 +151,7 @@ class Driver(Generic[W]):
     """
 
     def __init__(self, model: Searchable[W], *, seed: int = 0, weights: Mapping[str, float]) -> None:
-        """Start at the model's first world.
+        """Start at the model's first state.
 
         Args:
             model: the model to drive; its budget of faults also limits the scenario.

@@ -130,7 +130,9 @@ class Relay(NamedTuple):
 
 
 class TreeWorld(NamedTuple, Generic[W]):
-    """A world with one relay per seat. The coordinator's relay holds the reports that `RoundServer` received."""
+    """A state of the rounds with one relay per seat. The coordinator's relay holds the reports that `RoundServer`
+    received.
+    """
 
     world: W
     relays: tuple[Relay, ...]
@@ -168,7 +170,7 @@ BUGS = ("any-term", "hears-all")
 
 @dataclass(frozen=True)
 class TreeModel(Generic[W]):
-    """All moves of a world whose rounds travel over a tree."""
+    """The events of the rounds and of the tree that transports them."""
 
     model: Rounds[W]
     tree: RoundTree
@@ -186,7 +188,7 @@ class TreeModel(Generic[W]):
         return cls(model, tree, AnyTerm if bug == "any-term" else Reports, bug == "hears-all")
 
     def first(self) -> TreeWorld[W]:
-        """Return the first world of the model, with relays that have received nothing."""
+        """Return the model's first state, with relays that have received nothing."""
         return self._anew(self.model.first(), term=1)
 
     def check(self, world: TreeWorld[W]) -> None:
@@ -198,7 +200,7 @@ class TreeModel(Generic[W]):
         return self.model.is_done(world.world)
 
     def moves(self, world: TreeWorld[W]) -> Iterator[tuple[Event, TreeWorld[W]]]:
-        """Yield the moves of the underlying model and of the tree."""
+        """Yield every possible event of the rounds and of the tree, with the state after it."""
         for event, after in self.model.moves(world.world):
             seat = self.model.restarted(event)
             if seat is not None:
@@ -218,7 +220,10 @@ class TreeModel(Generic[W]):
     # -- relays
 
     def _with(self, world: TreeWorld[W], after: W) -> TreeWorld[W]:
-        """What the coordinator says is numbered (`RoundServer._apply`)."""
+        """Return the tree around the next state of the rounds.
+
+        The coordinator numbers each new announcement, as `RoundServer._apply` does.
+        """
         return world._replace(
             world=after, sequence=world.sequence + (self.model.word(after) != self.model.word(world.world))
         )
@@ -296,7 +301,7 @@ class TreeModel(Generic[W]):
         return self._with(after, self.model.taken(world.world, rounds)) if rounds else after
 
     def _told(self, world: TreeWorld[W], seat: int, announced: Announced) -> TreeWorld[W]:
-        """Return the world after a node received an announcement, as in `RoundMember._listened`."""
+        """Return the state after a node received an announcement, as in `RoundMember._listened`."""
         relay = world.relays[seat]
         relay = relay._replace(known=relay.known.begin_term(announced.term), announced=announced, is_restarted=False)
         after = world._replace(relays=put(world.relays, seat, relay))

@@ -102,17 +102,18 @@ class Rules:
     starts_committed: bool = False
     """True if a new generation treats its base as committed."""
     tells_committed: bool = True
-    """The first message of a stream says what is committed; else a holder goes by what its own coordinator line has
-    brought.
+    """True if the first message of a stream contains C.
+
+    Otherwise a holder uses only the C that its own connection to the coordinator has delivered.
     """
     ends_sealed: bool = True
-    """True if the owner announces a shard as complete after sealing, False if after the rank's last write."""
+    """True if the owner ends a transfer when it has sealed the slot, False if after the rank's last write."""
     committed: Callable[[recovery.Path, Step, Iterable[tuple[Generation, Step]]], Step] = recovery.newest_committed
     """Chooses the C of a plan from the control plane's own record, which lags, and the pages of the promised nodes."""
 
 
 class Model:
-    """All moves of one world."""
+    """The protocol as a model: every event that is possible in a state, and the state after it."""
 
     def __init__(
         self, shape: Shape, rules: Rules | None = None, *, is_fine: bool = False, start: World | None = None
@@ -122,10 +123,9 @@ class Model:
         Args:
             shape: sizes and the budget of faults.
             rules: the decisions; the real ones by default.
-            is_fine: True makes every small action a move of its own. Otherwise actions that only one node observes
-                happen
-                immediately.
-            start: first world of the exploration; a job's first generation by default.
+            is_fine: True makes every small action an event of its own. Otherwise actions that only one node observes
+                happen immediately.
+            start: first state of the exploration; a job's first generation by default.
         """
         self._start = start
         self.shape = shape
@@ -137,7 +137,7 @@ class Model:
         self.seat_of = shape.seat_of
         self.ranks_of = shape.ranks_of
 
-    # -- the beginning
+    # -- first states
 
     def first(self) -> World:
         """Return the start of the first generation: no snapshot exists, and the script builds step 0."""
@@ -179,7 +179,7 @@ class Model:
         return self._started(world, Plan(0, 0, world.keep), 1)
 
     def _started(self, world: World, plan: Plan, generation: int) -> World:
-        """Return the world after every node has loaded: ranks and rounds start."""
+        """Return the state after every node has loaded: ranks and rounds start."""
         world_size, base = self.shape.world_size, Step(plan.base)
         coordinator = self.rules.coordinator.begin(world_size=world_size, base=base, every_steps=self.shape.every_steps)
         shards = tuple(self.rules.shard.begin(base, self._peers(rank)) for rank in self.ranks)
@@ -210,7 +210,7 @@ class Model:
     def _peers(self, rank: int) -> tuple[NodeId, ...]:
         return tuple(NodeId(f"{seat}") for seat in self.holders[rank][1:])
 
-    # -- reading the world
+    # -- reading the state
 
     def content(self, world: World, step: int) -> Content:
         """Return the name of the content of `step` in the running generation."""
@@ -270,10 +270,10 @@ class Model:
             Step(NONE),
         )
 
-    # -- what can happen
+    # -- events
 
     def moves(self, world: World) -> Iterator[tuple[Event, World]]:
-        """Yield all possible next worlds."""
+        """Yield every possible event with the state after it."""
         for seat in self.seats:
             if self.acts(world, seat):
                 yield from self._line(world, seat)
@@ -707,7 +707,7 @@ class Model:
         return self._apply(world, rank, world.shards[rank].answer(peer).inventory(peer, steps))
 
     def _taken(self, world: World, rank: int, holder: int) -> World:
-        """The holder grants a slot. Without a free slot, the world is unchanged."""
+        """The holder grants a slot. Without a free slot, the state is unchanged."""
         stream, seat = world.streams[rank][holder], self.holders[rank][holder]
         index = self.rules.writable(world.slots[rank][holder], self.keeps(world, rank, seat, stream.told))
         if index is None:
@@ -1063,7 +1063,7 @@ class Model:
         owed = tuple(frozenset(row) for row in self.holders)
         return self._lost(world._replace(refused=refused, best=0, owed=owed, restore=restore), frozenset())
 
-    # -- what must hold
+    # -- invariants
 
     def check(self, world: World) -> None:
         """Check that a later loss of nodes cannot lose a commit.
@@ -1156,7 +1156,7 @@ def _subsets(seats: list[int]) -> list[tuple[int, ...]]:
 
 
 def steady(nodes: int, copies: int, *, committed: int = 2, seed: int = 1, ranks_per_node: int = 1) -> World:
-    """Return a world in the middle of training, with a commit that every agent has received."""
+    """Return a state in the middle of training, with a commit that every agent has received."""
     model = Model(Shape(nodes, copies, 99, 0, ranks_per_node))
     driver = Driver(model, seed=seed, weights=SLOWLY)
     driver.until(lambda world: world.best >= committed and all(shard.committed == world.best for shard in world.shards))
@@ -1164,7 +1164,7 @@ def steady(nodes: int, copies: int, *, committed: int = 2, seed: int = 1, ranks_
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Explore as the command line says and print the counts, or the events of a violation."""
+    """Explore with the options of the command line and print the counts, or the events of a violation."""
     from tests.model.planted import BUGS
 
     parser = argparse.ArgumentParser(prog="python -m tests.model.step_protocol")

@@ -156,14 +156,14 @@ class Options:
 
 
 class Model:
-    """All moves of one world."""
+    """The agreed stop as a model: every event that is possible in a state, and the state after it."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.ranks = range(options.ranks)
 
     def first(self) -> World:
-        """Return the start of a first generation."""
+        """Return the first state of a first generation."""
         options = self.options
         begun = options.coordinator.begin(
             world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count
@@ -172,7 +172,7 @@ class Model:
         return World(begun, (agent,) * options.ranks, (Process(),) * options.ranks)
 
     def moves(self, world: World) -> Iterator[tuple[Event, World]]:
-        """Yield all possible next worlds."""
+        """Yield every possible event with the state after it."""
         for event, after in self._all_moves(world):
             yield event, after if self.options.is_fine else self._at_once(after)
 
@@ -200,7 +200,7 @@ class Model:
                 return world
             world = stepped
 
-    # -- the line to the coordinator
+    # -- the connection to the coordinator
 
     def _line(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         agent = world.agents[rank]
@@ -408,7 +408,7 @@ class Model:
             return process._replace(mode=Mode.STOPPED)
         return process._replace(mode=Mode.WAITING) if decision.must_wait else process
 
-    # -- from outside
+    # -- external events
 
     def _around(self, world: World) -> Iterator[tuple[Event, World]]:
         core = world.coordinator
@@ -448,7 +448,7 @@ class Model:
         heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)
         return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
 
-    # -- what must hold
+    # -- invariants
 
     def check(self, world: World) -> None:
         """Check the agreed stop and the end.
@@ -489,7 +489,7 @@ def word_of(core: Coordinator) -> Word:
 
 
 def _last(moves: Iterator[tuple[Event, World]], world: World) -> World:
-    """Return the world after the last of these moves, or the given world without moves."""
+    """Return the state after the last of these events, or the given state without events."""
     for _, after in moves:
         world = after
     return world
@@ -625,7 +625,7 @@ def explore(options: Options) -> Explored:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Explore as the command line says."""
+    """Explore with the options of the command line and print the counts, or the events of a violation."""
     parser = argparse.ArgumentParser(prog="python -m tests.model.stop_agreement")
     for name in ("ranks", "steps", "restarts"):
         parser.add_argument(name, type=int)

@@ -89,9 +89,9 @@ def test_a_holder_returns_however_many_steps_are_made_while_it_is_sent_one(seed:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stale_stream_arrives_late(seed: int) -> None:
-    """A replica lies complete in the holder's socket when its owner dies.
+    """A complete replica is in the holder's socket when its owner dies.
 
-    The holder may still seal the replica, and this does no harm.
+    The holder may still seal the replica, which does no harm.
     """
     story = drive(2, 2, seed=seed)
     story.until(lambda world: world.streams[0][1].phase is Phase.SENT)
@@ -107,7 +107,7 @@ def test_a_stale_stream_arrives_late(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stale_stream_meets_a_promise(seed: int) -> None:
-    """The holder has promised. It discards the old generation's data in its socket."""
+    """A holder that has promised discards the data of the old generation in its socket."""
     story = drive(2, 2, seed=seed)
     story.until(lambda world: world.streams[0][1].phase is Phase.SENT)
     story.do("lose", 0)
@@ -173,7 +173,7 @@ def steps_at_owner(world: World, rank: int) -> set[int]:
 
 
 def states(nodes: int, copies: int) -> list[World]:
-    """Return worlds with as many different states of agents and coordinator as a few rounds produce."""
+    """Return a list of states with as many different agent and coordinator states as a few rounds produce."""
     story = drive(nodes, copies)
     found: dict[object, World] = {}
     for _ in range(250):
@@ -345,9 +345,9 @@ def _lay(world: World, rows: tuple[tuple[tuple[int, ...], ...], ...]) -> World:
 
 
 def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
-    """Return a world in which all ranks crashed while both owners and one of two holders had sealed step n.
+    """Return a state in which all ranks crashed while both owners and one of two holders had sealed step n.
 
-    C is c. The base is n and is committed nowhere.
+    C is c. Step n is the base of the next generation, and is not committed.
     """
     world = steady(2, 2)
     c = world.best
@@ -416,9 +416,10 @@ def test_a_holder_that_lost_a_slot_revokes_its_acknowledgement(bug: str | None) 
 
 
 def _returns_with_a_history_given_up(seed: int, rules: Rules) -> None:
-    """Return a world in which node 1 comes back with an abandoned step w.
+    """Return a state in which node 1 returns with the abandoned step w.
 
-    Node 1 alone had w and became unreachable. Training went back before w, made w again, and node 1 returned.
+    Only node 1 had w when it became unreachable. Training resumed from an earlier step and made w again before node 1
+    returned.
     """
     story = drive(2, 2, seed=seed, rules=rules)
     story.until(lambda world: world.streams[1][1].phase is Phase.BEGUN and world.streams[1][1].step > world.best)

@@ -1,4 +1,4 @@
-"""The step protocol holds under all interleavings of small worlds and under long random walks.
+"""The step protocol holds in every interleaving of small clusters and in long random walks.
 
 The model finds every planted bug.
 """
@@ -54,9 +54,9 @@ def test_every_interleaving_of_more_in_mid_training(nodes: int, copies: int, ste
 
 
 def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) -> Explored:
-    """Walk at random, then let the world settle.
+    """Walk at random, then run without faults until the cluster is stable.
 
-    Dropped holders must return, and C must pass the step that training had reached.
+    Dropped holders must return to the view, and C must pass the step that training had reached.
     """
     seen = Explored()
     for seed in seeds:
@@ -210,7 +210,7 @@ class UntilStarted(Model):
 
 
 def partly_sealed(nodes: int) -> World:
-    """Return a world whose ranks have just crashed.
+    """Return a state in which all ranks have just crashed.
 
     Every owner holds the proposed step. One holder still has C and the step before C.
     """
@@ -251,7 +251,7 @@ BREADTH_FIRST = {"early-recycle", "coordinator-forgets"}
 RESTORING = {"stale-floor"}
 OF_UPLOADS = {"uploads-first", "overwrites-pinned"}
 BY_STORY = {"owners-only", "base-committed", "keep-base-only", "never-revokes", "no-lineage", "untold"}
-"""Bugs that only `test_scenarios` finds, because they need several faults in sequence."""
+"""Planted bugs that only `test_scenarios` finds, because they need several faults in sequence."""
 
 
 @pytest.mark.parametrize("bug", sorted(BREADTH_FIRST))

@@ -1,6 +1,6 @@
 """Every rank stops after the same step, every rank closes, and no process waits forever.
 
-The tests explore all interleavings of small worlds and long random walks.
+The tests explore all interleavings of small clusters and long random walks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Two jobs on one fleet without loops, database or cloud: the two `decide`s, agents that keep their word, and anything
-that can happen to them.
+"""A simulation of two jobs on one fleet, without loops, database or cloud.
 
-What the shells would store is kept here in plain values; what they would send is handed to the agents, or lost on the
-way.
+Both `decide` functions are real. The simulated agents follow the protocol, and tests can trigger any fault. Plain
+values replace the database. Messages go directly to the agents, or are lost.
 
-The world has one time, `seconds`, that never steps. The control plane and each node have a wall clock that may be ahead
-of it or behind it. The control plane reads its wall clock through the product's own `SteadyClock`.
+The simulation has one time, `seconds`, which never jumps. The control plane and each node have a wall clock that may be
+ahead of it or behind it. The control plane reads its wall clock through the product's `SteadyClock`.
 """
 
 from __future__ import annotations
@@ -71,12 +70,12 @@ FLEET = FleetSpec(
 MAX_SIZE = 12
 EPOCH_SECONDS = 1_000_000.0
 Domains = tuple[int, int]
-"""How many failure domains instances are launched in, and a number that says which instance is in which."""
+"""The number of failure domains, and a seed that determines the domain of each instance."""
 NO_DOMAINS: Domains = (0, 0)
-"""AWS names none."""
+"""AWS reports no failure domains."""
 SILENCE = re.compile(r"(?:agent of|coordinator) (\S+) has been silent for ([0-9.]+) s")
 ROUNDED_SECONDS = 0.06
-"""How far an age in a sentence may be off for its one decimal place."""
+"""Tolerance for the age of a silence in a message, which has one decimal place."""
 
 
 def spec_of(name: str, run: str, nodes: int, copies: int, ranks_per_node: int = 1) -> JobSpec:
@@ -103,7 +102,7 @@ def spec_of(name: str, run: str, nodes: int, copies: int, ranks_per_node: int = 
 
 @dataclass
 class SimulatedJob:
-    """What the database would have of a job."""
+    """The data that the database would store about a job."""
 
     spec: JobSpec
     record: JobRecord
@@ -111,11 +110,12 @@ class SimulatedJob:
     started: set[Generation] = field(default_factory=set)
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     committed: int = -1
-    """The newest step that every holder of every shard had at once, on the present path: what must not be lost lightly.
+    """The newest step of the current path that all holders of all shards had at the same time.
 
+    The control plane may give up this step only for a documented reason.
     """
     advanced_at: float = 0.0
-    """When its ranks last made two boundaries in one go."""
+    """The last time at which the ranks completed at least two steps in one call of `train`."""
 
     @property
     def plan(self) -> GenerationPlan | None:
@@ -123,7 +123,7 @@ class SimulatedJob:
 
     @property
     def newest_plan(self) -> GenerationPlan | None:
-        """The plan that was stored last; unlike `plan` also while the next generation has none yet."""
+        """The newest stored plan. Unlike `plan`, it exists while the next generation has no plan yet."""
         return self.plans[max(self.plans)] if self.plans else None
 
     @property
@@ -140,17 +140,17 @@ class SimulatedJob:
 
 
 class Simulation:
-    """The fleet, its two jobs, and time."""
+    """The fleet, its two jobs and the simulated time."""
 
     def __init__(
         self, max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS, ranks_per_node: tuple[int, int] = (1, 1)
     ) -> None:
         self.seconds = EPOCH_SECONDS
         self.wall_ahead_seconds = 0.0
-        """How far the control plane's wall clock is ahead of the world's time."""
+        """Seconds by which the control plane's wall clock is ahead of `seconds`."""
         self.clock = self.started_clock()
         self.passed_at: dict[NodeId, dict[int, float]] = {}
-        """When the ranks of a node passed their boundaries, by the wall clock of the node."""
+        """The times at which each node's ranks passed their boundaries, by the node's wall clock."""
         self.domain_count, self.domain_seed = domains
         self.max_size = max_size
         self.agents: dict[NodeId, Agent] = {}
@@ -158,14 +158,14 @@ class Simulation:
         self.rebooted: dict[tuple[NodeId, float], float] = {}
         self.cut: set[NodeId] = set()
         self.deaf: set[NodeId] = set()
-        """Only their control link is cut."""
+        """Nodes that have lost only their control link."""
         self.unplugged: set[NodeId] = set()
-        """Only their data plane is cut."""
+        """Nodes that have lost only their data plane."""
         self.histories: dict[NodeId, dict[str, Implication]] = {}
         self.has_told: set[NodeId] = set()
-        """Nodes whose own live agent has reported a fault that they may be ended for."""
+        """Nodes whose agent has itself reported a fault that justifies their termination."""
         self.people_say: set[NodeId] = set()
-        """Nodes that a person wants to be ended."""
+        """Nodes whose termination a person has requested."""
         self.last_decisions: list[Decision | FleetDecision] = []
         self.last_words: dict[NodeId, MemberReport | None] = {}
         self.ended: dict[NodeId, str] = {}
@@ -174,18 +174,18 @@ class Simulation:
         self.launched = 0
         self.booting: dict[NodeId, float] = {}
         self.launching: set[NodeId] = set()
-        """Those of them that their group does not list yet."""
+        """Booting instances that their group does not list yet."""
         self.table: dict[NodeId, NodeRecord] = {}
         self.is_stopped = False
         self.announced: dict[NodeId, tuple[Notice, ...]] = {}
         self.was_announced: set[NodeId] = set()
-        """Nodes that AWS has announced something for, whether it still says so or not."""
+        """Nodes for which AWS has announced an event, including withdrawn announcements."""
         self.due: dict[NodeId, float] = {}
-        """When AWS will end instances, as it has announced."""
+        """The announced times at which AWS will end instances."""
         self.losses = 0
-        """Messages still to be lost."""
+        """Number of messages that will be lost next."""
         self.upload_seconds = 1.0
-        """How long the last step of ranks that have ended well takes to S3."""
+        """Seconds that the upload of the last step takes after all ranks have ended with success."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
         self.jobs = [
             SimulatedJob(
@@ -197,7 +197,7 @@ class Simulation:
             for spec in specs
         ]
 
-    # What an `Agent` asks of its world
+    # The interface that `Agent` uses
 
     @property
     def now(self) -> datetime:
@@ -211,15 +211,18 @@ class Simulation:
 
     @property
     def control_seconds(self) -> float:
-        """Unix seconds by the control plane's clock."""
+        """Unix seconds of the control plane's clock."""
         return self.clock().timestamp()
 
     def control_time_of(self, seconds: float) -> float:
-        """Return the world's time `seconds` as the present control plane writes it: its own time less the age."""
+        """Convert the simulated time `seconds` to the control plane's time.
+
+        The result is the control plane's present time minus the age of `seconds`.
+        """
         return self.control_seconds - (self.seconds - seconds)
 
     def step_wall_clock(self, process: int, seconds: float) -> None:
-        """Step the wall clock of one process: 0 is the control plane, any other number a node."""
+        """Step the wall clock of one process: 0 is the control plane, and any other number is a node."""
         names = sorted(self.agents)
         if process == 0:
             self.wall_ahead_seconds += seconds
@@ -240,7 +243,7 @@ class Simulation:
             self.save(job)
 
     def restart(self, seconds: int) -> None:
-        """Let the control plane die, and another one, which has heard nobody yet, begin so many seconds later."""
+        """Stop the control plane and start another one after `seconds`. The new one has received no reports."""
         for _ in range(seconds):
             self.advance(1.0)
         self.last_words.clear()
@@ -248,7 +251,7 @@ class Simulation:
         self.clock = self.started_clock()
 
     def advance(self, seconds: float) -> None:
-        """Let instances come and go."""
+        """Advance the time: launch, boot and terminate the instances that are due."""
         self.seconds += seconds
         members = [node_id for node_id in [*self.agents, *self.booting, *self.ended] if node_id not in self.removed]
         self.launching.clear()
@@ -267,7 +270,7 @@ class Simulation:
                 self.terminate(node_id)
 
     def agree(self, job: SimulatedJob) -> None:
-        """Let ranks stop that were asked to agree on a stop."""
+        """Complete the agreed stop of ranks that have been asked to stop."""
         team = self.running(job)
         if any(agent.is_told_to_stop for agent in team):
             for agent in team:
@@ -310,7 +313,7 @@ class Simulation:
         return seen
 
     def domain_of(self, node_id: NodeId) -> str | None:
-        """Return the domain of an instance: arbitrary, and always the same."""
+        """Return the failure domain of an instance, derived from its id and the seed."""
         if not self.domain_count:
             return None
         return f"d{(int(node_id[2:]) + 31 * self.domain_seed) * 2654435761 % 2**32 % 997 % self.domain_count}"
@@ -463,7 +466,7 @@ class Simulation:
                     assert action.plan is job.plan
                     self.send(action.node_id, Load(plan=action.plan, key=b""))
                 case Send(_, TakeStacks()):
-                    pass  # these agents do not answer: nothing is proven of ranks that stand still
+                    pass  # simulated agents send no stacks, so no hang can be proven
                 case Send(node_id, Prepare() | Start() | HaltRanks() | StopTraining() as message):
                     assert not isinstance(message, Prepare) or message.generation == job.record.issued_generation
                     self.send(node_id, message)
@@ -490,7 +493,7 @@ class Simulation:
         elif node_id in self.agents and node_id not in self.cut:
             self.agents[node_id].handle(message)
 
-    # What must hold
+    # Invariants
 
     def check_plan(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
         assert plan.generation > max(job.plans, default=0)
@@ -522,7 +525,7 @@ class Simulation:
             assert all(by_rank.count(rank) <= 2 for rank in by_rank)
 
     def held_steps(self, job: SimulatedJob, parent: Generation, nodes: Iterable[NodeId]) -> set[Step]:
-        """Return the steps on the path of `parent` of which these nodes hold every shard in memory."""
+        """Return the steps on the path of `parent` whose shards are all in the memory of these nodes."""
         slots = {
             key
             for node_id in nodes
@@ -537,13 +540,19 @@ class Simulation:
         }
 
     def check_base(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
-        """No step that the plan's nodes hold whole is given up, unless a source of it did not verify."""
+        """Assert that the plan keeps the newest step that its nodes hold completely.
+
+        The plan may choose an older step only after a source of the base failed verification.
+        """
         if not observed.record.refused:
             held = self.held_steps(job, plan.parent, (node.node_id for node in plan.nodes))
             assert plan.base_step >= max(held, default=0), "a step that is whole in memory was given up"
 
     def check_placement(self, job: SimulatedJob, plan: GenerationPlan) -> None:
-        """No shard lies in one domain if that can be avoided, and no surviving group changes without that reason."""
+        """Assert that no shard is in a single domain if another placement avoids this.
+
+        Also assert that a surviving group changes only for this reason.
+        """
         nodes = [node.node_id for node in plan.nodes]
         domains = [self.domain_of(node_id) or node_id for node_id in nodes]
 
@@ -555,13 +564,17 @@ class Simulation:
             return sum(len({domains[place] for place in holders}) == 1 for holders in held)
 
         most = max(domains.count(domain) for domain in domains)
-        least = max(0, len(nodes) - job.spec.copies * (len(nodes) - most))  # see tests of the placement: exact
+        # `test_placement_properties` proves that this minimum is exact
+        least = max(0, len(nodes) - job.spec.copies * (len(nodes) - most))
         assert exposed(places(plan)) == least
         if job.newest_plan is not None and exposed(places(job.newest_plan)) == least:
             assert places(plan) == places(job.newest_plan), "a surviving group changed without a reason"
 
     def check_exclusions(self, job: SimulatedJob, observed: JobObserved, decision: Decision) -> None:
-        """Nobody is excluded while steps advance, unless AWS says that it ended or all ranks have agreed on a stop."""
+        """Assert that no node is excluded while steps advance.
+
+        A node that AWS reports as ended is an exception. So is a job whose ranks have all agreed on a stop.
+        """
         known = {exclusion.node_id for exclusion in observed.record.exclusions}
         fresh = [exclusion for exclusion in decision.record.exclusions if exclusion.node_id not in known]
         for exclusion in fresh:
@@ -578,7 +591,7 @@ class Simulation:
                 )
 
     def check_silences(self, observed: JobObserved, decision: Decision) -> None:
-        """No silence is said to have lasted longer than the node was silent, whatever the clocks show."""
+        """Assert that no message overstates how long a node has been silent, whatever the clocks show."""
         told = [
             observed.record.reason,
             *(observed.record.incident.evidence if observed.record.incident is not None else ()),
@@ -593,7 +606,7 @@ class Simulation:
                 assert float(seconds) <= lasted + ROUNDED_SECONDS, f"{words}: it was silent for {lasted} s"
 
     def maker(self, job: SimulatedJob, generation: Generation, step: int) -> Generation | None:
-        """Return which of a generation and its ancestors made a step of its path; None: nobody."""
+        """Return the generation that made a step: this generation or an ancestor. None if no generation made it."""
         while generation in job.plans:
             plan = job.plans[generation]
             if step > plan.base_step:
@@ -609,10 +622,10 @@ class Simulation:
                 holders = [job for job in self.jobs if job.spec.run == agent.run]
                 assert holders
 
-    # What can happen
+    # Events
 
     def team(self, job: SimulatedJob) -> list[Agent]:
-        """Return the agents of the newest generation, if all are there and work for it."""
+        """Return the agents of the newest generation if all are alive and work for it, else an empty list."""
         plan = job.plan
         if plan is None:
             return []
@@ -627,7 +640,7 @@ class Simulation:
         return team if all(agent.phase is MemberPhase.RUNNING for agent in team) else []
 
     def ask(self, job: SimulatedJob, what: str) -> None:
-        """Let a person ask something of a job."""
+        """Store a person's request to stop, pause or resume a job, if the job's state allows it."""
         record = job.record
         if record.state in ENDED_JOBS:
             return
@@ -645,16 +658,16 @@ class Simulation:
         job.record = record
 
     def finish(self, job: SimulatedJob) -> None:
-        """Let the script come to its end by itself."""
+        """End the script of a running job with success."""
         for agent in self.running(job):
             agent.exit_all(ExitClass.SUCCESS, 0)
 
     def train(
         self, job: SimulatedJob, steps: int, *, is_lagging: Callable[[NodeId, Rank], bool] = lambda holder, rank: False
     ) -> None:
-        """Let all ranks make steps.
+        """Let all ranks complete `steps` steps.
 
-        A node for which `is_lagging` says so does not seal its replica of another owner's rank.
+        A node does not seal its replica of another owner's rank if `is_lagging` returns True for the node and rank.
         """
         plan = job.plan
         if steps >= evidence.COUNTER_EVIDENCE_BOUNDARIES and self.running(job):
@@ -678,7 +691,7 @@ class Simulation:
                             other.seal(rank, plan.generation, agent.boundary[rank])
 
     def stamped(self, node_id: NodeId, step: int) -> float:
-        """Return when a node's ranks passed a boundary, by the wall clock of the node; 0: they have not."""
+        """Return the time at which a node's ranks passed a boundary, by the node's wall clock. 0 if they have not."""
         return self.passed_at.get(node_id, {}).get(step, 0.0)
 
     def kill_rank(self, agent: Agent) -> None:
@@ -696,7 +709,7 @@ class Simulation:
         self.ended[node_id] = "terminated"
 
     def announce(self, node_id: NodeId, kind: NoticeKind, seconds: float, *, is_true: bool = True) -> None:
-        """Let AWS announce something for an instance, told twice; what is true comes about."""
+        """Announce an event of AWS for an instance, twice. If `is_true`, the event occurs when it is due."""
         notice = Notice(kind=kind, message="", ends_at=None if kind is NoticeKind.REBALANCE else self.seconds + seconds)
         self.was_announced.add(node_id)
         self.announced[node_id] = (notice, *self.announced.get(node_id, ()), notice)
@@ -704,11 +717,11 @@ class Simulation:
             self.due[node_id] = min(self.seconds + seconds, self.due.get(node_id, self.seconds + seconds))
 
     def upload(self, job: SimulatedJob) -> None:
-        """Let the newest step that every rank has be complete in S3, from the generation that runs."""
+        """Complete the upload of the newest step that all ranks of the running generation have."""
         self.put(self.running(job))
 
     def save(self, job: SimulatedJob) -> None:
-        """Let the last step of ranks that have all ended well be complete in S3, once it has had its time."""
+        """Complete the upload of the last step once `upload_seconds` have passed since all ranks ended with success."""
         team = self.team(job)
         exits = [(rank_exit, agent.wall_ahead_seconds) for agent in team for rank_exit in agent.exits.values()]
         has_ended = len(exits) == job.spec.world_size and all(each.exit_class is ExitClass.SUCCESS for each, _ in exits)
@@ -740,8 +753,9 @@ class Simulation:
         agent.run, agent.slots, agent.plan, agent.boundary, agent.exits = None, {}, None, {}, {}
 
     def settle(self, limit: int = 400) -> None:
-        """Let nothing more happen, and what AWS has announced happen now or never: whatever still runs has to run again
-        soon.
+        """Trigger no further faults, and run passes until every unfinished job trains again.
+
+        Announced events that are true occur immediately. AWS withdraws all others.
         """
         self.cut.clear()
         self.deaf.clear()
@@ -767,7 +781,7 @@ class Simulation:
         raise AssertionError([(job.record.state, job.record.reason) for job in self.jobs])
 
     def release(self) -> None:
-        """Let a person return what waits for one."""
+        """Return every held node to the fleet, as a person would."""
         for node_id, row in self.table.items():
             if row.state is NodeState.HELD:
                 self.histories.pop(node_id, None)
@@ -777,7 +791,7 @@ class Simulation:
 def fresh(
     max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS, ranks_per_node: tuple[int, int] = (1, 1)
 ) -> Simulation:
-    """Return a simulation in which both jobs run, of a group that may have so many instances."""
+    """Return a simulation in which both jobs run. Its group may have `max_size` instances."""
     simulation = Simulation(max_size, domains, ranks_per_node)
     simulation.settle()
     return simulation

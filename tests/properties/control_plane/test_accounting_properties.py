@@ -1,8 +1,7 @@
-"""The ledger of a job adds up exactly, whatever happens to the job, to its control plane and to the clock.
+"""The ledger of a job adds up exactly, for every sequence of job events, restarts and clock steps.
 
-A history is a list of passes. Between two of them the clock moves, forward or back; a pass may be lost before it is
-stored, and what is stored may be read again by a control plane that remembers nothing else. The states follow the
-transition tables, at random.
+Each sequence is a list of passes. Between two passes the clock moves forward or back. A pass may be lost before it is
+stored, and another control plane may read the stored record again. The states follow the transition tables at random.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PASSES = st.tuples(MOVES, st.integers(0, 63), st.integers(0, 9), st.booleans(), 
 
 
 def reread(job: JobRecord) -> JobRecord:
-    """Return what another control plane reads of the record: JSON and moments of the database."""
+    """Return the record as another control plane reads it, after conversion to JSON and database times."""
     return replace(
         job,
         microseconds=json.loads(json.dumps(job.microseconds)),
@@ -46,15 +45,13 @@ def reread(job: JobRecord) -> JobRecord:
 
 
 def wall(job: JobRecord) -> int:
-    """Return the microseconds between the job's creation and where its ledger stands, as the database's moments have
-    them.
-    """
+    """Return the microseconds from the job's creation to the end of its ledger, with the database's resolution."""
     passed = at(accounting.accounted_until(job)) - at(job.created_at)
     return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
 
 
 def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bool) -> JobRecord:
-    """Charge, then let anything happen that the tables allow."""
+    """Charge the elapsed time to the job, then apply a random event that the transition tables allow."""
     before = job
     job = accounting.charge(job, now, gap_seconds=12.0, node_count=nodes, is_stalled=is_stalled)
     charged = job

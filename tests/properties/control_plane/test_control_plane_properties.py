@@ -1,7 +1,7 @@
-"""Whatever happens to a fleet and its jobs: generations grow, nobody has two jobs, plans are sound, and quiet brings
-training back.
+"""Invariants of a fleet and its jobs under any sequence of events.
 
-The invariants are asserted inside the simulation, at every pass; here is what may happen, in any order.
+Generation numbers grow, no node works for two jobs, plans are sound, and training resumes once faults end. The
+simulation asserts these invariants at every pass. This file generates the events.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAULTS = tuple(
 )
 DOMAINS = st.tuples(st.sampled_from([0, 2, 3, 6]), st.integers(0, 99))
 RANKS_PER_NODE = st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 2)])
-"""Of each of the two jobs."""
+"""Ranks per node of the first and the second job."""
 EVENTS = st.one_of(
     st.tuples(st.just("train"), st.integers(0, 1), st.integers(1, 4)),
     st.tuples(st.just("train partly"), st.integers(0, 1), st.integers(0, 2**16 - 1)),
@@ -73,7 +73,7 @@ EVENTS = st.one_of(
 )
 
 
-@pytest.mark.timeout(400)  # sixty stories, each of up to some hundred passes over all jobs and the fleet
+@pytest.mark.timeout(400)  # 60 examples of up to a few hundred passes each
 @settings(max_examples=60)
 @given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS, max_size=25))
 def test_whatever_happens(max_size: int, domains: Domains, ranks_per_node: tuple[int, int], story: list[Event]) -> None:
@@ -84,7 +84,7 @@ def test_whatever_happens(max_size: int, domains: Domains, ranks_per_node: tuple
 
 
 def play(simulation: Simulation, story: Sequence[Event]) -> None:
-    """Let everything happen that a story names, with a pass after each event."""
+    """Apply each event of a story to the simulation, and run one pass after each event."""
     for kind, which, extra in story:
         names = sorted(simulation.agents)
         agent = simulation.agents[names[which % len(names)]] if names else None
@@ -158,12 +158,12 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
 
 
 def is_drawn(bits: int, holder: NodeId, rank: Rank) -> bool:
-    """Say whether a holder lags with one rank's replica: one of 16 bits, the same for the same holder and rank."""
+    """Return whether a holder lags with a rank's replica: one of 16 bits, which holder and rank determine."""
     return bool(bits >> (int(holder[2:]) * 5 + rank) % 16 & 1)
 
 
 def come_to_rest(simulation: Simulation) -> None:
-    """Once what is under way is over, a world that is as it should be asks for nothing, pass after pass."""
+    """Run passes until all pending work is done, then assert that further passes cause no action."""
     in_between = {NodeState.JOINING, NodeState.REBOOTING, NodeState.DRAINING, NodeState.HELD}
     quiet_steps = 0
     for _ in range(1200):
@@ -209,9 +209,10 @@ def test_one_lost_node_costs_no_committed_step(steps: int, domains: Domains, dat
 def test_a_second_loss_during_the_restore_costs_no_committed_step(
     unseen: int, has_restarted: bool, data: st.DataObject
 ) -> None:
-    """The control plane has missed commits, and holders lack the base.
+    """A second loss during a restore costs no committed step.
 
-    Each shard keeps one node that had the committed step.
+    The control plane has missed commits, and holders lack the base. Each shard keeps one node that had the committed
+    step.
     """
     simulation = fresh()
     job = simulation.jobs[0]
@@ -240,7 +241,7 @@ def test_a_second_loss_during_the_restore_costs_no_committed_step(
 
 
 PARTS_OF_A_SHARD_PAIR = 0b0000_0000_0010_0000
-"""The holder i-1 lags with rank 0 of a node that has ranks 0 and 1, and no other replica lags."""
+"""Bits with a single lagging replica: that of the first rank of a node with two ranks, at holder i-1."""
 
 
 @settings(max_examples=30)
@@ -255,7 +256,10 @@ PARTS_OF_A_SHARD_PAIR = 0b0000_0000_0010_0000
 def test_holders_that_die_with_some_of_a_nodes_shards_cost_no_step_that_others_have(
     ranks_per_node: tuple[int, int], which: int, bits: int, lost: list[int]
 ) -> None:
-    """Each node has several ranks. A holder has sealed the newest step of some of them when nodes are lost."""
+    """The loss of a holder costs no step that the remaining nodes hold completely.
+
+    Each node has several ranks. When nodes are lost, a holder has sealed the newest step of only some of these ranks.
+    """
     simulation = fresh(ranks_per_node=ranks_per_node)
     job = simulation.jobs[which]
     for _ in range(3):
@@ -285,7 +289,10 @@ def test_no_clock_changes_the_age_of_a_silence() -> None:
 
 
 def test_a_judge_that_takes_a_difference_of_unix_times_for_the_age_of_a_silence_is_found() -> None:
-    """`judge` limits a silence by the monotonic age of the node's last word. The planted judge does not."""
+    """The simulation detects a planted `judge` that derives the age of a silence from Unix times.
+
+    The real `judge` limits a silence by the monotonic age of the node's last report.
+    """
 
     def mixed(node: NodeObserved, *, silence: Silence | None, now: float, **others: Any) -> evidence.Verdict:
         unbounded = replace(node, silent_seconds=now - silence.since) if silence is not None else node

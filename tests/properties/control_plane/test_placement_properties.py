@@ -1,6 +1,7 @@
-"""Placement against brute force over small clusters: no avoidable exposed shard, and no needless change.
+"""Comparison of the placement with an exhaustive search over small clusters.
 
-A shard is exposed if all its holders lie in one failure domain.
+The placement has no avoidable exposed shard and makes no needless change. A shard is exposed if all its holders are in
+one failure domain.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def names(count: int) -> list[NodeId]:
 def planned(
     domains: Sequence[int], copies: int, before: Sequence[Sequence[int]] = ()
 ) -> tuple[Holders, tuple[tuple[int, ...], ...]]:
-    """Return the holders of each GROUP_RANK and the groups, of a placement over these domains."""
+    """Return the holders of each GROUP_RANK and the groups of a placement over these domains."""
     nodes = names(len(domains))
     found = placement.plan(
         nodes, copies, {node: f"d{domain}" for node, domain in zip(nodes, domains, strict=True)}, before
@@ -45,7 +46,10 @@ def exposed(holders: Holders, domains: Sequence[int]) -> int:
 
 @cache
 def arrangements(count: int, copies: int) -> list[Holders]:
-    """Return every placement that the strategy allows: groups of `copies`, the last one with the rest in a ring."""
+    """Return every placement that the strategy allows.
+
+    Each group has `copies` nodes, except the last one, which contains the remaining nodes as a ring.
+    """
     found: dict[tuple[frozenset[int], ...], Holders] = {}
     for order in permutations(range(count)):
         holders: dict[int, frozenset[int]] = {}

@@ -1,6 +1,7 @@
-"""Nobody who jumps the queue makes its head start later, whatever ends when; and no more is paused than is needed.
+"""Properties of the job queue.
 
-The simulated fleet serves its queue by `schedule` alone. How long jobs really run is hidden from it, as it is in life.
+A job that overtakes never delays the job at the head of the queue, whichever jobs end and when. The queue pauses no
+more jobs than needed. The simulated fleet uses only `schedule`, which does not receive the real duration of jobs.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def waiting(name: str, count: int, priority: int = 0) -> FleetJob:
 
 
 def starts(jobs: Sequence[FleetJob], lengths: dict[RunId, int], capacity: int = CAPACITY) -> dict[RunId, int]:
-    """Return when each job starts in a fleet where each runs for its length; those that run already are as old as they
-    are.
+    """Return the start time of each job in a simulated fleet.
+
+    `lengths` contains the duration of each job. A running job starts at time 0.
     """
     began = {job.run: 0 for job in jobs if job.state is JobState.RUNNING}
     live = list(jobs)
@@ -52,7 +54,7 @@ def starts(jobs: Sequence[FleetJob], lengths: dict[RunId, int], capacity: int = 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.lists(st.integers(1, 12), max_size=6), st.integers(1, 20))
 def test_whichever_of_the_others_end(head: int, newcomer: int, holding: list[int], capacity: int) -> None:
-    """The rule with its bits is the rule in words."""
+    """`cannot_delay` agrees with its definition, for every subset of the other jobs that end."""
     left = [sum(some) for size in range(len(holding) + 1) for some in combinations(holding, size)]
     is_harmless = all(capacity - taken - newcomer >= head for taken in left if capacity - taken >= head)
     assert cannot_delay(head, newcomer, holding, capacity) == is_harmless

@@ -1,8 +1,7 @@
-"""Where a job's time went, held against the ranks' own stamps: launches, faults, pauses, hangs and control planes that
-are away, in any order.
+"""The ledger of a job's time agrees with the time stamps of its ranks.
 
-The oracle knows the stamp of every step and the moment at which the story stopped the ranks. It reads nothing that the
-control plane has decided.
+Stories contain launches, faults, pauses, hangs and absences of the control plane, in any order. The oracle uses the
+stamp of every step and the time at which the story stopped the ranks. It uses no decision of the control plane.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from everstep.protocol.ids import Generation
 from tests.properties.control_plane.simulated import SimulatedJob, Simulation
 
 SECONDS_PER_FAULT = 6.0
-"""A lost instance is dated by the last words that anybody heard, reports and passes come once a second, and a lease is
-three seconds.
+"""Largest error of the ledger per fault.
+
+The start of a loss is the node's last report. Reports and passes occur once a second, and a lease lasts three seconds.
 """
 
 Event = tuple[str, int]
@@ -37,7 +37,7 @@ EVENTS = st.one_of(
 
 @dataclass
 class Launch:
-    """What the ranks of one generation did, by their own clock."""
+    """The steps of one generation, with time stamps by the ranks' own clock."""
 
     base: int
     stamps: dict[int, float] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Launch:
 
 
 class Stamped(Simulation):
-    """A simulation whose ranks stamp their steps; one step a second, in the middle of it."""
+    """A simulation whose ranks complete one step per second and stamp each step in the middle of its second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Stamped(Simulation):
         self.note()
 
     def note(self) -> None:
-        """Keep what the passes decided about incidents, and when ranks stopped of themselves: at an agreed stop."""
+        """Record the incidents that the passes decided, and the time at which ranks stopped at an agreed stop."""
         for decision in self.last_decisions:
             for incident in getattr(decision, "incidents", ()):
                 self.incidents[incident.id] = incident
@@ -111,7 +111,7 @@ class Stamped(Simulation):
                 self.restart(amount)
 
     def trained_seconds(self) -> float:
-        """Return how long ranks made steps that none had made before, by their stamps and by when the story stopped
+        """Return how many seconds ranks worked on new steps, by their stamps and by the time at which the story stopped
         them.
         """
         total, reached = 0.0, 0
@@ -149,7 +149,7 @@ def test_only_the_time_in_which_ranks_made_new_steps_is_training(story: list[Eve
 
 
 def check_incidents(world: Stamped) -> None:
-    """The phases of all incidents are what the ledger says, to the microsecond."""
+    """Assert that the phases of all incidents equal the ledger."""
     record = world.job.record
     until = accounting.accounted_until(record)
     for name, bucket in zip(
@@ -164,7 +164,7 @@ def check_incidents(world: Stamped) -> None:
 
 
 def check_status(world: Stamped) -> None:
-    """A job trains once its newest launch has made a step of its own."""
+    """Assert that a job shows the status Training only after its newest launch has completed a step."""
     record = world.job.record
     shown = states.secondary_status(
         record.state,

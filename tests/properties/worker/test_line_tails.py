@@ -1,5 +1,6 @@
-"""Whatever breaks between an owner and its holder, the holder has every line of a step that it has acknowledged, as far
-as its memory goes.
+"""A holder keeps every log line of each acknowledged step, within its memory limit.
+
+The property holds for every interruption between an owner and its holder.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ def test_a_holder_has_the_newest_lines_of_every_step_that_it_acknowledged(events
             owner = owner.extended(len(printed), rows, limit_bytes=LIMIT_BYTES)
             printed += rows
         elif event == "holder restarts":
-            holder, sent = Tail.of(holder.first, holder.rows), 0  # what it has is on its disk; its sessions are new
+            # the holder's lines are on its disk, and its connections are new
+            holder, sent = Tail.of(holder.first, holder.rows), 0
         elif event == "owner restarts":
-            owner, sent = Tail.of(0, printed).newest(LIMIT_BYTES), 0  # its journal has them
+            owner, sent = Tail.of(0, printed).newest(LIMIT_BYTES), 0  # the owner's journal contains the lines
         else:
             lines = owner.since(sent).newest(LIMIT_BYTES)
             parts = list(lines.batches())

@@ -1,4 +1,4 @@
-"""Random reports to the coordinator and random news to a shard: what must hold whatever comes."""
+"""Invariants of the coordinator under random reports, and of a shard under random events."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ DROPPED_AFTER_ITS_ACKNOWLEDGEMENT: list[tuple[str, object, object]] = [
     ("acknowledge", "i-b", 1),
     ("hear", 1, 2),
 ]
-"""A holder acknowledges step 1, is dropped before the vote, and sends nothing after that.
+"""A holder acknowledges step 1, is dropped before the vote, and sends no further messages.
 
-Step 1 is committed without it.
+Step 1 is committed without this holder.
 """
 
 

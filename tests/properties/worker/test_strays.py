@@ -1,9 +1,11 @@
-"""Strays over whole relaunches on nodes whose memory is sized exactly: no second loss costs a step, and nobody waits
-for ever.
+"""Strays over whole relaunches: a second loss costs no step, and no node waits forever.
 
-The real placement, the real choice of the base and the real rule act on simulated nodes. Owners sealed step 10 when a
-node was lost. Either step 9 is committed, and each holder may have sealed step 10 or not; or all have, and owners
-captured step 11 over step 9. Then transfers, announcements and commits happen in any order.
+A stray is a shard on a node that the new plan no longer places there. The memory of each node has exactly the planned
+size. The placement, the choice of the base and the rules for strays are real.
+
+Owners had sealed step 10 when a node was lost. In the first case, step 9 is committed and each holder may have sealed
+step 10 or not. In the second case, all have sealed step 10 and owners have captured step 11 over step 9. Transfers,
+announcements and commits then occur in any order.
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ class Node:
 
     node_id: NodeId
     room: int
-    """Slots."""
+    """Number of slots that fit into the node's memory."""
     steps: dict[Rank, set[Step]] = field(default_factory=dict)
     strays: Strays = field(default_factory=Strays)
     made: frozenset[Rank] = frozenset()
-    """Shards that have all their slots, whatever these hold: what stays placed here keeps its memory."""
+    """Shards with memory for all their slots, whatever the slots contain.
+
+    A shard that stays placed on this node keeps its memory.
+    """
 
     @property
     def used(self) -> int:
@@ -68,9 +73,9 @@ class Node:
                     self.steps[rank].discard(step)
 
     def receive(self, rank: Rank, base: Step) -> bool:
-        """Seal the base of a shard that the plan places here; False if there is no slot for it."""
+        """Seal the base of a shard that the plan places here. Return False without a free slot."""
         if len(self.steps.get(rank, ())) >= SLOTS:
-            return False  # the keep list leaves room to receive, so this does not happen
+            return False  # unreachable: the keep list leaves a slot free for the base
         if self.used >= self.room and rank not in self.made:
             self.make_room()
         if self.used >= self.room and rank not in self.made:
@@ -84,7 +89,7 @@ class Node:
 
 
 class DropsAtFirstRequest(Strays):
-    """Planted: a request for a slot drops every stray that is in its way."""
+    """A planted bug: a request for a slot drops every stray that occupies its memory."""
 
     __slots__ = ()
 
@@ -93,7 +98,7 @@ class DropsAtFirstRequest(Strays):
 
 
 class DropsAtFirstAnnouncement(Strays):
-    """Planted: the first announcement drops all strays, whether or not a new holder has sealed them."""
+    """A planted bug: the first announcement drops all strays, even if no new holder has sealed them."""
 
     __slots__ = ()
 
@@ -102,7 +107,7 @@ class DropsAtFirstAnnouncement(Strays):
 
 
 class Relaunch:
-    """A job that lost some nodes. Each node has `ranks_per_node` ranks, whose shards have the same holders."""
+    """A job that has lost some nodes. Each node has `ranks_per_node` ranks, whose shards have the same holders."""
 
     def __init__(
         self,
@@ -144,7 +149,7 @@ class Relaunch:
         self.out_of_view: set[tuple[Rank, NodeId]] = set()
 
     def ranks_of(self, nodes: Sequence[NodeId]) -> list[tuple[Rank, NodeId]]:
-        """Return every rank with the node that owns it."""
+        """Return every rank and the node that owns it."""
         return [(Rank(rank), nodes[rank // self.ranks_per_node]) for rank in range(len(nodes) * self.ranks_per_node)]
 
     def planned(self, found: placement.Placement) -> GenerationPlan:
@@ -180,7 +185,7 @@ class Relaunch:
         )
 
     def load(self) -> None:
-        """Let every node keep what the plan names, and every owner have the base."""
+        """Load the plan: every node keeps what its keep list names, and every owner gets the base."""
         for member in self.plan.nodes:
             node = self.nodes[member.node_id]
             before, node.steps = frozenset(node.steps), {}
@@ -192,7 +197,7 @@ class Relaunch:
             node.strays = self.rules.of(self.plan, member.node_id).loaded()
             node.made = (before & node.strays.placed) | set(member.ranks)
 
-    # -- what happens
+    # -- events
 
     def has_base(self, rank: Rank, holder: NodeId) -> bool:
         return self.base in self.nodes[holder].steps.get(rank, ())
@@ -211,7 +216,7 @@ class Relaunch:
         return strayed(self.plan) - {rank for rank, _ in self.missing}
 
     def send(self, number: int) -> bool:
-        """Let one of the missing replicas be sent; False if its holder has no room."""
+        """Send one of the missing replicas. Return False if its holder has no free slot."""
         rank, holder = self.missing[number % len(self.missing)]
         return self.nodes[holder].receive(rank, self.base)
 
@@ -223,10 +228,13 @@ class Relaunch:
         if not set(self.missing) - self.out_of_view:
             self.committed = self.base
 
-    # -- what must hold
+    # -- invariants
 
     def best_without(self, lost: NodeId) -> Step:
-        """Return the newest step of which all shards are on other nodes; `NONE`: no step from the committed one on."""
+        """Return the newest step whose shards are all on nodes other than `lost`.
+
+        `NONE` means that the committed step and all newer steps are incomplete.
+        """
         others = [node for node in self.nodes.values() if node.node_id != lost]
         ranks = [each.rank for each in self.plan.ranks]
         whole = (
@@ -249,7 +257,8 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
         names, copies, {node: f"d{each}" for node, each in zip(names, labels, strict=True)}
     ).holders
     partners = [[labels[names.index(holder)] for holder in holders[names[place]][1:]] for place in lost]
-    spares = [draw(st.sampled_from(each)) for each in partners]  # most often the group has to change then
+    # a spare in a partner's domain usually forces a change of the group
+    spares = [draw(st.sampled_from(each)) for each in partners]
     ranks_per_node = draw(st.integers(1, 2))
     replica_count = count * (copies - 1) * ranks_per_node
     sealed = draw(st.lists(st.booleans(), min_size=replica_count, max_size=replica_count))
@@ -257,7 +266,10 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
 
 
 def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool) -> None:
-    """Let replicas and announcements arrive in an order that `numbers` choose; then let everything arrive."""
+    """Deliver replicas and announcements in the order that `numbers` determine, then deliver all others.
+
+    The invariants are checked after each delivery.
+    """
     relaunch.load()
     best = {node_id: relaunch.best_without(node_id) for node_id in relaunch.nodes}
     nodes = list(relaunch.nodes.values())
@@ -328,9 +340,10 @@ def test_strays_that_are_dropped_before_the_new_holder_has_sealed_are_found(
 
 
 def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> None:
-    """Node n6 has strays of n3, step 9 alone, and of n5, steps 9 and 10. It needs room for one slot.
+    """A node keeps a stray without the base, although the stray's owner has the same step.
 
-    Only n3 and n6 hold a state of n3's shard.
+    Node n6 has two strays: step 9 of n3's shard, and steps 9 and 10 of n5's shard. It needs memory for one slot. Only
+    n3 and n6 hold any step of n3's shard.
     """
     lacks_newest = {2, 5, 6}
     sealed = [replica not in lacks_newest for replica in range(14)]
@@ -341,7 +354,10 @@ def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> Non
 
 
 def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None:
-    """Only n3 has step 10 of its rank 7. Should n3 be lost, all go back to step 9, which n1 has of both ranks of n3."""
+    """A node keeps a stray while only the owner has the base of another rank.
+
+    Only n3 has step 10 of its rank 7. If n3 is lost, all ranks resume from step 9, which n1 has for both ranks of n3.
+    """
     lacks_newest = 7
     sealed = [replica != lacks_newest for replica in range(8)]
     relaunch = Relaunch([0, 0, 1, 0], 2, [0], [1], sealed, is_later=False, ranks_per_node=2)

@@ -207,7 +207,7 @@ async def test_a_node_has_joined_with_its_first_report(service, token, node):
         await opened.send(encode(hello(node)))
         code, reason = await closed(opened)
     assert (code, "has joined before" in reason) == (4410, True)
-    with pytest.raises(InvalidStatus) as refused:  # the first report ended the earlier session
+    with pytest.raises(InvalidStatus) as refused:  # the earlier session is no longer valid
         async with line(service, session):
             pass
     assert refused.value.response.status_code == 403

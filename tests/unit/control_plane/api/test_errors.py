@@ -87,7 +87,10 @@ def test_fields_are_pascal_case_everywhere(http):
 
 
 def operations(http: httpx.Client) -> list[tuple[str, str, dict]]:
-    """Every operation: method, a path that leads to nothing that is there, and what the document says of it."""
+    """Return every operation: method, path and its entry in the OpenAPI document.
+
+    The path names an object that does not exist.
+    """
     paths = http.get("/v1/openapi.json").json()["paths"]
     return [
         (method.upper(), re.sub(r"\{(\w+)\}", lambda name: "0" * 64 if name[1] == "SourceId" else "1", path), operation)

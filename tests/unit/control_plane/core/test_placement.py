@@ -107,7 +107,7 @@ def places(planned: placement.Placement, names: list[NodeId]) -> list[list[int]]
 
 
 def test_a_ring_keeps_its_shards_out_of_a_single_domain() -> None:
-    """Three nodes of one domain in a row would hold a shard alone."""
+    """A ring is reordered if three adjacent nodes of one domain would be the only holders of a shard."""
     for labels in ("aaabc", "aaaabc", "aabb"):
         domains = domains_of(labels)
         planned = placement.plan(nodes(len(labels)), 3, domains)

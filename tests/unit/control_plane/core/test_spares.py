@@ -97,7 +97,10 @@ def test_worse_never_means_fewer(history: FleetHistory, working: int, probabilit
 
 @pytest.mark.parametrize(("seen", "bound"), [(0, 2.9957), (10, 16.9622)])
 def test_the_bound_on_what_is_expected_is_the_tables(seen: int, bound: float) -> None:
-    """Garwood's: half the quantile at 0.95 of the chi-squared distribution with 2 · seen + 2 degrees of freedom."""
+    """The bound on an expected count is Garwood's.
+
+    Garwood's bound is half the quantile at 0.95 of the chi-squared distribution with 2 · seen + 2 degrees of freedom.
+    """
     assert spares.most_expected(seen) == pytest.approx(bound, abs=1e-4)
 
 

@@ -1,4 +1,7 @@
-"""What the job loop does with a job that has no nodes, case by case; whole stories are in the loop's tests."""
+"""Decisions of the job loop about a job without nodes.
+
+Whole sequences are tested in tests/unit/control_plane/loop.
+"""
 
 from __future__ import annotations
 

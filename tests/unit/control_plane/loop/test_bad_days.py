@@ -1,6 +1,6 @@
 """Combined and unusual failures, over the real loops.
 
-Failures whose whole course matters are scripts in `tests/golden/incidents`.
+For failures in which every event matters, see the scripts in `tests/golden/incidents`.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_
     world.cut.clear()
     for agent in pair:
         agent.is_deaf = False
-        agent.handle = lambda message: None  # type: ignore[method-assign]  # reads many slots before it can promise
+        # the agent reads many slots before it can promise
+        agent.handle = lambda message: None  # type: ignore[method-assign]
     for _ in range(6):
         await world.tick()
     for agent in pair:
@@ -265,7 +266,8 @@ async def test_an_agent_that_starts_anew_long_after_it_promised_has_time_to_prom
     restarted.number += 100
     restarted.disconnect()
     restarted.handle = lambda message: None  # type: ignore[method-assign]
-    restarted.member = lambda: None  # type: ignore[method-assign]  # reads its slots before it reports its job
+    # the agent reads its slots before it reports its job
+    restarted.member = lambda: None  # type: ignore[method-assign]
     for _ in range(4):
         await world.tick()
     del restarted.handle, restarted.member  # type: ignore[method-assign]
@@ -899,7 +901,7 @@ async def test_a_replica_that_loses_the_database_in_the_middle_of_a_long_sweep_d
     lost_at, left = world.monotonic(), []
 
     def is_away(_: object) -> None:
-        """Let five seconds pass, then fail as an unreachable database does."""
+        """Advance the time by five seconds, then raise the error of an unreachable database."""
         if not world.registry.connected():
             left.append(world.monotonic() - lost_at)
         world.now += timedelta(seconds=5)
@@ -997,7 +999,8 @@ async def test_ranks_that_fail_because_a_node_died_are_not_the_breakers_business
     await world.running()
     await world.train(10)
     lost = world.team()[1]
-    lost.handle = lambda message: None  # type: ignore[method-assign]  # dead, but not yet detected
+    # the node is dead, but the control plane has not detected this
+    lost.handle = lambda message: None  # type: ignore[method-assign]
     for agent in world.team():
         if agent is not lost:
             world.kill_rank(agent, exit_class=ExitClass.ERROR, code=1, lines="connection closed by peer")
@@ -1043,7 +1046,8 @@ async def test_a_node_that_is_lost_later_forgives_a_script_nothing(world: World)
     world.kill_rank(world.team()[1], exit_class=ExitClass.ERROR, code=1, lines="ValueError")
     await world.until(lambda: (world.job().generation, world.job().state) == (2, JobState.STARTING))
     lost = world.team()[2]
-    lost.handle = lambda message: None  # type: ignore[method-assign]  # dead, but not yet detected
+    # the node is dead, but the control plane has not detected this
+    lost.handle = lambda message: None  # type: ignore[method-assign]
     for agent in world.team():
         if agent is not lost:
             world.kill_rank(agent, exit_class=ExitClass.ERROR, code=1, lines="connection closed by peer")

@@ -1,4 +1,7 @@
-"""What AWS tells seldom: scheduled events, hooks that hold, the network, and why instances do not come."""
+"""Facts that the control plane rarely reads from AWS.
+
+These are scheduled events, waiting hooks, the network topology and the reasons of failed launches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drills through the loops: struck once, told as what they are, followed to their end, and held against nobody."""
+"""Drills over the real loops: each drill strikes once, is recorded as a drill, and counts against no node."""
 
 from __future__ import annotations
 

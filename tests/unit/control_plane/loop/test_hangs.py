@@ -121,7 +121,7 @@ async def test_a_stop_while_the_first_launch_hangs_ends_within_30_s(world: World
 
 
 async def test_a_stop_during_slow_steps_waits_for_the_agreement(world: World) -> None:
-    """No limit is passed, so that nothing speaks for a hang."""
+    """The steps stay within every time limit, so there is no evidence of a hang."""
     world.submit()
     await world.running()
     for agent in world.team():

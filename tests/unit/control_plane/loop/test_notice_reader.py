@@ -1,6 +1,6 @@
 """Events of a queue on their way to the loops.
 
-Events may be duplicated, late, malformed or about foreign instances, and several replicas read the queue.
+Events may be duplicated, late, malformed or about foreign instances, and several servers read the queue.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def stored(world: World) -> tuple[NoticeRecord, ...]:
 
 
 def at_start(body: str) -> str:
-    """Return the event with its time set to the start of the world."""
+    """Return the event with its time set to the start of the simulation."""
     return body.replace(aws_events.TIME, START.isoformat())
 
 

@@ -19,7 +19,7 @@ from tests.unit.control_plane.loop.world import World
 
 @pytest.fixture
 def small(tmp_path: Path):
-    """Yield a world whose fleet cannot grow beyond six nodes."""
+    """Yield a simulated cluster whose fleet cannot grow beyond six nodes."""
     world = World(tmp_path, nodes=6, spares=0, max_size=6)
     yield world
     world.close()

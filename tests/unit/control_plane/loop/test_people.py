@@ -39,7 +39,7 @@ async def trains(world: World) -> NodeId:
 
 
 async def left(world: World) -> None:
-    """Let all ranks reach the agreed stop, and run the loops until the job trains on other nodes."""
+    """Complete the agreed stop of all ranks, and run the loops until the job trains on other nodes."""
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)

@@ -18,7 +18,7 @@ from tests.unit.control_plane.loop.world import World
 
 @pytest.fixture
 def small(tmp_path: Path):
-    """Yield a world whose fleet cannot grow beyond six nodes."""
+    """Yield a simulated cluster whose fleet cannot grow beyond six nodes."""
     world = World(tmp_path, nodes=6, spares=0, max_size=6)
     yield world
     world.close()
@@ -32,13 +32,13 @@ async def stands(world: World, name: str = "low") -> None:
 
 
 async def after(world: World, seconds: float) -> None:
-    """Let a long time pass in few passes."""
+    """Advance the time by `seconds`, with one pass per minute."""
     for _ in range(int(seconds // 60) + 1):
         await world.tick(60.0)
 
 
 async def watched(world: World, seconds: float) -> None:
-    """Let a long time pass, with one pass every five seconds."""
+    """Advance the time by `seconds`, with one pass every five seconds."""
     for _ in range(int(seconds // 5) + 1):
         await world.tick(5.0)
 

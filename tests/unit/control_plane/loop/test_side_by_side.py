@@ -85,7 +85,7 @@ async def test_a_job_that_waits_does_not_hold_up_the_recovery_of_another(
     await world.running("slow")
     await world.running("other")
     gate, loop = hold_passes(world, monkeypatch, slow), world.runner.job_loop
-    monkeypatch.setattr(loop, "idle", nothing)  # the world does not wait for the slow job
+    monkeypatch.setattr(loop, "idle", nothing)  # the simulated cluster does not wait for the slow job
     world.kill_rank(world.team("other")[0])
     world.kill_rank(world.team("slow")[0])
     await world.until(lambda: (world.job("other").state, world.job("other").generation) == (JobState.RUNNING, 2))
@@ -231,7 +231,7 @@ async def test_two_jobs_that_each_saw_the_last_free_nodes_are_not_both_admitted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.tick()
-    world.submit("low", nodes=15)  # of 20
+    world.submit("low", nodes=15)  # the fleet may have 20 nodes
     gate = hold_after_read(world, monkeypatch)
     loop = world.runner.job_loop
     sweep = asyncio.create_task(loop.sweep())

@@ -110,10 +110,10 @@ class Agent:
     slots: dict[tuple[int, int, int], SlotRecord] = field(default_factory=dict)
     boundary: dict[Rank, int] = field(default_factory=dict)
     unheard: int = 0
-    """Steps that its ranks complete between the agent's last report and the ranks' end."""
+    """Steps that the node's ranks complete between the agent's last report and the ranks' end."""
     ended: EndedRanks | None = None
     commits: tuple[PageCommit, ...] = ()
-    """Commits on the pages of its ranks. Load clears them."""
+    """The commits on the pages of the node's ranks. A load clears the pages."""
     exits: dict[Rank, RankExit] = field(default_factory=dict)
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
@@ -138,14 +138,14 @@ class Agent:
     phase_of: dict[Rank, str] = field(default_factory=dict)
     limit_of: dict[Rank, float] = field(default_factory=dict)
     wall_ahead_seconds: float = 0.0
-    """Seconds by which the node's wall clock is ahead of the world's time.
+    """Seconds by which the node's wall clock is ahead of the simulated time.
 
     The offset affects the agent's Unix time stamps, and does not affect the ages that it measures.
     """
     stamp: Callable[[int], float] | None = None
     """Returns the Unix time at which the ranks passed a boundary. None if the ranks report no times."""
     longest: dict[str, float] = field(default_factory=lambda: {"train": 1.0, "first_step": 2.0})
-    """The longest time in seconds that its ranks stayed at one boundary, by phase."""
+    """The longest time in seconds that the node's ranks stayed at one boundary, by phase."""
     stands_at: dict[Rank, str] = field(default_factory=dict)
     """The stack of each rank. By default a rank waits for the other ranks."""
     stopped: set[Rank] = field(default_factory=set)
@@ -557,7 +557,7 @@ class World:
             agent.connection = None
 
     def note(self, hello: Hello) -> None:
-        """Store the facts that the websocket route stores of a hello."""
+        """Store the facts of a hello message, as the websocket route does."""
         facts = nodes.AgentFacts(
             node_id=hello.node_id,
             fleet_name=self.fleet_of(hello.node_id),
