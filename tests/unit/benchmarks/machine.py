@@ -1,4 +1,4 @@
-"""The quiet machine of the benchmarks' tests."""
+"""Facts of an idle machine, for the tests of the benchmarks."""
 
 from benchmarks.machine import Machine
 

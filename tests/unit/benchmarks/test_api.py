@@ -1,4 +1,4 @@
-"""The service's harness: samples become figures, figures verdicts, verdicts a report."""
+"""The benchmark of the service: from samples to values, verdicts and a report."""
 
 from __future__ import annotations
 

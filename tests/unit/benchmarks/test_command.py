@@ -1,4 +1,4 @@
-"""How a harness begins, and how it ends before its time."""
+"""The start of a benchmark, and its early end."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_a_line_says_when_it_came(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def _begun(
     monkeypatch: pytest.MonkeyPatch, loads: list[float], *, is_patient: bool = True
 ) -> tuple[Begun, list[float]]:
-    """A run that begins on a machine of two cores whose load is, look by look, the next of these; and how long it
-    waited each time.
+    """Begin a run on a machine of two cores with these loads, one per observation; return the run and its waits in
+    seconds.
     """
     seen, waited = iter(loads), list[float]()
     monkeypatch.setattr(Machine, "observe", lambda: replace(MACHINE, cores=2, load_average=(next(seen), 0.0, 0.0)))

@@ -1,4 +1,4 @@
-"""The report of how fast the dashboard is."""
+"""The report of the dashboard's response times."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The data plane's harness: samples become figures, figures verdicts, verdicts a report; and the measured loop measures
-what it should.
-"""
+"""The benchmark of the data plane: from samples to values, verdicts and a report, and the measured loop itself."""
 
 from __future__ import annotations
 
@@ -142,7 +140,7 @@ def test_what_blocks_little_because_it_keeps_little_falls_short() -> None:
     for name in ("blocked_p50", "blocked_p99"):
         assert found[name].verdict is Verdict.SHORT
         assert found[name].reason == "commits ÷ steps 0.94, 0.95 to reach"
-    assert found["unblocked_p50"].verdict is Verdict.PASS  # it claims no snapshot
+    assert found["unblocked_p50"].verdict is Verdict.PASS  # a boundary without a snapshot needs no commits
     assert found["commits"].verdict is Verdict.SHORT
     assert verdicts({**GOOD, "commits": [0.94]}, floors=moved("memcpy"))["blocked_p50"].verdict is Verdict.INCONCLUSIVE
 
@@ -171,8 +169,10 @@ def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
 
 
 def test_the_floor_of_a_row_is_the_sum_that_its_limit_is_made_of() -> None:
-    """A digest that moves by half is little beside what it is added to; a sum that stands still may be of two that
-    moved.
+    """A row's lower bound is the sum of the measurements that form its limit.
+
+    A digest that varies by half hardly changes a large sum. A constant sum may consist of two measurements that
+    vary.
     """
     half_more = floor(31.0, 31.0, 46.5)
     found = verdicts(floors={**FLOORS, "digest": half_more})["commit"]
@@ -190,7 +190,7 @@ def test_floors_are_those_around_and_in_every_launch() -> None:
 
     found = floors_of([[once(1.0), once(2.0, 3.0)], [once(9.0)], [once(4.0), once(5.0)]], GIB)["memcpy"]
     assert [(launch.median, launch.count) for launch in found.launches] == [(2000.0, 3), (9000.0, 1), (4500.0, 2)]
-    assert moved_together([found]) == pytest.approx(3.5)  # between the lowest and the highest, whenever they came
+    assert moved_together([found]) == pytest.approx(3.5)  # the range between lowest and highest, in any order
     alone = floors_of([[once(1.0), once(2.0), once(4.0)]], GIB)["memcpy"]
     assert [launch.median for launch in alone.launches] == [1000.0, 3000.0]
 
@@ -234,7 +234,7 @@ def test_a_peer_must_be_within_a_quarter_of_what_is_known_of_it(value: float, ve
 
 
 def test_what_is_known_of_a_peer_scales_with_its_floors() -> None:
-    slower = {**FLOORS, "one_way": floor(490.0, 490.0, 490.0)}  # copy and two ways: 60 + 460 then, 60 + 980 now
+    slower = {**FLOORS, "one_way": floor(490.0, 490.0, 490.0)}  # copy and both directions: first 60 + 460, now 60 + 980
     assert peer_figure(of("lm-resiliency", {"commit": [1800.0]}, floors=slower), "commit").verdict is Verdict.NONE
     assert (
         peer_figure(of("lm-resiliency", {"commit": [900.0]}, floors=slower), "commit").verdict is Verdict.INCONCLUSIVE
@@ -291,11 +291,11 @@ def everstep_launch(**changed: Any) -> EverstepLaunch:
 
 def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     values = of_everstep([everstep_launch()]).values
-    assert values["blocked"] == pytest.approx([4.0, 8.0] * 2)  # the audited three are apart
+    assert values["blocked"] == pytest.approx([4.0, 8.0] * 2)  # the three audited snapshots are listed separately
     assert values["blocked_audited"] == pytest.approx([160.0, 80.0, 120.0] * 2)
     assert values["unblocked"] == pytest.approx([2.0] * 2)
     assert values["first_blocked"] == pytest.approx([0.040 / 0.025] * 2)
-    assert values["first_commit"] == pytest.approx([0.6 / 0.2] * 2)  # later ones that are not audited
+    assert values["first_commit"] == pytest.approx([0.6 / 0.2] * 2)  # compared with later snapshots without an audit
     assert values["first_commit_audited"] == pytest.approx([0.6 / 0.4] * 2)
     assert values["first_raw"] == pytest.approx([0.040 / 0.002] * 2)
     assert values["agent"] == [16.0]
@@ -305,7 +305,7 @@ def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     assert values["restore_local_all"] == pytest.approx([480.0])
     assert values["fetch"] == pytest.approx([400.0])
     assert values["restore_added"] == pytest.approx([480.0])
-    assert values["restore_peer"] == pytest.approx([360.0])  # of a rank that waits: its own time, nothing added
+    assert values["restore_peer"] == pytest.approx([360.0])  # a waiting rank's own time, without additions
     assert values["restore_peer_fetch"] == pytest.approx([320.0])
 
 
@@ -367,7 +367,7 @@ def test_every_metric_is_repeated_ten_times_in_all_launches() -> None:
             )
             >= 10
         )
-        assert 6 * size.everstep.spaced_steps >= 100  # two ranks in three launches: a p99 that is not the worst
+        assert 6 * size.everstep.spaced_steps >= 100  # two ranks in three launches give a p99 below the maximum
         assert 3 * size.everstep.peer_restores >= 10
         assert size.everstep.local_restores + size.everstep.peer_restores < ATTEMPTS
 
@@ -381,8 +381,10 @@ def launches(
     verified: tuple[bool, bool, bool] = (True, True, True),
     spread: float = 0.0,
 ) -> list[char_gpt.Launch]:
-    """Ten cycles in each of three launches: mean seconds of a step in each system's blocks, of which Everstep's vary by
-    `spread`.
+    """Return three launches of ten cycles each.
+
+    `own` and `peer` are the mean seconds of a step under Everstep and lm-resiliency, and `nobody` the seconds
+    without snapshots in each launch. Everstep's steps vary by `spread`.
     """
     found = []
     for alone, is_equal in zip(nobody, verified, strict=True):
@@ -430,7 +432,7 @@ def test_a_real_model_must_be_slowed_down_least() -> None:
     assert better[SLOWDOWN].reason == "commits ÷ steps 1.00; -10.0 points beside lm-resiliency's (-10.0 to -10.0)"
     alone = better["nobody", "char_gpt_ddp_step"]
     assert (alone.value, alone.unit, alone.verified) == (pytest.approx(100.0), "ms", None)
-    # Both ranks use 0.05 s more in a step, and 1 GiB is kept.
+    # Both ranks use 0.05 s more CPU time per step, for a snapshot of 1 GiB.
     assert better[EVERSTEP, "char_gpt_ddp_cpu"].value == pytest.approx(0.1)
 
 
@@ -500,7 +502,7 @@ def test_the_report_has_every_row_and_renews_only_its_section(tmp_path: Path) ->
     assert "are audited: copied whole" in again
     assert "private memory of an agent while nothing runs: a baseline, not counted above | **45** MiB" in again
     assert "| 256 MiB | memcpy into warm shared memory | 60, 60, 60 | 0% | 1, 1, 1 |" in again
-    assert "- lm-resiliency" not in again  # nothing of it is in doubt: what is known of its interval is no doubt
+    assert "- lm-resiliency" not in again  # a note on its interval is no doubt about its result
     rows = json.loads((tmp_path / "bench" / "figures.json").read_text())["figures"]
     assert {"system", "version", "metric", "value", "unit", "n", "low", "high", "verified"} <= rows[0].keys()
     assert [row["verdict"] for row in rows[:2]] == ["pass", "pass"]
@@ -516,7 +518,7 @@ def test_a_busy_or_quick_run_says_so() -> None:
 def test_the_picture_has_a_bar_per_system_and_no_bar_beyond_its_edge() -> None:
     root = ElementTree.fromstring(report.draw(RUN))
     bars = [each for each in root.iter() if each.tag.endswith("rect")][1:]
-    assert len(bars) == 4 + 1 + 1 + 1  # Everstep in every panel, lm-resiliency twice, torchft once
+    assert len(bars) == 4 + 1 + 1 + 1  # Everstep in each panel, lm-resiliency in two, torchft in one
     assert all(float(bar.attrib["x"]) + float(bar.attrib["width"]) <= 900 for bar in bars)
 
 

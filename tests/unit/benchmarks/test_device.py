@@ -1,5 +1,5 @@
-"""The benchmark of a device: what it measures runs here on a device that does nothing before it must, and verdicts
-follow from figures.
+"""The benchmark of a device: its measurements run here on a fake device that works as late as possible, and give
+verdicts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Found = dict[str, Any]
 
 
 class Lagging(FakeDevice):
-    """The fake device of the copier's tests, watched as the benchmark watches the real one."""
+    """The fake device of the copier's tests, observed as the benchmark observes a real device."""
 
     def __init__(self, registration: Registration, gate: Callable[[], object]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Lagging(FakeDevice):
         self.gate = gate
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.dim() > 0  # Adam's counts lie on the host
+        return tensor.dim() > 0  # Adam's step counts are in host memory
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         self.gate()
@@ -83,7 +83,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "BATCH", 4)
 
 
-# -- what is measured
+# -- measurements
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 3 * 10**6, 8 * GIB])
@@ -329,7 +329,7 @@ def test_a_graph_survives_if_copy_and_graph_are_right_and_were_there_together(ch
     assert rows.of_part(GRAPH, {**found, **change})[0].verdict is verdict
 
 
-# -- parts, and what is said of them
+# -- parts, and their outcomes
 
 
 def cuda(found: Found) -> Outcome:

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmark of faults: what belongs to which part of a case, verdicts, page and picture."""
+"""The pure parts of the benchmark of faults: which steps belong to which part of a case, verdicts, page and picture."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ COUNT = 40
 
 
 def made(*lengths: Sequence[float], held: float = 0.001, committed: bool = True) -> tuple[Boundary, ...]:
-    """Boundaries of steps that take so long, one part of a case after the other, from second 0 on."""
+    """Return the boundaries of steps with these durations in seconds, starting at second 0.
+
+    Each argument holds the durations of one part of a case; the parts follow each other.
+    """
     found, at = [Boundary(0, 0.0, held, -1)], 0.0
     for length in [each for part in lengths for each in part]:
         at += length
@@ -43,7 +46,10 @@ def made(*lengths: Sequence[float], held: float = 0.001, committed: bool = True)
 
 
 def observed(before: float = 0.2, during: float = 0.2, after: float = 0.2, *, longest: float | None = None) -> Observed:
-    """A case of steps that take so long; the one that the strike falls into as long as is said."""
+    """Return a case whose steps take `before`, `during` and `after` seconds in its three parts.
+
+    The step during which the fault strikes takes `longest` seconds, if given.
+    """
     parts = [[before] * COUNT, [longest or during, *[during] * (COUNT - 1)], [after] * COUNT]
     passed = made(*parts)
     ends = [passed[COUNT].at, passed[2 * COUNT].at, passed[3 * COUNT].at]
@@ -64,7 +70,7 @@ def observed(before: float = 0.2, during: float = 0.2, after: float = 0.2, *, lo
     )
 
 
-# -- what ranks wrote down
+# -- trace files of ranks
 
 
 def test_a_line_that_is_being_written_is_left_out() -> None:

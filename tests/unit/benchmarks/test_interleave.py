@@ -1,5 +1,5 @@
-"""The pure parts of the interleaving benchmark: turns, statistics, verdicts, report; and that it leaves nothing
-behind.
+"""The pure parts of the interleaving benchmark: turns, statistics, verdicts and report, and the removal of its
+network.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ SECONDS = {Scheme.NONE: 1.0, Scheme.BLOCKING: 1.2, Scheme.UNIFORM: 1.1, Scheme.E
 
 
 def recorded(seconds: dict[Scheme, float] = SECONDS, *, late: int = 0, left_out: int = 0, case: Case = CASE) -> Figure:
-    """What a run of these iteration times is; Everstep's first `left_out` snapshots are never begun, its next `late`
-    ones end late.
+    """Return the evaluation of a run with these iteration times in seconds.
+
+    Everstep's first `left_out` snapshots never begin, and its next `late` snapshots end late.
     """
     rank: list[dict[str, Any]] = [{"spans": [[0.0, 0.3, 0.0], [0.5, 0.1, 0.0]], "iteration_seconds": 1.0}]
     sent: list[dict[str, Any]] = []
@@ -98,7 +99,7 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
     assert others == program(CROWDED)
     assert all(block.is_measured for block in others)
     (crowded,) = (case for case in CASES if case.is_crowded)
-    # So many loaded iterations, and as many for each time that the interval has doubled.
+    # `ENOUGH` loaded iterations, and as many again for each of four doublings of the interval.
     assert crowded.settle_iterations >= 5 * ENOUGH
 
 
@@ -106,9 +107,7 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
 
 
 class Fleet:
-    """Nodes whose snapshots make iterations longer by so much for as long as they are on their way: until so many
-    boundaries have passed.
-    """
+    """Nodes whose iterations take `extra` longer while a snapshot is under way, which lasts `lasts` boundaries."""
 
     def __init__(self, folder: Path, *, extra: float, lasts: int, idle: float = 0.0) -> None:
         self.wires = [Wire(10_000_000.0) for _ in range(3)]
@@ -124,13 +123,13 @@ class Fleet:
             node.spans(1.0, (IdleSpan(0.5, idle),) if idle else ())
 
     def iterate(self, count: int) -> int:
-        """Train under Everstep; return how many snapshots began, at the same steps everywhere."""
+        """Train under Everstep, assert that all nodes begin snapshots at the same steps, and return their number."""
         begun = 0
         for number in range(count):
             is_first, self.left = self.left == self.lasts, max(0, self.left - 1)
-            way = 1.0 if self.nodes[0].pacer is None else 0.2  # what is paced is less in the way
+            way = 1.0 if self.nodes[0].pacer is None else 0.2  # paced transfers delay training less
             self.now += 1.0 + self.extra * way * (is_first or self.left > 0)
-            # Whoever comes first.
+            # The order of the nodes alternates.
             began = {
                 node.boundary(self.now, is_sending=self.left > 0) for node in self.nodes[:: 1 if number % 2 else -1]
             }
@@ -150,9 +149,10 @@ def test_every_step_is_sent_as_long_as_that_costs_nothing(tmp_path: Path) -> Non
 
 def test_what_costs_more_than_the_budget_is_sent_less_often_and_never_given_up(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, extra=0.1, lasts=3)
-    assert fleet.iterate(9) == 3  # one is on its way for three steps
+    assert fleet.iterate(9) == 3  # a snapshot lasts three steps
     fleet.iterate(300)
-    assert 20 <= fleet.nodes[0].interval <= 21  # two of the three take a tenth longer, not that in which sending ends
+    # two of three steps take a tenth longer, not the step in which sending ends
+    assert 20 <= fleet.nodes[0].interval <= 21
     assert fleet.iterate(210) in (10, 11)
     (tmp_path / "short").mkdir()
     short = Fleet(tmp_path / "short", extra=0.1, lasts=1)
@@ -171,7 +171,7 @@ def test_replicas_are_paced_by_the_products_own_decision(tmp_path: Path) -> None
         narrow.iterate(1)
     assert wide.nodes[0].pacer is None
     wide.iterate(60)
-    narrow.iterate(300)  # proposed less often now: a snapshot may take several iterations
+    narrow.iterate(300)  # a longer interval gives a snapshot several iterations
     assert all(node.pacer is not None for node in wide.nodes)
     assert all(node.pacer is not None for node in narrow.nodes)
 

@@ -1,4 +1,4 @@
-"""What one failure cost, from what ranks wrote down; and the report."""
+"""The cost of one failure, computed from traces of the ranks, and its report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.traces import Passed
 from tests.unit.benchmarks.machine import MACHINE
 
 BEFORE, AFTER = 1_000, 11_000
-"""Starts of the processes of two launches, milliseconds."""
+"""Start times of the processes of two launches, in milliseconds."""
 
 
 def steps(start: int, *moments: tuple[int, float]) -> list[Passed]:

@@ -1,4 +1,4 @@
-"""Medians, spreads, floors that move, pairs."""
+"""Medians, spreads, lower bounds that vary, and pairs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_busy_is_relative_to_cores() -> None:
 
 
 def test_pairs_cancel_a_drift_that_favours_one_side() -> None:
-    # B takes 1, A 10 % more; the machine gets slower by the same amount from launch to launch.
+    # B takes 1 and A 10 % more, on a machine that gets slower by the same amount in each launch.
     drift = [1.0, 1.1, 1.2, 1.3]
     ratios = paired_ratios("ABBA", [cost * slower for cost, slower in zip([1.1, 1.0, 1.0, 1.1], drift, strict=True)])
     assert ratios[0] < 0.1 < ratios[1]

@@ -1,4 +1,4 @@
-"""The harness of many nodes: what is timed, what is known, and what the page says of it."""
+"""The benchmark of many nodes: which calls it times, which values it reports, and its page."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ async def test_rounds_are_made_and_charged_to_their_agents(arity: int, depth: in
 
 
 async def test_words_may_be_as_long_as_behind_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a tree of three levels they are longer than those of one: 512 agents made no round, without end."""
+    """Messages in a tree of three levels are longer than the limit of a handshake. The benchmark's rounds complete all
+    the same.
+    """
     monkeypatch.setattr(tcp, "MAX_HANDSHAKE_BYTES", 16)
     monkeypatch.setattr(rounds, "MOST_SECONDS", 10.0)
     assert (await measure(8, 2)).root_messages >= 1

@@ -1,4 +1,4 @@
-"""What ranks wrote down, read back: two ranks, a kill in generation 1 after step 4, training again from step 3."""
+"""Traces of two ranks: a kill in generation 1 after step 4, and training again from step 3."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_highest_step_is_what_any_rank_had_passed_before() -> None:
     ranks = [parse(RANK0), parse(RANK1)]
     assert highest_step(ranks, 1) == 4
     assert highest_step(ranks, 2) == 5
-    assert highest_step([parse("1 9 1.0\n2 4 2.0\n")], 2) == 9  # a launch that failed before it had caught up
+    assert highest_step([parse("1 9 1.0\n2 4 2.0\n")], 2) == 9  # a launch that failed before it reached the old step
     assert highest_step([], 1) == 0
 
 

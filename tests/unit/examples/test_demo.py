@@ -1,4 +1,4 @@
-"""The demo's verdict: one flipped bit anywhere, and it fails."""
+"""The demo's verdict: it fails if a single bit of a restored state differs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_preflight_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Cluster:
-    """Stands for a local cluster that is up while it is entered."""
+    """A stand-in for a local cluster, which is up until its context ends."""
 
     endpoint_url, state_dir = "http://127.0.0.1:1", Path("state")
     token_file = logs = nodes_directory = Path("state/admin_token")

@@ -1,4 +1,4 @@
-"""Plans for tests that start ranks: one node, a script, nothing else of interest."""
+"""Plans for tests that start ranks, with a script and no other inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rank_plan(
     hyperparameters: dict[str, str] | None = None,
     environment: dict[str, str] | None = None,
 ) -> GenerationPlan:
-    """Return a plan whose nodes `i-0` … each have `ranks_per_node` ranks."""
+    """Return a plan whose nodes `i-0`, `i-1` and so on have `ranks_per_node` ranks each."""
     nodes = tuple(
         PlanNode(
             node_id=NodeId(f"i-{index}"),

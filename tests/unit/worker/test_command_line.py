@@ -1,4 +1,4 @@
-"""What an agent is started with: what is missing or wrong is said before anything begins."""
+"""The agent's command line: missing or wrong settings are reported before the agent starts any work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_what_is_given_counts(tmp_path: Path) -> None:
 def test_a_processor_whose_stores_have_no_order_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ranks and agents read a shared page without a lock (`everstep.protocol.rank_messages`)."""
+    """Ranks and agents read a shared page without a lock, which needs ordered stores
+    (`everstep.protocol.rank_messages`).
+    """
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(SystemExit):
         settings(arguments(tmp_path / "state"))

@@ -1,4 +1,4 @@
-"""Tasks end together, and their ends are not cut short."""
+"""Tasks end together, and a cancellation does not cut their cleanup short."""
 
 from __future__ import annotations
 

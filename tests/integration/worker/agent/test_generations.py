@@ -224,7 +224,11 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
 async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, is_kept: bool
 ) -> None:
-    """A new node without slots has two ranks. One cannot fetch its shard; the shard of the other arrives after that."""
+    """A new node without slots has two ranks, one of which cannot fetch its shard.
+
+    The shard of the other rank arrives later. The node keeps it only if another attempt to load the plan may
+    succeed.
+    """
     fleet.per_node = 2
     await fleet.launch()
     await fleet.train(4)

@@ -552,8 +552,8 @@ class OneCard(Recorded):
 async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_holder_its_place(pair: Pair) -> None:
     """The owner's own slot is damaged, so that the holder rejects the step.
 
-    The owner abandons the step and keeps the holder. Otherwise the step would be committed on the damaged copy
-    alone.
+    The owner abandons the step and keeps the holder. Without the holder, the step would be committed on the damaged
+    copy alone.
     """
     pair.send(deadline_seconds=RARELY_SECONDS)
     pair.hear(-1, 1)
@@ -1071,9 +1071,9 @@ async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
 
 
 class Waiting:
-    """A pacer with a virtual clock, which advances only while the pacer holds a piece back.
+    """A pacer with a virtual clock, which advances while a piece waits or is sent.
 
-    It holds the first piece for a moment, the second until its turn, and does not hold the third.
+    The first piece waits in the stream's thread, the second until the pacer admits it, and the third does not wait.
     """
 
     chunk_bytes = CHUNK

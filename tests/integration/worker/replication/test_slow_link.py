@@ -54,7 +54,7 @@ def pacing_rate(line: socket.socket) -> int:
 async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     pair.listen()
     sender = pair.send(deadline_seconds=2.0)
-    # Two streams complete their chunks at about the same time.
+    # Both streams complete their chunks at about the same time.
     sender.stream_count = replace(sender.stream_count, limit=2, count=2, is_settled=True)
     pair.hear(-1, 1)
     loopback.limit(4_000_000)

@@ -1,6 +1,4 @@
-"""The line to the control plane, from a node whose disk takes nothing any more, or has a session that is good for
-nothing.
-"""
+"""The agent's connection to the control plane, with a full disk, and with a session that the control plane rejects."""
 
 from __future__ import annotations
 
@@ -24,7 +22,9 @@ from worker.agent.control_client import ControlClient
 
 
 class Replica:
-    """Gives a session to whoever knows `join` or a session of its own, and ends every connection after one report."""
+    """A control-plane replica that accepts `join` and its own sessions, and closes every connection after one
+    report.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[str] = []
@@ -77,7 +77,7 @@ async def line_to(
 async def test_a_session_that_cannot_be_kept_on_disk_is_used_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "token.new").mkdir()  # in the way of every attempt to write
+    (tmp_path / "token.new").mkdir()  # makes every attempt to write fail
     replica = Replica()
     async with line_to(replica, tmp_path / "token"):
         assert [await replica.reports.get() for _ in range(3)] == ["join", "session-1", "session-2"]
@@ -105,7 +105,11 @@ async def test_a_session_that_is_not_known_and_cannot_be_removed_does_not_keep_t
 async def test_a_session_that_was_refused_once_is_tried_again_where_the_join_token_is_of_no_use_any_more(
     tmp_path: Path,
 ) -> None:
-    """A proxy answered 403, say; the node has joined, so that its session is all that it has."""
+    """The first answer is a 403, for example of a proxy. The node has joined, so that the join token is no longer
+    valid.
+
+    The agent tries its session again.
+    """
     (tmp_path / "token").write_text("session-mine")
 
     class Once(Replica):
@@ -136,7 +140,11 @@ async def test_the_next_agent_goes_on_with_the_session(tmp_path: Path) -> None:
 
 
 async def test_the_session_of_another_node_is_dropped_and_the_instance_attests_anew(tmp_path: Path) -> None:
-    """As in an image that was made of that node: the token is known, and the line is closed behind the Hello."""
+    """An image contains the session of the node from which it was made.
+
+    The control plane accepts the token and closes the connection after the Hello. The agent drops the session and
+    attests its own instance.
+    """
     (tmp_path / "token").write_text("session-of-another")
     replica = Replica()
     async with line_to(replica, tmp_path / "token", join_token="", attest=lambda _: "session-attested"):

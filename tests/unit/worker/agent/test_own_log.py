@@ -1,4 +1,4 @@
-"""The agent's own log, as far as it fits memory."""
+"""The agent's own log, limited by the memory that it may use."""
 
 from __future__ import annotations
 

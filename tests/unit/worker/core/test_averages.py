@@ -1,4 +1,4 @@
-"""Averages that strays do not move: what they are, and how well they are known."""
+"""Averages that ignore outliers, and their uncertainty."""
 
 from __future__ import annotations
 

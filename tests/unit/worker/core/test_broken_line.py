@@ -1,5 +1,6 @@
-"""A line that breaks now and then costs a moment; one that breaks in a row of transfers is told until a step has
-arrived whole.
+"""A connection that breaks rarely is not reported.
+
+A connection that breaks in several transfers in a row is reported until a step has arrived completely.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from worker.core.broken_line import CUTS, BrokenLine
 
 
 def cut(count: int) -> BrokenLine:
-    """A line on which so many transfers were cut short, the last of them of step 10, and of each step the rest has
-    arrived.
+    """Return a connection on which `count` transfers in a row were cut short, the last one of step 10. The rest of each
+    step arrived.
     """
     line = BrokenLine()
     for left in reversed(range(count)):

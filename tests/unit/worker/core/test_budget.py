@@ -1,4 +1,4 @@
-"""How often a step is proposed: a training whose snapshots cost something, run against the budget."""
+"""The interval between proposed steps, in a simulated training whose snapshots slow it down."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def train(
     seed: int = 1,
     cost_at: Callable[[int], float] | None = None,
 ) -> tuple[Budget, list[float], int]:
-    """Iterations of 1 s; each that a snapshot lasts takes `extra` longer.
+    """Simulate iterations of 1 s, each `extra` seconds longer while a snapshot is under way.
 
-    Returns the budget, all iterations and the snapshots taken.
+    Return the budget, the durations of all iterations and the number of snapshots.
     """
     rng = random.Random(seed)
     seconds: list[float] = []
@@ -71,7 +71,9 @@ def test_snapshots_that_last_for_several_iterations_cost_that_much_more() -> Non
 
 @pytest.mark.parametrize("blocked", [0.0, 0.2])
 def test_a_snapshot_costs_what_all_its_iterations_took_longer_together(blocked: float) -> None:
-    """Two of three take no longer: the usual one among them costs nothing."""
+    """One of three iterations under a snapshot takes longer. The cost covers all three, whereas their median shows
+    none.
+    """
     budget = Budget(0.01)
     for _ in range(ENOUGH_QUIET):
         budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=False, has_begun=False)
@@ -186,6 +188,6 @@ def test_a_snapshot_that_now_and_then_lasts_longer_costs_one_proposal_at_a_rest(
         budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=number % 8 != 7)
     assert 1.0 < budget.iterations_per_snapshot < 1.5
     assert budget.distance == 2
-    # The rest: what was begun before it lasted into it.
+    # A snapshot that began before the pause lasts until it.
     budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False)
     assert budget.distance == 2, "nothing quiet was seen: it rests again"

@@ -1,4 +1,6 @@
-"""What goes into which idle span: the paper's cases, the four defects of its printed algorithm, and uniform pacing."""
+"""Placement of chunks in idle spans: the paper's cases, the four defects of its printed algorithm, and uniform
+pacing.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ BUFFERS = {"buffer_bytes": 128 * MIB, "buffers": 4}
 
 
 def spans(*seconds: float, gap: float = 1.0) -> list[IdleSpan]:
-    """Idle spans of these lengths, each behind `gap` seconds of traffic."""
+    """Return idle spans of these lengths, each after `gap` seconds of traffic."""
     begins = itertools.accumulate(seconds, lambda begin, length: begin + length + gap, initial=gap)
     return [IdleSpan(begin, length) for begin, length in zip(begins, seconds, strict=False)]
 
@@ -46,22 +48,24 @@ def sent(chunks: Sequence[ScheduledChunk]) -> int:
 
 
 def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
-    """75.2 GB per machine at 400 Gbit/s take 1.5 s; a 62 s iteration has many times that idle (sections 5.2, 7.2)."""
+    """75.2 GB per machine take 1.5 s at 400 Gbit/s. An iteration of 62 s has many times that idle (sections 5.2,
+    7.2).
+    """
     shard = int(75.2e9)
     chunks = partition(
         spans(*[0.5] * 8), shard, 1, **BUFFERS, bandwidth_bytes_per_second=400 * GBIT, alpha_seconds=1e-4, mu=0.8
     )
     assert sent(chunks) == shard
-    assert {chunk.span for chunk in chunks} == {0, 1, 2, 3, 4}  # 1.73 s with the start-ups, 0.4 s a span
+    assert {chunk.span for chunk in chunks} == {0, 1, 2, 3, 4}  # 1.73 s with start-up times, 0.4 s per span
     assert max(chunk.bytes_count for chunk in chunks) == 32 * MIB
     busy = sum(Link(400 * GBIT, 1e-4).seconds(chunk.bytes_count) for chunk in chunks)
     assert 1.5 < busy < 1.8
 
 
 def test_p3dn_gpt2_40b_needs_partitions() -> None:
-    """30 GB per machine at 100 Gbit/s take 2.4 s.
+    """30 GB per machine take 2.4 s at 100 Gbit/s.
 
-    The longest span of Figure 16, 1.6 s, would need a buffer of 20 GB a machine, 2.5 GB a GPU.
+    To use the longest span of Figure 16, 1.6 s, as a whole, a machine would need a buffer of 20 GB, 2.5 GB per GPU.
     """
     shard = int(30e9)
     link = Link(100 * GBIT)
@@ -70,7 +74,7 @@ def test_p3dn_gpt2_40b_needs_partitions() -> None:
         spans(1.6, 0.8, 0.8, 0.5), shard, 1, **BUFFERS, bandwidth_bytes_per_second=100 * GBIT, alpha_seconds=0, mu=0.8
     )
     assert sent(chunks) == shard
-    assert max(chunk.span for chunk in chunks) == 2  # 1.28 + 0.64 + 0.64 s hold 2.4
+    assert max(chunk.span for chunk in chunks) == 2  # the first three spans offer 1.28 + 0.64 + 0.64 s for 2.4 s
     assert all(chunk.bytes_count <= 32 * MIB for chunk in chunks)
 
 
@@ -97,12 +101,12 @@ def test_what_does_not_fit_follows_the_last_span() -> None:
 
 
 class Endless(Exception):
-    """The loop made no progress."""
+    """The loop makes no progress."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """Which lines are as printed; the others are corrected."""
+    """Flags for the lines that stay as printed; the other lines are corrected."""
 
     cost_of_the_rest: bool = False
     one_copy_too_many: bool = False
@@ -113,7 +117,7 @@ class Printed:
 def printed(
     lengths: Sequence[float], checkpoint_bytes: float, m: int, *, buffer: float, link: Link, mu: float, lines: Printed
 ) -> list[tuple[int, float]]:
-    """Algorithm 2 as the paper prints it (span and size of each chunk), with the lines of `lines` as they are there."""
+    """Return span and size of each chunk by the paper's Algorithm 2, with the lines selected by `lines` as printed."""
     lengths = [*lengths[:-1], math.inf] if lines.last_span_replaced else [*lengths, math.inf]
     last_copy = m - 1 if lines.one_copy_too_many else m - 2
     parts: list[tuple[int, float]] = []
@@ -169,12 +173,13 @@ def test_with_all_four_lines_corrected_the_printed_algorithm_is_ours() -> None:
     theirs = as_printed(lengths, size, m, Printed())
     ours = corrected(lengths, size, m)
     assert [span for span, _ in ours] == [span for span, _ in theirs]
-    assert [size for _, size in ours] == pytest.approx([size for _, size in theirs], abs=3)  # whole bytes here
+    assert [size for _, size in ours] == pytest.approx([size for _, size in theirs], abs=3)  # our sizes are whole bytes
 
 
 def test_defect_1_a_chunk_is_charged_for_what_is_left() -> None:
-    """Line 17 subtracts f(remaining bytes): the first of many chunks uses up a span that has room for five, and the
-    last costs nothing.
+    """Line 17 subtracts f(remaining bytes) instead of the time of the chunk.
+
+    The first of many chunks therefore uses up a span with room for five, and the last chunk costs nothing.
     """
     theirs = as_printed((3.0, 3.0), 400, 2, Printed(cost_of_the_rest=True))
     ours = corrected((3.0, 3.0), 400, 2)
@@ -195,7 +200,7 @@ def test_defect_3_a_span_shorter_than_alpha_never_ends() -> None:
 
 
 def test_defect_4_the_last_profiled_span_is_taken_for_endless() -> None:
-    """As printed, the whole of a snapshot that fits nowhere is put into a span of a tenth of its length."""
+    """As printed, the algorithm puts a whole snapshot into a last span of a tenth of its length."""
     theirs = as_printed((0.5, 0.5), 500, 2, Printed(last_span_replaced=True))
     ours = corrected((0.5, 0.5), 500, 2)
     assert [span for span, _ in theirs] == [0] + [1] * (len(theirs) - 1)
@@ -267,9 +272,7 @@ def assert_each_byte_once(chunks: Sequence[ScheduledChunk], size: int, copies: i
 
 @given(lengths=lengths_lists, chunk=st.integers(1, 300))
 def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float], chunk: int) -> None:
-    """Sending whole chunks one after the other at their openings puts as many into each span as Algorithm 2 does with
-    whole buffers.
-    """
+    """Whole chunks sent one after the other at their openings fill each span as Algorithm 2 does with whole buffers."""
     link, profiled = Link(100.0), spans(*lengths)
     windows = [usable(span, 0.8) for span in profiled]
     at, found = 0.0, 0
@@ -279,11 +282,11 @@ def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float
         assert begin >= at
         at, found = begin + link.seconds(chunk), found + 1
     fits = [window.seconds / link.seconds(chunk) for window in windows]
-    # The last may just fit, or not.
+    # Rounding decides whether the last chunk of a span fits.
     assert sum(math.floor(each - 1e-9) for each in fits) <= found <= sum(math.floor(each + 1e-9) for each in fits)
 
 
-# -- the small ones
+# -- small functions
 
 
 def test_an_opening_is_in_a_window_or_not_at_all() -> None:

@@ -1,4 +1,4 @@
-"""The coordinator: propose, commit, abandon, recover, stop, close."""
+"""The coordinator: it proposes, commits and abandons steps, recovers, stops and closes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def begun(base: int = 0, **more: object) -> Coordinator:
 
 
 def running() -> Coordinator:
-    """Return a coordinator that has committed 1 and proposes 2."""
+    """Return a coordinator that has committed step 1 and proposes step 2."""
     return begun().report(*both(1, NONE, 1, Vote.ACKED))
 
 
@@ -68,7 +68,7 @@ def test_a_strayed_shard_is_held_once_all_its_planned_holders_have_the_base() ->
 
 
 def test_the_base_cannot_be_abandoned() -> None:
-    """No agent of ours says so. One that did had this coordinator propose the base for ever."""
+    """A report abandons the base, which no correct agent does. The coordinator ignores it."""
     core = begun(base=5).report(*both(5, NONE, 5, Vote.ABANDON, is_late=True))
     assert (core.committed, core.proposed, core.lead.steps) == (NONE, 5, 1)
 
@@ -104,7 +104,7 @@ def test_a_step_is_never_proposed_twice() -> None:
 
 
 def test_after_one_late_round_every_step_is_proposed_again_soon() -> None:
-    """It was every second one for 32 rounds: a first step that was late for once cost a model of 40 steps half of its
+    """One late round doubles the lead for a few rounds only, so that a short training does not lose half of its
     commits.
     """
     core = begun().report(*both(2, NONE, 1, Vote.ABANDON, is_late=True))
@@ -136,10 +136,10 @@ def test_steps_fall_on_the_interval_of_checkpoints_and_each_is_persisted_once() 
 @pytest.mark.parametrize(
     ("base", "stored", "persisted"),
     [
-        (7, 0, [7, 10, 15]),  # what was due at 5 ended with its generation
+        (7, 0, [7, 10, 15]),  # the checkpoint due at step 5 ended with its generation
         (13, 5, [13, 15, 20]),
         (10, 5, [10, 15, 20]),
-        (10, 10, [15, 20, 25]),  # the base came from there
+        (10, 10, [15, 20, 25]),  # the base was restored from the checkpoint of step 10
         (9, 5, [10, 15, 20]),
         (0, 0, [5, 10, 15]),
     ],
@@ -179,7 +179,7 @@ def test_while_a_slot_is_pinned_and_the_other_holds_c_nothing_is_proposed(slot_c
 
 
 class TestFinalStepDuringAnUpload:
-    """The upload of step 1 holds one slot, C = 2 the other; the ranks stop at step 60."""
+    """The upload of step 1 holds one slot, the committed step 2 holds the other. The ranks stop at step 60."""
 
     def stopped(self, *, has_stop: bool) -> Coordinator:
         core = running()
@@ -214,7 +214,7 @@ class TestFinalStepDuringAnUpload:
 
 
 class TestRestart:
-    """Coordinator.recover."""
+    """A coordinator that recovers after a restart."""
 
     @staticmethod
     def recovered(*rounds: RankRound, base: int = 0) -> Coordinator:
@@ -253,9 +253,9 @@ class TestRestart:
         assert core.request_stop().stop == 10
 
     def test_a_stop_that_was_only_announced_is_withdrawn_and_its_number_is_not_used_again(self) -> None:
-        """Rank 0 has answered yes to the stop at 10.
+        """Rank 0 has agreed to stop at step 10, and the coordinator restarts.
 
-        It would be taken for an answer to the next one at 10, which it may have passed by then.
+        A new stop at step 10 would count the old agreement, although rank 0 may have passed step 10 by then.
         """
         answer = {"heard_stop": Step(10), "echo_step": Step(10), "echo": 1}
         core = self.recovered(*both(9, 7, 8, **answer))
@@ -373,11 +373,11 @@ class TestEnd:
         assert (core.final, core.persist) == (9, NONE)
         core = core.end_final_round()
         assert (core.is_finished, core.persist) == (True, 1)
-        core = core.report(*self.closing(9, 1, 9, Vote.ACKED))  # it comes after all
+        core = core.report(*self.closing(9, 1, 9, Vote.ACKED))  # the last vote arrives after all
         assert (core.committed, core.persist) == (9, 9)
 
     def test_ranks_that_are_ended_during_a_stop_leave_the_newest_commit(self) -> None:
-        """A script that hangs does not reach the stop; the control plane ends its ranks."""
+        """A script hangs before the agreed stop, and the control plane ends its ranks."""
         core = running().request_stop().halt()
         assert (core.is_finished, core.proposed, core.persist) == (True, NONE, 1)
 
@@ -386,7 +386,7 @@ class TestEnd:
         assert (core.committed, core.persist) == (NONE, 5)
 
     def test_a_restarted_coordinator_has_the_last_step_of_a_confirmed_stop_uploaded(self) -> None:
-        """It has not been asked to stop itself."""
+        """The restarted coordinator requests the upload, although only its predecessor received the request to stop."""
         core = Coordinator.recover(world_size=2, base=Step(0), every_steps=0)
         assert core.report(*self.closing(9, 9, 9, Vote.ACKED, confirmed_stop=Step(9))).persist == 9
 
@@ -407,7 +407,10 @@ class TestEnd:
         assert standing.proposed == 7
 
     def test_a_final_step_that_a_rank_passed_unheard_is_proposed_again(self) -> None:
-        """The rank passed the boundary before it read the proposal, and then waited there. It can still capture it."""
+        """A rank passes the final boundary before it reads the proposal, and then waits in `close`.
+
+        It can still capture that step.
+        """
         core = running().report(rank(0, 5, 1, 2, Vote.ABANDON, is_late=True), rank(1, 5, 1, 2))
         core = core.report(*self.closing(7, 1, NONE))
         assert (core.proposed, core.final) == (7, 7)
@@ -422,7 +425,7 @@ class TestEnd:
 
 def test_steps_are_proposed_as_far_apart_as_the_budget_wants() -> None:
     core = running().keep_distance(10)
-    assert core.proposed == 2  # what is proposed stays
+    assert core.proposed == 2  # the proposal stays
     core = core.report(*both(2, 1, 2, Vote.ACKED))
     assert (core.committed, core.proposed) == (2, 12)
     core = core.keep_distance(1).report(*both(12, 2, 12, Vote.ACKED))
@@ -432,7 +435,7 @@ def test_steps_are_proposed_as_far_apart_as_the_budget_wants() -> None:
 def test_an_abandoned_step_has_cost_nothing_the_next_one_comes_soon() -> None:
     core = running().keep_distance(10).report(*both(2, 1, 2, Vote.ACKED))
     core = core.report(*both(12, 2, 12, Vote.ABANDON, reason="late", is_late=True))
-    assert core.proposed == 14  # lead is 2 now
+    assert core.proposed == 14  # the lead is 2 now
 
 
 def test_a_distance_leaves_no_checkpoint_out() -> None:
@@ -446,7 +449,7 @@ def test_a_distance_leaves_no_checkpoint_out() -> None:
 
 def test_a_gap_in_commits_does_not_leave_all_steps_before_the_next_checkpoint_alone() -> None:
     core = Coordinator.begin(world_size=2, base=Step(0), every_steps=100).report(*both(1, NONE, 1, Vote.ACKED))
-    core = core.report(*both(61, 1, 2, Vote.ACKED))  # an upload, or a holder that was waited for
+    core = core.report(*both(61, 1, 2, Vote.ACKED))  # a slow round, for example because of an upload
     assert (core.committed, core.proposed) == (2, 62)
     core = core.report(*both(62, 2, 62, Vote.ACKED))
     assert (core.committed, core.proposed) == (62, 63)

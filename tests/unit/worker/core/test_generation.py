@@ -1,4 +1,4 @@
-"""Promise, load, start: the table is what the enum says, and nothing else is possible."""
+"""Phases of a generation: the table allows exactly the transitions of promise, load and start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where objects lie below a channel's directory, and what makes room for them."""
+"""Paths of objects below a channel's directory, and the inputs that are removed to make room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lead of proposals: late rounds are forgiven soon, and not tried again and again where they come every time."""
+"""The lead of proposals: it soon shrinks after a late round, and stays where a shorter lead is always late."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ROUNDS = 2_000
 
 
 def played(lead: Lead, lateness: float, *, rounds: int = ROUNDS, seed: int = 1, needed: int = 1) -> tuple[Lead, float]:
-    """Return the lead after so many rounds and the kept part of their steps.
+    """Return the lead after simulated rounds, and the number of commits per step.
 
     Args:
-        lead: to begin with.
-        lateness: how likely a round is late with a lead of one; a tenth of that with each step more.
-        rounds: how many.
-        seed: of what is late.
-        needed: the lead below which every round is late.
+        lead: initial lead, in steps.
+        lateness: probability that a round is late with a lead of one step. Each further step divides it by ten.
+        rounds: number of simulated rounds.
+        seed: seed of the random late rounds.
+        needed: lead in steps below which every round is late.
     """
     chance = random.Random(seed)
     commits, passed = 0, 0

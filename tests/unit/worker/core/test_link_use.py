@@ -1,4 +1,4 @@
-"""The time of a link that several transfers share."""
+"""The busy time of a link that several transfers share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from worker.core.link_use import STANDSTILL_SECONDS, LinkUse
 
 TICK = 1 / 64
-"""Seconds."""
+"""Seconds of one tick, an exact binary fraction."""
 
 
 def ticks(*counts: float) -> tuple[float, ...]:
-    """So many of them, in seconds."""
+    """Return numbers of ticks in seconds."""
     return tuple(count * TICK for count in counts)
 
 
@@ -24,7 +24,7 @@ def test_time_in_which_nobody_sends_does_not_pass() -> None:
 
 
 def test_time_in_which_the_process_stood_still_is_not_counted() -> None:
-    """An agent that was stopped in mid-transfer for 30 s called its holder slow."""
+    """An agent is stopped for 30 s during a transfer. That time does not make its holder's link look slow."""
     sending = LinkUse().joined(10.0).joined(10.0).until(10.5)
     stopped = sending.until(40.5)
     assert (stopped.busy_seconds, stopped.part_seconds, stopped.sender_count) == (0.5, 0.25, 2)

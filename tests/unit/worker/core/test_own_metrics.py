@@ -1,4 +1,4 @@
-"""What is measured of iterations: means and rates, at most one point in a period."""
+"""Measurements of iterations: means and rates, with at most one point per period."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether pacing pays: iterations that are tried both ways, and what is made of them."""
+"""The trial that compares paced and unpaced iterations, and its verdict."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from worker.core.pacing_trial import ENOUGH, LEAST, LEAST_TO_PACE, MOST_LOST, RU
 def tried(
     *, paced: float, at_once: float, noise: float = 0.0, seed: int = 1, late: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[PacingTrial, int]:
-    """Iterate until there is a verdict; returns the trial and the iterations that it took.
+    """Simulate iterations until the trial has a verdict; return the trial and the number of iterations.
 
-    Such a part of those that go at once, and of those that wait, is on its way for too long.
+    `late` holds the probabilities that a transfer takes too long: first of unpaced, then of paced iterations.
     """
     rng, trial = random.Random(seed), PacingTrial()
     for step in range(100_000):
@@ -42,7 +42,7 @@ def test_a_clear_difference_is_known_after_a_few_iterations(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_ends_no_trial_early_on_the_wrong_side(seed: int) -> None:
-    """Iterations that differ by 10 % among themselves, of which those that are paced are 8 % shorter."""
+    """Iterations vary by 10 %, and paced iterations are 8 % shorter."""
     trial, iterations = tried(paced=0.92, at_once=1.0, noise=0.1, seed=seed)
     assert trial.verdict is True
     assert iterations <= 2 * (ENOUGH + RUN_STEPS)
@@ -62,7 +62,7 @@ def test_that_nothing_is_gained_needs_no_longer_than_that_something_is() -> None
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) -> None:
-    """Whose iterations are 8 % shorter."""
+    """Paced iterations are 8 % shorter, but their transfers are too late for some steps to be kept."""
     trial, iterations = tried(paced=0.92, at_once=1.0, noise=0.1, seed=seed, late=(0.0, 1.0))
     assert trial.verdict is False
     assert iterations <= 2 * (LEAST + RUN_STEPS)
@@ -71,7 +71,7 @@ def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) 
 
 
 def test_a_snapshot_that_costs_two_steps_is_told_from_one_that_costs_one() -> None:
-    """Going at once loses one, too: a round that takes two boundaries."""
+    """A paced snapshot loses two steps. An unpaced one loses one step, because its round takes two boundaries."""
     trial = PacingTrial()
     for _ in range(LEAST):
         trial = trial.iteration(0.95, is_paced=True, lost_count=2).iteration(1.0, is_paced=False, lost_count=1)

@@ -1,4 +1,4 @@
-"""How long a rank stands still, as its agent sees it."""
+"""The time for which a rank waits at a boundary, as its agent measures it."""
 
 from __future__ import annotations
 

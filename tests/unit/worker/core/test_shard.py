@@ -1,4 +1,4 @@
-"""An owner's shard in the rounds: votes, views, what holders are owed."""
+"""An owner's shard in the rounds: its votes, the holders that count, and the steps to send to each holder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def step(number: int) -> Step:
 
 
 def committed(at: int = 7, proposed: int = 8) -> Shard:
-    """Return a shard in mid-training: both holders have C, w is proposed."""
+    """Return a shard in mid-training: both holders have the committed step, and the next step is proposed."""
     shard = Shard.begin(step(0), (A, B)).hear(NONE, step(at)).seal(step(at))
     shard = shard.acknowledge(A, step(at)).acknowledge(B, step(at))
     return shard.hear(step(at), step(proposed))
@@ -94,7 +94,7 @@ def test_nothing_but_the_proposed_step_is_abandoned() -> None:
     base = Shard.begin(step(5), (A,)).hear(NONE, step(5))
     assert base.abandon(step(5), "") is base
     spoiled = Shard.adopt(step(5), (A,), committed=NONE, proposed=step(5), vote=Vote.NONE, sealed=frozenset())
-    assert spoiled.abandon(step(5), "") is spoiled  # its slot is gone, and still nobody captures the base
+    assert spoiled.abandon(step(5), "") is spoiled  # its slot is lost, and still no rank captures the base
 
 
 def test_a_dropped_holder_does_not_count_and_commits_go_on() -> None:
@@ -105,7 +105,7 @@ def test_a_dropped_holder_does_not_count_and_commits_go_on() -> None:
 
 def test_a_dropped_holder_returns_with_c_before_the_vote() -> None:
     shard = replace(committed(), held=frozenset({(A, step(7))})).drop(B)
-    assert shard.acknowledge(B, step(8)).view == {A}  # w alone is not enough
+    assert shard.acknowledge(B, step(8)).view == {A}  # the proposed step alone is not enough
     assert shard.acknowledge(B, step(7)).view == {A, B}
 
 
@@ -113,12 +113,13 @@ def test_a_dropped_holder_does_not_return_after_the_vote() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B).acknowledge(B, step(8))
     assert shard.vote is Vote.ACKED
     assert shard.view == {A}
-    assert shard.hear(step(8), step(9)).view == {A, B}  # but with the new C, which it has
+    assert shard.hear(step(8), step(9)).view == {A, B}  # with the new committed step, which this holder has
 
 
 def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> None:
-    """It sealed w, fell silent, and w became C: votes on the next step would wait for it for one more holder
-    deadline.
+    """A holder sealed the proposed step and fell silent, and the step was committed.
+
+    If the holder counted again, votes on the next step would wait for it for another holder deadline.
     """
     dropped = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8)).drop(B).hear(step(8), step(9))
     assert dropped.awaited == {A}
@@ -132,7 +133,7 @@ def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> No
 def test_a_dropped_holder_that_has_not_got_the_new_c_stays_out() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B)
     assert shard.hear(step(8), step(9)).view == {A}
-    assert shard.hear(step(7), step(9)).view == {A}  # C has not moved: what it had before it fell silent proves nothing
+    assert shard.hear(step(7), step(9)).view == {A}  # same committed step: earlier acknowledgements prove nothing
 
 
 def test_somebody_who_is_no_holder_never_counts() -> None:
@@ -156,7 +157,7 @@ def test_a_holder_that_has_lost_c_leaves_the_view() -> None:
 
 @pytest.mark.parametrize("base", [0, 7])
 def test_an_empty_inventory_before_the_first_commit_leaves_a_holder_in_the_view(base: int) -> None:
-    """Every holder connects without the base at a launch. The job is not degraded because of it."""
+    """Every holder connects without the base at a launch. This does not make the job degraded."""
     shard = Shard.begin(step(base), (A, B)).inventory(A, frozenset())
     assert (shard.view, shard.returning) == ({A, B}, frozenset())
 
@@ -171,8 +172,9 @@ def test_an_inventory_brings_a_dropped_holder_back() -> None:
 
 
 def test_who_answers_again_is_waited_for_until_it_has_returned() -> None:
-    """Each commit without it gave the slot of what it was being sent to the next step: where sending takes longer than
-    a step it never returned.
+    """A dropped holder answers again. Votes wait until it holds the committed step.
+
+    Otherwise each commit would give the slot of its transfer to the next step, and a slow holder would never return.
     """
     back = committed().drop(B).acknowledge(A, step(8)).answer(B).inventory(B, frozenset())
     waiting = back.seal(step(8))
@@ -189,8 +191,8 @@ def test_who_answers_again_and_falls_silent_again_is_not_waited_for() -> None:
 
 
 def test_a_snapshot_is_under_way_until_all_shards_of_the_job_are_with_their_holders() -> None:
-    """The others still send when the own shard is there: what iterations take then was held to be what they take
-    without a snapshot.
+    """Other owners still send after this owner's shard has arrived. Iterations of that time count as iterations under a
+    snapshot.
     """
     quiet = committed().acknowledge(A, step(7)).acknowledge(B, step(7))
     sending = quiet.seal(step(8)).acknowledge(A, step(8))
@@ -273,10 +275,10 @@ def test_a_forgotten_slot_is_not_sent() -> None:
 
 
 def test_what_is_captured_a_second_time_is_acknowledged_a_second_time() -> None:
-    """The last step of a training may be: what changed since the first time was held by nobody but its owner, and
-    counted as committed.
+    """A step is captured twice, as the last step of a training may be. Only acknowledgements of the second capture
+    count.
     """
-    first = committed().seal(step(8)).acknowledge(A, step(8)).hear(step(7), NONE)  # another rank was late
+    first = committed().seal(step(8)).acknowledge(A, step(8)).hear(step(7), NONE)  # as if another rank was late
     again = first.hear(step(7), step(9)).forget(step(8)).hear(step(7), step(8)).seal(step(8)).acknowledge(B, step(8))
     assert (again.vote, again.wanted(A)) == (Vote.NONE, 8)
     assert again.acknowledge(A, step(8)).vote is Vote.ACKED
@@ -313,7 +315,7 @@ def test_an_agent_says_no_for_a_rank_that_has_passed(
 
 
 class TestCapturing:
-    """What a rank is still capturing can be sent, and counts for nothing."""
+    """The owner may send a step while its rank captures it. The step counts only when it is sealed."""
 
     def test_a_holder_that_has_the_foundation_may_be_sent_what_is_being_captured(self) -> None:
         shard = replace(committed(), held=frozenset({(A, step(7))})).capture(step(8))

@@ -1,4 +1,4 @@
-"""Whose silence it is: the holder's, while its owner is awake and asks."""
+"""A holder's silence counts only while its owner runs and waits for an answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def after(
     is_occupied: bool = False,
     late: float = 0.0,
 ) -> Silence:
-    """Look so many times more, each so late."""
+    """Make `count` more checks, each late by `late` seconds."""
     for _ in range(count):
         silence = silence.looked(
             silence.looked_at + PERIOD + late, is_owed=is_owed, is_asked=is_asked, is_occupied=is_occupied
@@ -91,16 +91,19 @@ def test_each_return_in_vain_is_waited_for_twice_as_late(silent: Silence, waits:
 
 
 def test_who_is_given_up_before_its_time_waits_no_longer_for_it() -> None:
-    """It came into view by what it had already."""
+    """A holder is in view only because it already had the step, and is dropped again before its wait ends.
+
+    The second drop does not lengthen the wait.
+    """
     failed = after(FAILING, 8).given_up()
     assert after(after(failed, 2).given_up(), 6).may_return
 
 
 def test_a_line_that_breaks_once_under_a_long_transfer_is_no_row_of_failures() -> None:
-    """A holder whose agent was restarted left the view three seconds later, although it took bytes all the time."""
+    """A holder's agent restarts during a long transfer. The holder stays in view, because bytes continue to arrive."""
     broken = after(OWED.progressed(), 2).progressed().failed(BEGIN)
     for _ in range(3):
-        broken = broken.failed(BEGIN)  # nobody answers yet
+        broken = broken.failed(BEGIN)  # the holder does not answer yet
     for _ in range(20):
         broken = after(broken.progressed(), 1)
         assert broken.seconds == 0.0

@@ -1,4 +1,4 @@
-"""Which slot may be written, and what must be kept."""
+"""Rules for slots: which slot may be overwritten, and which contents must be kept."""
 
 from __future__ import annotations
 

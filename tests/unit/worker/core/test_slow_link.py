@@ -1,4 +1,4 @@
-"""A slow link is left half to training, and tried again."""
+"""A slow link is limited to half of its rate, so that training gets the other half, and is measured again later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOUND = SlowLink().found(10e6, 5_000_000, 0.5)
 
 
 def after(link: SlowLink, seconds: float, rate: float) -> SlowLink:
-    """Look again after so long at so many bytes a second."""
+    """Check the link after `seconds` seconds at `rate` bytes a second."""
     sent, begun = link.begun
     return link.looked(int(sent + rate * seconds), begun + seconds, sound=SOUND)
 
@@ -52,8 +52,9 @@ def test_one_that_is_sound_again_stays_without_a_limit() -> None:
 
 @pytest.mark.parametrize(("then", "limit"), [(10e6, 5e6), (30e6, 15e6), (1.1 * SOUND, None)])
 def test_one_that_carries_much_more_for_a_moment_is_looked_at_once_more(then: float, limit: float | None) -> None:
-    """What the kernel's buffers took, or the end of its timers; a link that is better than it was has a higher limit,
-    one that is sound has none.
+    """A slow link carries much more for a moment, because the kernel's buffers accept bytes.
+
+    A second measurement decides: a faster link gets a higher limit, and a sound link gets none.
     """
     moment = after(after(FOUND, FIRST_RETRY_SECONDS, 5e6), 2 * LOOK_SECONDS, 40e6)
     assert (moment.carries, moment.limit) == (10e6, None)
@@ -72,7 +73,9 @@ def test_one_that_has_become_slower_still_is_limited_to_half_of_that() -> None:
 
 
 def test_one_that_stands_still_is_not_limited_so_that_it_goes_on_as_fast_as_it_can() -> None:
-    """A holder's agent is stopped, say."""
+    """A link carries nothing, for example because the holder's agent is stopped. It gets no limit, so that it resumes
+    at full speed.
+    """
     assert SlowLink().found(LEAST_BYTES_PER_SECOND / 2, 1000, 3.0).limit is None
     stalled = after(FOUND, FIRST_RETRY_SECONDS, 0.0)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What a rank's stacks say, and whether they have changed."""
+"""Summaries of a rank's stacks, and whether they have changed."""
 
 from __future__ import annotations
 

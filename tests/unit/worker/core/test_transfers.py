@@ -1,4 +1,4 @@
-"""What travels of a shard, and over how many streams."""
+"""Chunks of a shard that a transfer sends, and the number of its streams."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_lies_elsewhere_at_the_same_place_is_found_and_nothing_else() -> No
 
 
 def streams(carries: list[float], *, limit: int = 32) -> StreamCount:
-    """Measure until it is settled; `carries[n]` is the rate with 2**n streams."""
+    """Measure until the number of streams is settled; `carries[n]` is the rate with 2**n streams."""
     count = StreamCount(limit=limit)
     for _ in range(10 * TRIES):
         count = count.measured(carries[count.count.bit_length() - 1])
@@ -58,7 +58,7 @@ def test_streams_double_while_that_is_worthwhile_and_stay_at_what_was_best() -> 
 
 def test_a_count_is_judged_by_the_best_of_a_few_transfers() -> None:
     count = StreamCount(limit=32)
-    for carried in (300, 625, 300, 600, 610, 1250):  # the others met with collectives
+    for carried in (300, 625, 300, 600, 610, 1250):  # the slower transfers overlapped with collectives
         count = count.measured(carried)
     assert (count.count, count.is_settled) == (4, False)
     for carried in (620, 1250, 1300):
@@ -68,7 +68,10 @@ def test_a_count_is_judged_by_the_best_of_a_few_transfers() -> None:
 
 
 def test_collectives_that_halve_one_transfer_in_five_hardly_ever_leave_it_at_too_few_streams() -> None:
-    """Eight streams carry the most; by one transfer each, nearly half of these settled at 1, 2 or 4."""
+    """Eight streams carry the most, and collectives halve the rate of one transfer in five.
+
+    With a single transfer per count, nearly half of the runs would settle at 1, 2 or 4 streams.
+    """
     ends = []
     for seed in range(300):
         rng, count = random.Random(seed), StreamCount(limit=32)

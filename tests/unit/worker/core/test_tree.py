@@ -27,7 +27,7 @@ def all_voted(count: int, **fields: object) -> list[NodeReport]:
     return [report(node, sequence=2, vote=Vote.ACKED, **fields) for node in range(count)]
 
 
-# -- who is above whom
+# -- parents and children
 
 
 def test_up_to_seventeen_nodes_everybody_dials_the_coordinator() -> None:
@@ -57,7 +57,7 @@ def test_ten_thousand_nodes_are_four_lines_from_the_coordinator_at_most() -> Non
     assert len(tree(10_000).ancestors(NodeId("i-9999"))) == 4
 
 
-# -- what is known
+# -- reports
 
 
 def test_of_each_node_the_newest_report_counts_whatever_comes_last() -> None:
@@ -84,7 +84,7 @@ def test_only_what_is_not_told_yet_is_told() -> None:
     assert told.begin_term(2).take(report(1, term=2)).since(told) == (report(1, term=2),)
 
 
-# -- what presses
+# -- urgent reports
 
 
 MEMBERS = frozenset(NodeId(f"i-{i}") for i in range(3))

@@ -1,4 +1,4 @@
-"""Lines of other nodes, kept for them and stored when the generation has ended."""
+"""Printed lines that a node holds for other nodes, and stores when the generation has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWNER, HOLDER, STRANGER = NodeId("i-0"), NodeId("i-1"), NodeId("i-2")
 
 @pytest.fixture
 def plan() -> GenerationPlan:
-    """Three nodes; the second holds the first one's shard."""
+    """Return a plan of three nodes, of which the second holds the first one's shard."""
     made = rank_plan(addresses=("127.0.0.1", "127.0.0.2", "127.0.0.3"))
     first, *others = made.ranks
     return msgspec.structs.replace(made, ranks=(msgspec.structs.replace(first, holders=(OWNER, HOLDER)), *others))
@@ -50,7 +50,7 @@ async def test_lines_of_an_owner_are_stored_once_under_its_name(tmp_path: Path, 
     assert await held.ship(objects) == ()
     assert stored(objects) == {}
     await held.take(OWNER, message(3, "three", "four"))
-    await held.take(OWNER, message(3, "three", "four", "five"))  # of another rank's session
+    await held.take(OWNER, message(3, "three", "four", "five"))  # from another rank's session
     for _ in range(2):
         assert await held.ship(objects) == ()
         assert stored(objects) == {"node=i-0/000000000003-103.i-1.jsonl": ["three", "four", "five"]}

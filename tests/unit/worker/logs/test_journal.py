@@ -1,4 +1,4 @@
-"""Lines of ranks in the journal: each once, in order, whatever dies in between."""
+"""Printed lines of ranks in the journal: each line once and in order, whichever process dies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Bench:
             file.write(text.encode() if isinstance(text, str) else text)
 
     def kept(self) -> list[str]:
-        """What all chunks on disk say, in order."""
+        """Return the lines of all chunks on disk, in order."""
         found = []
         for path in sorted(self.folder.glob("node=*/*.jsonl")):
             head, lines, _ = decode_chunk(path.read_bytes())
@@ -49,9 +49,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @contextlib.contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """Let every write of this process beyond a file's first bytes fail, the one that reaches over them after a part, as
-    on a disk that fills up.
-    """
+    """Make writes beyond `size` bytes of any file fail, after a partial write, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -74,7 +72,7 @@ def test_whole_lines_are_kept_with_their_time_and_the_rest_when_it_is_whole(benc
         ("oh", "stderr", 1_000_000),
     ]
     assert journal.read() == []
-    bench.now = 999.0  # a clock that was set back
+    bench.now = 999.0  # the clock is set back
     bench.say("o\n")
     assert [(line.text, line.at_ms) for line in journal.read()] == [("two", 1_000_000)]
     bench.say("last")
@@ -96,7 +94,7 @@ def test_it_is_known_without_reading_whether_something_was_printed(bench) -> Non
 
 
 def test_a_stream_that_somebody_begins_anew_is_read_from_its_beginning(bench) -> None:
-    """A shell's `> /dev/stderr` does that: it opens the very file."""
+    """A shell's `> /dev/stderr` truncates the stream's file."""
     journal = bench.journal()
     for number in range(100):
         bench.say(f"line {number}\n", "stderr")

@@ -1,4 +1,4 @@
-"""Streams and outputs of ranks on their way to the store."""
+"""Uploads of ranks' printed lines and outputs to the store."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path:
     os.symlink(b"nowhere", os.fsencode(out) + b"/caf\xe9")
     missing = await bench.logs.upload_all(bench.plan, bench.here)
     for sentence in missing:
-        encode(NodeFault(code="output_missing", message=sentence, is_permanent=False))  # or it would end the agent
+        # an unencodable sentence would end the agent
+        encode(NodeFault(code="output_missing", message=sentence, is_permanent=False))
     assert bench.stored == {"output/gen=3/rank=0/real.txt": b"real", "output/gen=3/rank=0/inside": b"real"}
     assert sorted(sentence.split()[1] for sentence in missing) == [
         *("'caf\\udce9'", "dangling", "folder", "loop", "outside", "pipe")
@@ -89,7 +90,7 @@ async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path:
 
 
 async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> None:
-    """A report has a limit, and what is longer is never heard."""
+    """The agent names only some missing outputs, because the control plane rejects reports above a size limit."""
     for number in range(MAX_TOLD + 5):
         (bench.files(0).output_dir / f"link-{number}").symlink_to("nowhere")
     missing = await bench.logs.upload_all(bench.plan, bench.here)
@@ -158,7 +159,7 @@ async def test_a_forgotten_run_leaves_nothing(bench: Bench) -> None:
 
 
 def shipper(bench: Bench) -> tuple[LogShipper, list[LogLines]]:
-    """One that has not begun, and what it passes on."""
+    """Return a shipper that has not started, and the list of the lines that it forwards."""
     passed: list[LogLines] = []
     return LogShipper(bench.state, bench.objects, bench.plan, bench.here, now=lambda: 1.0, live=passed.append), passed
 
@@ -291,8 +292,9 @@ async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_a
 
 @pytest.mark.parametrize("is_the_next_agent", [False, True])
 async def test_nothing_is_behind_the_end_of_a_journal(tmp_path: Path, is_the_next_agent: bool) -> None:
-    """A process that has got away from its rank prints on; readers take what ends otherwise for a journal that is not
-    whole.
+    """A process that has escaped from its rank still prints after the journal's end.
+
+    The agent discards these lines, because readers take a journal without an end as its last line for incomplete.
     """
     bench = Bench(tmp_path)
     ships, _ = shipper(bench)

@@ -1,4 +1,6 @@
-"""What a rank's words do to its shard: `RankLines` on real slots and pages, with a line that only remembers."""
+"""Effects of a rank's messages on its shard: `RankLines` with real slots and pages, and a connection that records
+messages.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ PEER = NodeId("i-peer")
 
 
 class Line:
-    """The agent's end of a rank's line."""
+    """The agent's end of a rank's connection."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
@@ -150,7 +152,7 @@ class Place:
         await self.line.has_slots.wait()
 
     async def has_refused(self) -> None:
-        """Wait until there was no room for what was asked for."""
+        """Wait until the rank's request was refused for lack of memory."""
         await asyncio.sleep(0)
         await self.lines.idle()
         assert self.shard.refusal.startswith("Protection waits for memory on its node")
@@ -173,13 +175,13 @@ BASE = Step(4)
 
 
 def restoring(kind: str) -> GenerationPlan:
-    """A plan that goes on from a step, whose shard lies where `kind` says."""
+    """Return a plan that continues from a step, with a source of this kind for the shard."""
     source = ShardSource(kind=kind, origin_generation=Generation(1), step=BASE, digest=bytes(16), payload_bytes=3000)  # type: ignore[arg-type]
     return structs.replace(PLAN, base_step=BASE, ranks=(structs.replace(PLAN.ranks[0], sources=(source,)),))
 
 
 class Loading(Place):
-    """One rank on a node that brings its base."""
+    """A rank on a node that loads the rank's base."""
 
     def __init__(self, root: Path, kind: str) -> None:
         super().__init__(root, restoring(kind))
@@ -272,7 +274,7 @@ async def test_slots_that_are_asked_for_during_a_load_are_made_behind_it(loading
 
 
 async def begin(place: Place) -> None:
-    """The first step is proposed while the rank still imports; it asks for slots when it has made that step."""
+    """Connect the rank, propose step 1 while the rank still imports, and request slots after that step."""
     hello = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
     place.lines.welcome_all()
     assert place.lines.hello(hello, place.line)  # type: ignore[arg-type]
@@ -287,7 +289,7 @@ async def begin(place: Place) -> None:
 async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(
     place: Place, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
 ) -> None:
-    """A state that is larger than the one before, on a tmpfs that is full to the last page."""
+    """A rank requests larger slots on a full tmpfs, and gets them when there is room."""
 
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -314,7 +316,7 @@ async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(
 
 
 async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has_its_slot(place: Place) -> None:
-    """The last one: nothing is announced any more."""
+    """The last step is proposed while the rank moves. The agent grants its slot without a further announcement."""
     await begin(place)
     place.stand_at(3)
     place.propose(3)
@@ -332,7 +334,7 @@ TOO_LARGE = SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacit
 
 
 async def ask(place: Place, request: SlotsRequest) -> object:
-    """Return what the rank is answered."""
+    """Send a request for slots, and return the answer."""
     place.lines.message(RANK, request)
     await place.lines.idle()
     return place.line.sent[-1]
@@ -347,7 +349,7 @@ async def test_a_state_that_never_fits_ends_the_job_before_anything_of_it_is_kep
 
 
 async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path) -> None:
-    """Each rank's was taken for everybody's: a node that had room for a large shard and small ones ended the job."""
+    """The agent adds up the sizes of the node's shards, instead of multiplying the size of one shard."""
     place = Place(tmp_path / "slots", rank_plan(ranks_per_node=2))
     place.lines.welcome_all()
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
@@ -363,7 +365,7 @@ async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path)
 
 
 async def test_the_figure_of_a_refusal_counts_the_ranks_that_have_not_asked_yet(tmp_path: Path) -> None:
-    """They are there, and need as much: with memory for the ranks that happened to ask first nothing is gained."""
+    """A refusal names the memory for all ranks of the node. Ranks without a request count with the requested size."""
     place = Place(tmp_path / "slots", rank_plan(ranks_per_node=8))
     place.shards |= {Rank(rank): place.shard for rank in range(8)}
     place.lines.welcome_all()
@@ -511,11 +513,11 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
 async def test_a_rank_is_woken_where_it_may_be_waiting(
     place: Place, monkeypatch: pytest.MonkeyPatch, standing: Standing, states: tuple[StopState, StopState], words: int
 ) -> None:
-    """By an announcement, and by a grant; one that trains looks at its next boundary, and is left alone."""
+    """Announcements and grants wake a rank that may wait. A rank that trains reads its page at the next boundary."""
     await begin(place)
     place.stand_at(2, standing)
     before = place.line.sent.count(WordChanged())
-    monkeypatch.setattr(place.lines.slots, "grant_if_due", lambda _: None)  # announcements alone
+    monkeypatch.setattr(place.lines.slots, "grant_if_due", lambda _: None)  # count wake-ups by announcements only
     for step, state in enumerate(states, start=3):
         place.propose(step, stop_step=9, stop_state=state)
     assert place.line.sent.count(WordChanged()) - before == words
@@ -577,7 +579,7 @@ def captured(step: int, slot: int) -> Captured:
 
 
 async def written(place: Place, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[bytes]]:
-    """Have a payload of four chunks lie in the granted slot; which, and what its chunks hash to."""
+    """Write a payload of four chunks into the granted slot; return the slot and the digests of the chunks."""
     monkeypatch.setattr(slot, "CHUNK_BYTES", 1024)
     await begin(place)
     granted_slot = await granted(place, step)
@@ -591,7 +593,7 @@ async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number, digests = await written(place, 3, monkeypatch)
-    monkeypatch.setattr(store, "_digest_chunks", None)  # would be called
+    monkeypatch.setattr(store, "_digest_chunks", None)  # a call would raise
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
     await done(place)
@@ -604,7 +606,7 @@ async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
 async def test_digests_that_cannot_be_the_slots_are_the_agents_own(
     place: Place, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    """Of too few chunks, of too many, of none."""
+    """A rank reports digests of too few chunks, of too many, or none. The agent computes the digests itself."""
     number, digests = await written(place, 3, monkeypatch)
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(spoil(digests))))
     await done(place)
@@ -649,7 +651,7 @@ async def test_a_copy_that_was_told_of_on_its_way_is_digested_here(
 
 
 async def granted(place: Place, step: int) -> int:
-    """Have a step proposed and granted."""
+    """Propose a step, wait for its grant, and return the slot."""
     place.propose(step)
     while place.shard.granted_slot == NONE:
         await place.lines.background.next_end()
@@ -657,12 +659,14 @@ async def granted(place: Place, step: int) -> int:
 
 
 async def done(place: Place) -> None:
-    """Wait until everything that a message has begun has ended."""
+    """Wait until all work that a message has started has ended."""
     await place.lines.idle()
 
 
 async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
-    """The rank has settled it and captures it once: what it said arrives when nothing is proposed."""
+    """A rank captures a step once. Its message arrives while no step is proposed, and counts when the step is proposed
+    again.
+    """
     await begin(place)
     slot = await granted(place, 3)
     place.propose(NONE)
@@ -677,7 +681,7 @@ async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_th
 
 
 async def test_a_step_that_is_proposed_again_is_granted_the_slot_that_its_rank_wrote(place: Place) -> None:
-    """What the rank said of the first time arrives after the second grant."""
+    """The rank's message about its first capture arrives after the step's second grant."""
     await begin(place)
     slot = await granted(place, 3)
     place.propose(NONE)
@@ -752,7 +756,7 @@ async def test_what_is_being_captured_can_be_sent_and_is_sealed_when_it_is_captu
     place.lines.message(RANK, captured(3, slot))
     await done(place)
     assert (place.shard.sealed, place.shard.capturing, place.shard.vote) == ({3}, NONE, Vote.ACKED)
-    place.lines.message(RANK, captured(3, slot))  # repeated, by a rank that has lost its line, say
+    place.lines.message(RANK, captured(3, slot))  # repeated, for example by a rank that lost its connection
     assert place.lines.is_idle
     await place.lines.close()
 
@@ -900,10 +904,10 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     clock = [100.0]
     monkeypatch.setattr(owned_shard, "monotonic", lambda: clock[0])
     pass_boundary(place, 2, 100.0)
-    assert place.outbox.due(0.0) is None  # nothing is known of the iteration before
+    assert place.outbox.due(0.0) is None  # the previous iteration was not measured
     slot = await granted(place, 3)
     pass_boundary(place, 3, 102.0, blocked=0.25)
-    pass_boundary(place, 4, 102.5)  # too early for another point; step 3 is still on its way
+    pass_boundary(place, 4, 102.5)  # too early for another point; step 3 is still in transfer
     place.lines.message(RANK, captured(3, slot))
     clock[0] = 102.75
     await done(place)
@@ -953,7 +957,7 @@ async def test_every_node_tells_what_it_measured_last_and_only_that_of_rank_0_ke
     for step, at in ((1, 100.0), (2, 200.0)):
         pass_boundary(place, step, at, rank=Rank(1))
     assert place.lines.measurements.newest == {"everstep/step_seconds": 100.0, "everstep/snapshot_blocked_seconds": 0.0}
-    pass_boundary(place, 3, 200.5, rank=Rank(1))  # too early for others
+    pass_boundary(place, 3, 200.5, rank=Rank(1))  # too early for another point
     assert place.lines.measurements.newest["everstep/step_seconds"] == 100.0
     assert place.outbox.due(0.0) is None
     await place.lines.close()
@@ -971,10 +975,10 @@ async def test_who_holds_which_step_verified_and_since_when(place: Place) -> Non
     place.shard.acknowledge(PEER, content)
     assert place.shard.verified == {None: (4, place.unix - 5), PEER: (3, place.unix)}
     place.unix += 5
-    place.shard.acknowledge(PEER, content)  # said again, nothing new
-    place.shard.acknowledge(PEER, Content(Generation(PLAN.generation + 1), Step(9)))  # of no state of this generation
+    place.shard.acknowledge(PEER, content)  # a repeated acknowledgement
+    place.shard.acknowledge(PEER, Content(Generation(PLAN.generation + 1), Step(9)))  # a state of another generation
     assert place.shard.verified[PEER] == (3, place.unix - 5)
-    place.shard.inventory(PEER, ())  # it has lost everything
+    place.shard.inventory(PEER, ())  # the holder has lost all its slots
     assert place.shard.verified[PEER] == (NONE, place.unix)
 
 

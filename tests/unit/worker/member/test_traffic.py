@@ -1,4 +1,4 @@
-"""What an agent makes of the iterations of its ranks: paced senders, and proposals that the budget can pay for."""
+"""Decisions that an agent derives from its ranks' iterations: paced senders, and an interval that the budget allows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPANS = IdleSpans(generation=Generation(1), iteration_seconds=1.0, spans=(IdleSp
 
 
 class Node:
-    """A node with ranks 4 and 5 that trains."""
+    """A node that trains with ranks 4 and 5."""
 
     def __init__(self, max_slowdown: float = 0.01, *, replica_count: int = 2) -> None:
         self.wire = Wire(10_000_000.0)
@@ -46,7 +46,7 @@ class Node:
 
     @classmethod
     def profiled(cls) -> Node:
-        """Return one that knows its link and its idle spans."""
+        """Return a node that has measured its link and its idle spans."""
         node = cls()
         node.transfers()
         node.traffic.spans(Rank(4), SPANS)
@@ -56,7 +56,7 @@ class Node:
         self.distances.append(distance)
 
     def keep_pacing(self, pacing: Pacing) -> None:
-        """The coordinator announces it at once."""
+        """Record the decision, and announce it immediately as the coordinator does."""
         self.pacings.append(pacing)
         self.traffic.hear(pacing)
 
@@ -79,14 +79,12 @@ class Node:
         self.traffic.boundary(Rank(rank), message, MOVING, is_sending=sending)
 
     def try_pacing(self, gained: float = 0.1) -> None:
-        """Keep steps until it is known whether pacing pays; an iteration in which nothing waits takes so much longer
-        than one in which chunks do.
-        """
+        """Commit steps until the trial of pacing has a verdict; unpaced iterations take `gained` seconds longer."""
         while self.traffic.trial.verdict is None:
             self.iterate(1.0 if isinstance(self.pacer.current, SpanPacer) else 1.0 + gained, captured=True)
 
     def try_late_pacing(self) -> None:
-        """Iterations are a tenth shorter where chunks wait, and nothing is captured in the one behind."""
+        """Run the trial with paced iterations that are a tenth shorter, each followed by one without a capture."""
         is_late = False
         while self.traffic.trial.verdict is None:
             is_paced = isinstance(self.pacer.current, SpanPacer)
@@ -94,8 +92,9 @@ class Node:
             self.iterate(1.0 if is_paced else 1.1, captured=not was_late, sending=is_late)
 
     def transfers(self, seconds: float = 0.1, *, at_once: int = 1) -> None:
-        """Send a million bytes in so many seconds, often enough to know the link; or in so many each, when several go
-        at once.
+        """Send a million bytes in `seconds` seconds, often enough to measure the link.
+
+        With `at_once`, that many transfers share the link.
         """
         self.wire.bytes_per_second = 1_000_000 / seconds
         for _ in range(ENOUGH_TRANSFERS):
@@ -121,7 +120,7 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
         assert isinstance(paced, SpanPacer)
         node.iterate()
         assert node.pacer.current is paced
-        node.traffic.spans(Rank(4), SPANS)  # iterations have drifted
+        node.traffic.spans(Rank(4), SPANS)  # a new profile, because iterations have drifted
         node.iterate()
         assert isinstance(node.pacer.current, Unpaced), (
             "what the link carried before it was paced says nothing of it now"
@@ -141,7 +140,7 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
 def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_after_the_other(count: int) -> None:
     def work() -> None:
         node = Node(replica_count=count)
-        node.transfers(0.3 / count, at_once=count)  # together 0.3 s of the link; the spans hold 0.34 s
+        node.transfers(0.3 / count, at_once=count)  # together 0.3 s of the link; the spans offer 0.34 s
         node.traffic.spans(Rank(4), SPANS)
         node.try_pacing()
         assert isinstance(node.pacer.current, SpanPacer)
@@ -153,9 +152,9 @@ def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_aft
 @pytest.mark.parametrize(
     ("spans", "transfer_seconds"),
     [
-        ((), 0.1),  # no pattern, or no network
-        ((IdleSpan(0.2, 0.4, 0.2),), 0.1),  # it moves by more than it is long
-        (SPANS.spans, 0.001),  # too short to be in anybody's way
+        ((), 0.1),  # no pattern, or no network traffic
+        ((IdleSpan(0.2, 0.4, 0.2),), 0.1),  # the span's begin varies by more than its length
+        (SPANS.spans, 0.001),  # transfers too short to slow training down
     ],
 )
 def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(
@@ -174,7 +173,7 @@ def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(
 
 
 def test_chunks_go_at_once_where_iterations_are_no_shorter_for_pacing() -> None:
-    """Agents and ranks share the cores, say."""
+    """Pacing does not shorten iterations, for example because agents and ranks share the cores."""
 
     def work() -> None:
         node = Node.profiled()
@@ -194,7 +193,7 @@ def test_what_was_found_out_holds_until_iterations_take_a_time_that_is_quite_ano
     def work() -> None:
         node = Node.profiled()
         node.try_pacing(gained=-0.05)
-        node.traffic.spans(Rank(4), replace(SPANS, iteration_seconds=1.3))  # they have drifted
+        node.traffic.spans(Rank(4), replace(SPANS, iteration_seconds=1.3))  # iterations have drifted
         node.iterate()
         assert node.traffic.trial.verdict is False
         node.traffic.spans(Rank(4), replace(SPANS, iteration_seconds=1.6))
@@ -217,7 +216,7 @@ def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither
         assert unlike >= 2
         trial = node.traffic.trial
         assert trial.verdict is None
-        # The first ends at no boundary, the second was not planned, and what follows the last is not known.
+        # Not counted: the first iteration without a boundary, the unplanned second, and the last without a successor.
         counted = len(ways) - 3 - unlike
         assert len(trial.paced.seconds) + len(trial.at_once.seconds) == counted
 
@@ -225,7 +224,7 @@ def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither
 
 
 class Steady(Budget):
-    """One that stays as it is."""
+    """A budget whose interval never changes."""
 
     def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
         return self
@@ -233,7 +232,7 @@ class Steady(Budget):
 
 @pytest.mark.parametrize("interval", [1, 2])
 def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
-    """Which it does only where every step is proposed."""
+    """Late transfers lose steps only if every step is proposed."""
 
     def work() -> None:
         node = Node.profiled()
@@ -290,17 +289,17 @@ def test_what_is_found_where_every_step_is_proposed_holds_for_steps_that_are_fur
 
 
 def test_a_node_is_ready_to_pace_what_others_pace() -> None:
-    """Its own snapshots its idle spans cannot hold."""
+    """The idle spans of this node cannot hold its own snapshots, and the coordinator announces pacing."""
 
     def work() -> None:
         node = Node()
-        node.transfers(0.2)  # 2 × 0.2 s are more than 0.85 × 0.4 s
+        node.transfers(0.2)  # 2 × 0.2 s exceed 0.85 × 0.4 s
         node.traffic.spans(Rank(4), SPANS)
         for _ in range(2):
             node.iterate()
         assert isinstance(node.pacer.current, Unpaced)
         node.traffic.hear(Pacing.IN_IDLE_SPANS)
-        node.traffic.on_pacing = lambda _: None  # it is not the coordinator's
+        node.traffic.on_pacing = lambda _: None  # this node is not the coordinator
         node.iterate()
         assert isinstance(node.pacer.current, SpanPacer)
 
@@ -308,9 +307,7 @@ def test_a_node_is_ready_to_pace_what_others_pace() -> None:
 
 
 def test_a_node_goes_by_what_the_coordinator_announces_and_not_by_what_it_finds() -> None:
-    """By its own budget, which nobody obeys, and its own trial two nodes went different ways, and half of the steps
-    were not kept.
-    """
+    """All nodes follow the coordinator's decision. Different decisions on two nodes would lose half of the steps."""
 
     def work() -> None:
         node = Node.profiled()
@@ -352,7 +349,7 @@ def test_what_waits_for_a_span_waits_no_longer_when_chunks_are_to_go_at_once() -
         node.now = asyncio.get_running_loop().time() - 0.1
         while not isinstance(node.pacer.current, SpanPacer):
             node.iterate(0.0001)
-        waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # a second of the link: no span holds it
+        waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # takes a second of the link, longer than any span
         await asyncio.sleep(0)
         assert not waiting.done()
         while isinstance(node.pacer.current, SpanPacer):
@@ -367,7 +364,7 @@ def test_what_waits_for_a_span_waits_no_longer_when_chunks_are_to_go_at_once() -
 def test_a_snapshot_that_the_spans_cannot_hold_is_spread_over_them_only_when_the_budget_is_exceeded() -> None:
     def work() -> None:
         node = Node(max_slowdown=0.1)
-        node.transfers(0.2)  # 2 × 0.2 s are more than 0.85 × 0.4 s
+        node.transfers(0.2)  # 2 × 0.2 s exceed 0.85 × 0.4 s
         node.traffic.spans(Rank(4), SPANS)
         node.iterate()
         for _ in range(ENOUGH):
@@ -407,7 +404,7 @@ def test_a_rank_that_does_not_iterate_leaves_the_network_to_snapshots(half: Rank
         node.now = asyncio.get_running_loop().time() - 0.1
         while not isinstance(node.pacer.current, SpanPacer):
             node.iterate(0.0001)
-        waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # a second of the link: no span holds it
+        waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # takes a second of the link, longer than any span
         await asyncio.sleep(0)
         assert not waiting.done()
         node.traffic.boundary(Rank(4), Boundary(generation=Generation(1), boundary=Step(1)), half, is_sending=True)
@@ -476,9 +473,9 @@ def test_news_that_is_late_or_says_no_time_is_not_counted() -> None:
 
 
 class Training(Node):
-    """A node whose coordinator keeps the distance that its budget allows.
+    """A node whose coordinator keeps the interval that its budget allows.
 
-    A snapshot takes 0.3 s of the link; what finds it busy delays training.
+    A snapshot takes 0.3 s of the link. The part beyond the idle spans delays training.
     """
 
     def __init__(self) -> None:
@@ -499,13 +496,13 @@ class Training(Node):
         self.core = self.core.report(known)
 
     def train(self, count: int, *, idle_seconds: float) -> tuple[list[Step], float]:
-        """Iterate `count` times, of 1 s without snapshots; returns the steps that were committed, and the slowdown."""
+        """Simulate `count` iterations of 1 s without snapshots; return the committed steps and the slowdown."""
         committed, begun_at = [], self.now
         for _ in range(count):
             self.report(Vote.NONE)
             is_captured = self.core.proposed == self.step
             if is_captured:
-                self.report(Vote.ACKED)  # before the next boundary
+                self.report(Vote.ACKED)  # the vote arrives before the next boundary
                 committed.append(self.core.committed)
             self.iterate(1.0 + is_captured * max(0.0, 0.3 - idle_seconds), captured=is_captured)
         return committed, (self.now - begun_at) / count - 1.0
@@ -517,7 +514,7 @@ def test_steps_are_proposed_less_often_with_too_little_idle_time_and_more_often_
     committed, slowdown = training.train(ENOUGH, idle_seconds=0.2)
     assert len(committed) == ENOUGH - 1, "every step, as long as nothing is known"
     assert slowdown > 0.09
-    training.train(1000, idle_seconds=0.2)  # one iteration in fifty is left alone, to compare with
+    training.train(1000, idle_seconds=0.2)  # one iteration in fifty runs without a snapshot, for comparison
     committed, slowdown = training.train(300, idle_seconds=0.2)
     assert len(committed) == 30
     assert slowdown == pytest.approx(0.01)

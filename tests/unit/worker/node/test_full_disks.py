@@ -1,4 +1,4 @@
-"""Which failed writes name a full disk, and for how long it is named."""
+"""Failed writes that report a full disk, and the duration of the report."""
 
 from __future__ import annotations
 

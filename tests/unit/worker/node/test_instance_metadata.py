@@ -1,4 +1,4 @@
-"""The instance's own metadata, served as AWS documents it by a small server on loopback."""
+"""The instance's own metadata, served by a small server on loopback as AWS documents it."""
 
 from __future__ import annotations
 

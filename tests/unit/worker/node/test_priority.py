@@ -1,4 +1,4 @@
-"""Who goes first: threads that work long, and a session that ranks wait for."""
+"""CPU priorities: threads that work for long, and sessions for which ranks wait."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_session_of_its_own_goes_before_others_for_as_long_as_ranks_wait_for_i
     if not priority.AUTOGROUP.exists() or os.geteuid() != 0:
         pytest.skip("the kernel groups no sessions, or this process may not raise one")
     child = [sys.executable, "-c", PRINTS, *arguments]
-    if not is_first:  # the shell is, and waits for it
+    if not is_first:  # the shell leads the session and waits for the child
         child = ["sh", "-c", '"$@"; true', "sh", *child]
     ended = subprocess.run(child, start_new_session=True, check=True, capture_output=True, text=True)
     assert [int(line) for line in ended.stdout.split()] == [during, 0]

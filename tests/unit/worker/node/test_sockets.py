@@ -1,5 +1,6 @@
-"""The options of a line, as the kernel has them; and that a line ends when the other end's kernel falls silent is the
-kernel's part.
+"""Options of a connection, as the kernel reports them.
+
+With these options, the kernel itself ends a connection when the other machine falls silent.
 """
 
 from __future__ import annotations

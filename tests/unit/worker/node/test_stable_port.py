@@ -1,4 +1,4 @@
-"""A port from one agent to the next, on disks of all kinds."""
+"""A port that one agent stores for the next, on disks in any state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_next_agent_knows_it(tmp_path: Path) -> None:
 
 
 def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
-    """A full disk takes no new file, however short."""
+    """An unchanged port is not written again, because a full disk accepts no new file."""
     port = KeptPort(tmp_path / "port")
     port.keep(4711)
     before = (tmp_path / "port").stat()
@@ -29,7 +29,7 @@ def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", [b"", b"port", b"\xff", b"70000", b"-1"])
 def test_what_is_no_port_counts_as_none(tmp_path: Path, written: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """A loss of power right behind an agent's start leaves an empty file."""
+    """A power failure just after an agent's start leaves an empty file."""
     (tmp_path / "port").write_bytes(written)
     port = KeptPort(tmp_path / "port")
     assert port.read() == 0

@@ -1,4 +1,4 @@
-"""Whose a state directory is: what an image of a node brings along is dropped, whatever happens in the middle."""
+"""The owner of a state directory: a node drops the state of another node, left in an image, even across failures."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def files(state: Path) -> set[str]:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """A state directory as an image of another node has it."""
+    """Return a state directory as an image of another node contains it."""
     take(tmp_path, THEIRS)
     for name in (*OWN, *ANYBODYS):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     for link in ("logs/link", f"outputs/{RUN}/gen=1/rank=0/link"):
         (tmp_path / link).symlink_to(tmp_path / "packages")
-    (tmp_path / f"inputs/runs/{RUN}/train").chmod(0o555)  # as channels are
+    (tmp_path / f"inputs/runs/{RUN}/train").chmod(0o555)  # read-only, as channels are
     return tmp_path
 
 
@@ -113,7 +113,10 @@ def test_killed_while_it_drops_it_goes_on_at_the_next_start(
 
 
 def test_a_name_that_the_disk_does_not_take_begins_nothing(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the agent after this one would drop what this one has promised."""
+    """The agent cannot write its node's name and stops before it drops any state.
+
+    Otherwise the next agent would drop this agent's promise.
+    """
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -124,7 +127,7 @@ def test_a_name_that_the_disk_does_not_take_begins_nothing(image: Path, monkeypa
 
 
 def test_a_full_disk_keeps_no_node_from_its_own_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "node_id.new").mkdir()  # in the way of every attempt to write
+    (tmp_path / "node_id.new").mkdir()  # makes every attempt to write fail
     (tmp_path / "promise").touch()
     take(tmp_path, MINE)
     assert (tmp_path / "promise").exists()
@@ -132,7 +135,7 @@ def test_a_full_disk_keeps_no_node_from_its_own_directory(tmp_path: Path, caplog
 
 
 def test_nothing_is_dropped_under_a_shim_that_lives(image: Path) -> None:
-    """Two agents that were given one directory, on one machine."""
+    """Two agents on one machine have the same state directory."""
     with (image / "shim.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ShimUnavailable, match=THEIRS):

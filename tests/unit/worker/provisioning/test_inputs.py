@@ -1,4 +1,4 @@
-"""Input channels on a node: fetched once, whole or not at all, kept, and never trusted blindly."""
+"""Input channels on a node: fetched once, completely or not at all, cached, and verified before each use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN, OTHER_RUN = RunId("ab" * 16), RunId("cd" * 16)
 
 
 class Store(MemoryObjectStore):
-    """Counts what is read, and fails where a test says so."""
+    """A store that counts reads and fails as the test decides."""
 
     def __init__(self, **objects: bytes) -> None:
         super().__init__(BUCKET)
@@ -95,7 +95,7 @@ def test_the_same_run_asks_for_nothing_again_and_another_one_reads_nothing_again
     cache, store = InputCache(tmp_path), store_of("set/a", "set/b")
     first = contents(fetch(cache, store)["train"])
     assert (sorted(store.read), store.asked) == (["set/a", "set/b"], 1)
-    store.add("set/a", b"changed")  # a run keeps what it began with
+    store.add("set/a", b"changed")  # a run keeps the inputs with which it began
     assert contents(fetch(InputCache(tmp_path), store)["train"]) == first
     assert (len(store.read), store.asked) == (2, 1)
     other = contents(fetch(cache, store, run=OTHER_RUN)["train"])
@@ -280,7 +280,7 @@ def test_a_fetch_that_nobody_waits_for_ends_and_what_it_has_stays(tmp_path: Path
 
 
 def test_the_first_object_that_is_refused_ends_the_fetch(tmp_path: Path) -> None:
-    """Each of the others would be asked for, and tried again, for hours where there are many."""
+    """The first refused object ends the fetch. Requests and retries for thousands of objects would take hours."""
     keys = [f"set/{number:03}" for number in range(100)]
     store = store_of(*keys)
     store.fails = {key: [StoreDenied("no")] for key in keys}

@@ -1,4 +1,4 @@
-"""Archives of source trees: what is kept, for whom, and that nobody gets another one than was asked for."""
+"""Archives of source trees: which ones a node keeps, for which jobs, and that each job gets exactly its own archive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUCKET = "bucket"
 
 
 class Store(MemoryObjectStore):
-    """Counts, and lets a test act while an archive is on its way."""
+    """A store that counts fetches and runs a function of the test during a fetch."""
 
     def __init__(self) -> None:
         super().__init__(BUCKET)
@@ -76,7 +76,7 @@ def test_an_archive_that_arrives_when_it_is_not_wanted_any_more_never_reaches_th
     one, mine = archive(store, "one"), archive(store, "mine")
     archives = SourceArchives(tmp_path / "archives", store)
     archives.keep({one.sha256})
-    store.meanwhile = lambda: archives.keep({mine.sha256})  # the node is given work
+    store.meanwhile = lambda: archives.keep({mine.sha256})  # the node gets a job meanwhile
     with pytest.raises(SourceRefused, match="not wanted any more"):
         archives.get(one)
     assert (archives.held, on_disk(tmp_path / "archives")) == ((), set())
@@ -97,7 +97,7 @@ def test_another_archive_under_the_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_somebody_has_changed_here_is_fetched_anew(tmp_path: Path) -> None:
-    """Ranks of another job have run as the same user."""
+    """A rank of another job with the same user has changed an archive."""
     store = Store()
     one = archive(store, "one")
     archives = SourceArchives(tmp_path / "archives", store)
@@ -116,7 +116,7 @@ def test_what_an_agent_that_died_was_fetching_is_no_archive(tmp_path: Path) -> N
 
 
 def script_of(store: Store, *names: str, more: tuple[tarfile.TarInfo, ...] = ()) -> ScriptPlan:
-    """Store a source tree of these files; the first is the entry point."""
+    """Store a source tree of these files, the first of which is the entry point."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for info in (*map(tarfile.TarInfo, names), *more):
@@ -128,7 +128,7 @@ def script_of(store: Store, *names: str, more: tuple[tarfile.TarInfo, ...] = ())
 
 
 async def test_a_load_that_was_ended_leaves_the_next_ones_tree_alone(tmp_path: Path) -> None:
-    """The store answers the first attempt only when the second has long put its tree in place, and ranks run in it."""
+    """The store answers an ended load after the next load has completed its tree and ranks use it."""
     store = Store()
     script, folder = script_of(store, "train.py", "more.py"), tmp_path / "run"
     archives = SourceArchives(tmp_path / "archives", store)
@@ -150,7 +150,7 @@ async def test_a_load_that_was_ended_leaves_the_next_ones_tree_alone(tmp_path: P
     assert await fetch_source(archives, script, folder) == folder / "train.py"
     there = folder.stat().st_ino
     answered.set()
-    await loop.shutdown_default_executor()  # waits for the first attempt's thread, too
+    await loop.shutdown_default_executor()  # also waits for the first load's thread
     assert [thread.is_alive() for thread in threads] == [False]
     assert (folder.stat().st_ino, on_disk(tmp_path)) == (there, {"archives", "run"})
 

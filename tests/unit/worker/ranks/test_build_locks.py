@@ -1,4 +1,4 @@
-"""Locks of torch's builds: what a killed rank left goes, what somebody holds stays."""
+"""Locks of torch's builds: the agent removes locks of killed ranks, and keeps locks that a process holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USER = RankUser(65534, 65534)
 
 @pytest.fixture(params=["HOME", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, str], Path]:
-    """A rank's environment, and the folder of one extension."""
+    """Return a rank's environment, and the folder of one extension."""
     folder = (
         tmp_path
         / {"HOME": ".cache/torch_extensions/py311_cpu", "XDG_CACHE_HOME": "torch_extensions/py311_cpu"}.get(
@@ -37,7 +37,7 @@ def test_a_lock_that_nobody_holds_is_removed(place: tuple[dict[str, str], Path])
     remove_stale(environment, None)
     assert (folder / "lock").exists(), "its holder builds"
     assert baton.fd is not None
-    os.close(baton.fd)  # as the kernel does for who is killed
+    os.close(baton.fd)  # as the kernel does for a killed process
     remove_stale(environment, None)
     assert [path.name for path in folder.iterdir()] == ["cpu_adam.so"]
 
@@ -45,7 +45,7 @@ def test_a_lock_that_nobody_holds_is_removed(place: tuple[dict[str, str], Path])
 def test_a_lock_that_another_node_may_hold_is_let_be(
     place: tuple[dict[str, str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A folder that nodes share: whether one of another node's processes has it open cannot be seen here."""
+    """Nodes share a folder. This node cannot see whether a process of another node holds the lock, and keeps it."""
     environment, folder = place
     (folder / "lock").touch()
     monkeypatch.setattr(build_locks, "_file_system", lambda _: "nfs4")
@@ -67,7 +67,7 @@ def test_where_nothing_was_ever_built_nothing_happens(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 def test_nothing_is_removed_but_from_the_ranks_own_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The folder is theirs: a link in it may lead anywhere."""
+    """The ranks' user owns the folder, in which a link may lead anywhere."""
     name, lock = str(tmp_path), tmp_path / "private/py311_cpu/cpu_adam/lock"
     lock.parent.mkdir(parents=True)
     lock.touch()

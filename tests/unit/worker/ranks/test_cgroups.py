@@ -1,6 +1,6 @@
-"""Cgroups for ranks: where they may be made, and that what is in them can be ended.
+"""Cgroups for ranks: where the agent may create them, and that it can end all their processes.
 
-Real ones where this machine allows it.
+The tests use real cgroups where this machine allows it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[cgroups.RankCgroups]:
 
 @pytest.mark.integration
 def test_whoever_was_started_in_a_cgroup_is_killed_with_it(place: cgroups.RankCgroups) -> None:
-    """A child in a session of its own, too, and one that is stopped."""
+    """A child in another session and a stopped process are killed, too."""
     script = (
         "import os\nif os.fork() == 0: os.setsid()\nos.write(1, b'%d\\n' % os.getpid())\nimport signal; signal.pause()"
     )
@@ -93,7 +93,7 @@ def test_whoever_was_started_in_a_cgroup_is_killed_with_it(place: cgroups.RankCg
         assert cgroups.remove(path)
     assert rank.returncode == -signal.SIGKILL
     assert cgroups.pids(path) == set()
-    cgroups.kill(path)  # of what is gone there is nothing to kill
+    cgroups.kill(path)  # a removed cgroup has no process to kill
 
 
 @pytest.mark.integration

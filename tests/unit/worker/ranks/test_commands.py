@@ -1,4 +1,4 @@
-"""Programs beside a rank, with real processes: what they see, how they end, and that nothing of them stays."""
+"""Programs beside a rank, with real processes: their environment, their end, and that none of their processes stays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from worker.ranks.shim.messages import RankRecord
 
 RUN = RunId("r" * 32)
 TO_PRINT_SECONDS = 5.0
-"""For a command that is ended in time: on a busy machine its start alone may take a second."""
+"""Seconds until a command times out after it has printed; its start alone may take a second on a busy machine."""
 
 
 def command(*argv: str, name: str = "c", timeout_seconds: float = 30.0, stdin: bytes = b"") -> RunCommand:
@@ -56,7 +56,7 @@ def python(code: str) -> tuple[str, ...]:
 
 
 class Desk:
-    """The commands of a node, and their answers as they come."""
+    """The commands of a node, and their answers in order."""
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[CommandEnded] = asyncio.Queue()
@@ -72,7 +72,7 @@ async def desk():
     made = Desk()
     yield made
     await made.commands.close()
-    # Asyncio's, one for each process: it would tell a loop that is closed, in the middle of another test.
+    # Asyncio's thread for each process would otherwise call a closed loop during another test.
     for thread in threading.enumerate():
         if thread.name.startswith("asyncio-waitpid"):
             thread.join(timeout=10)
@@ -168,9 +168,9 @@ def not_permitted(*_: object) -> None:
 
 
 async def test_another_users_process_in_its_group_changes_no_answer(desk, monkeypatch) -> None:
-    """An agent that is not root, and `sudo`.
+    """A command's group contains another user's process, for example of `sudo`, and the agent is not root.
 
-    Looking for its processes takes milliseconds, which the agent's loop does not have.
+    The search for its processes takes milliseconds, so that it runs outside the agent's event loop.
     """
     real, threads = rank_commands.kill_tree, []
 
@@ -197,17 +197,17 @@ async def test_one_that_cannot_be_ended_is_answered_all_the_same(desk, monkeypat
     monkeypatch.setattr(rank_commands, "END_SECONDS", 0.01)
     with monkeypatch.context() as theirs:
         theirs.setattr(os, "killpg", not_permitted)
-        theirs.setattr(rank_commands, "kill_tree", lambda _: frozenset())  # it passes over what is another user's
+        theirs.setattr(rank_commands, "kill_tree", lambda _: frozenset())  # `kill_tree` skips processes of other users
         theirs.setattr(subprocess.Popen, "kill", not_permitted)
         ended = await desk.run(command("sh", "-c", "echo $$; exec sleep 1000", timeout_seconds=TO_PRINT_SECONDS))
     assert (ended.is_timed_out, ended.exit_code, ended.refusal) == (True, None, "")
     os.kill(int(ended.stdout), signal.SIGKILL)
     await gone(int(ended.stdout))
-    await started[0].wait()  # else its end reaches a loop that is closed by then, in the middle of another test
+    await started[0].wait()  # otherwise its end calls a closed loop during another test
 
 
 async def test_no_code_in_the_ranks_home_runs_before_the_program_is_theirs(tmp_path, monkeypatch) -> None:
-    """A virtual environment has no user site; the Python of a machine has one."""
+    """The machine's Python reads the user's site packages; the Python of a virtual environment does not."""
     own, told = tmp_path / f".local/lib/python3.{sys.version_info.minor}/site-packages", tmp_path / "told"
     own.mkdir(parents=True)
     (own / "theirs.pth").write_text(f"import pathlib; pathlib.Path({str(told)!r}).touch()\n")
@@ -256,7 +256,7 @@ async def test_one_that_is_ended_before_it_began_is_answered_too(desk) -> None:
 
 
 async def gone(pid: int) -> None:
-    """Wait until a process is not there any more; one that nobody reaps is dead."""
+    """Wait until a process has disappeared or is a zombie."""
     while True:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -264,7 +264,7 @@ async def gone(pid: int) -> None:
             FileNotFoundError,
             ProcessLookupError,
         ):
-            # It goes before its file is opened, or between that and the reading.
+            # The process ends before its file is opened, or before the file is read.
             return
         if state == "Z":
             return
@@ -275,7 +275,7 @@ async def test_a_command_is_run_once_and_answered_as_often_as_it_is_asked_for(de
     count = tmp_path / "count"
     asked = command("sh", "-c", f"echo x >> {count}")
     desk.commands.take(asked, record())
-    desk.commands.take(asked, record())  # while it runs
+    desk.commands.take(asked, record())  # while the command runs
     first = await desk.answers.get()
     assert await desk.run(asked, record()) == first
     assert desk.answers.empty()

@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.01
 
 
 def wait_until_gone(lock: Path) -> None:
-    """torch's builders look for the file as well: nothing tells them."""
+    """Poll until a lock file disappears, as torch's builders do, because no event announces it."""
     deadline = threading.Event()
     for _ in range(3000):
         if not lock.exists():
@@ -53,15 +53,16 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_spoilt", [True, False])
 def test_whether_forks_could_use_cuda_is_asked_of_one(is_spoilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch knows in the fork alone."""
+    """The preloader asks a fork, because torch detects unusable CUDA only there."""
     parent = os.getpid()
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt and os.getpid() != parent)
     assert _spoils_forks() is is_spoilt
 
 
 def test_imports_ask_nvml_whether_there_is_a_device_and_ranks_do_not_hear_of_it(tmp_path: Path) -> None:
-    """Torch asks the driver otherwise, as it is imported where there is a toolkit, and no rank that is forked could use
-    CUDA.
+    """Imports of torch query NVML for devices. Ranks do not inherit the variable that causes this.
+
+    A query of the CUDA driver during imports would make CUDA unusable in every forked rank.
     """
     (tmp_path / "noting.py").write_text("import os\nprint(os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'])\n")
     code = (
@@ -91,7 +92,10 @@ print(open(sys.argv[1] + "/calls").read())
 
 
 def test_no_operator_is_compiled_ahead_and_one_that_ranks_have_built_is_loaded_once(tmp_path: Path) -> None:
-    """Most jobs do without DeepSpeed. Nobody loads what somebody still builds."""
+    """The preloader compiles no operator, because most jobs do not use DeepSpeed.
+
+    It loads a built operator once, and no operator that a process still builds.
+    """
     package = tmp_path / "deepspeed" / "comm"
     package.mkdir(parents=True)
     for folder in (package.parent, package):
@@ -121,6 +125,8 @@ print(counts)
 
 
 def test_the_thread_that_watches_a_build_has_ended_when_the_build_has(tmp_path: Path) -> None:
-    """`Thread.join` returns before the kernel has ended the thread; a fork counts threads as the kernel does."""
+    """`Thread.join` may return before the kernel has ended the thread. A fork needs a process that the kernel counts as
+    single-threaded.
+    """
     done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{1}"

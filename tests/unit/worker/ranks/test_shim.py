@@ -1,4 +1,6 @@
-"""The shim's parts that need no processes: who belongs to a tree, what forces a cold start, records on disk, lines."""
+"""Parts of the shim that need no processes: members of a process tree, reasons for a cold start, records on disk,
+lines.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,10 @@ def record(rank: int, generation: int = 1, end: RankEnd | None = None) -> RankRe
 
 
 def test_a_tree_is_descendants_and_session_and_the_descendants_of_the_session() -> None:
-    """10 shim ─ 20 rank (own session) ─ 21 ─ 22 (own session); 30 was orphaned in the rank's session; 31 is its child;
-    40 is another rank.
+    """The tree of rank 20 contains its descendants, its session, and the session's descendants.
+
+    Process 10 is the shim. Rank 20, in its own session, is the parent of 21, and 21 of 22, which has another
+    session. Process 30 is an orphan in the rank's session, and 31 is its child. Process 40 is another rank.
     """
     processes = [
         process(10, 1, 10),
@@ -176,8 +180,9 @@ def test_a_line_keeps_what_the_other_side_does_not_read_yet() -> None:
 
 
 def test_a_process_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank's `sudo` is one, for an agent that is not root: the shim would end of it, and all other ranks with the
-    shim.
+    """A shim that is not root skips another user's process, for example a rank's `sudo`.
+
+    Otherwise the error would end the shim and with it all its ranks.
     """
     sent = []
 

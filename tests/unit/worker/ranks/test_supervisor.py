@@ -1,4 +1,4 @@
-"""What an exit means, and what a rank sees."""
+"""Classes of a rank's exit, and the environment that a rank sees."""
 
 from __future__ import annotations
 

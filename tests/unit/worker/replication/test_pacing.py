@@ -1,6 +1,4 @@
-"""When chunks leave: on a loop whose clock jumps to the next timer, so that hours pass at once and every time is
-exact.
-"""
+"""Times at which chunks leave, on a loop with a virtual clock: hours pass immediately, and every time is exact."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from worker.replication.pacing import (
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes only while everybody waits."""
+    """An event loop whose time advances only when all tasks wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +47,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def departures(pacer: Pacer, count: int, size: int) -> list[float]:
-    """When `count` chunks were admitted, in seconds after the beginning."""
+    """Return the times at which `count` chunks were admitted, in seconds since the beginning."""
     times = []
     for _ in range(count):
         await pacer.admit(size)
@@ -92,8 +90,9 @@ def test_a_uniform_pacer_does_not_save_up() -> None:
 def test_chunks_fill_the_middle_of_the_idle_spans_and_nothing_else() -> None:
     async def work() -> None:
         pacer = at_boundary(IdleSpan(1.0, 2.0), IdleSpan(6.0, 1.0))
-        times = await departures(pacer, 5, 50_000)  # half a second each; 0.85 of a span is used
-        assert times == pytest.approx([1.15, 1.65, 2.15, 6.075, 20.0])  # no other boundary came: nothing is waited for
+        times = await departures(pacer, 5, 50_000)  # half a second each; the pacer uses 0.85 of a span
+        # no other boundary arrived, so that the last chunk waits no longer
+        assert times == pytest.approx([1.15, 1.65, 2.15, 6.075, 20.0])
 
     run(work)
 
@@ -130,11 +129,11 @@ def test_senders_share_the_link() -> None:
 
 def test_who_wakes_up_late_catches_up_within_the_margin_of_a_span() -> None:
     async def work() -> None:
-        pacer = at_boundary(IdleSpan(0.0, 4.0))  # 0.3 s beside the window
+        pacer = at_boundary(IdleSpan(0.0, 4.0))  # the window begins after 0.3 s
         assert await departures(pacer, 1, 50_000) == pytest.approx([0.3])
-        await asyncio.sleep(0.7)  # 0.2 s later than it could have asked again
+        await asyncio.sleep(0.7)  # 0.2 s after the previous chunk has left the link
         assert await departures(pacer, 2, 50_000) == pytest.approx([1.0, 1.3])
-        await asyncio.sleep(1.2)  # 0.7 s later: 0.3 s of it are made up for
+        await asyncio.sleep(1.2)  # 0.7 s later: the pacer makes up for 0.3 s
         assert await departures(pacer, 2, 50_000) == pytest.approx([2.5, 2.7])
 
     run(work)
@@ -146,7 +145,7 @@ def test_nothing_is_waited_for_before_the_first_boundary_or_long_after_the_last(
         assert await departures(pacer, 2, 10) == [0.0, 0.0]
         pacer.boundary(BEGIN)
         await asyncio.sleep(PATIENCE_ITERATIONS * 10.0)
-        # One after the other, as the link takes them.
+        # The chunks leave one after the other at the rate of the link.
         assert await departures(pacer, 2, 10) == pytest.approx([20.0, 20.0001])
 
     run(work)
@@ -171,7 +170,7 @@ def test_the_link_is_what_the_fastest_of_enough_transfers_says() -> None:
         wire.bytes_per_second = 1_000_000.0 / number
         wire.carry(1_000_000)
         assert wire.pacer.bytes_per_second is None
-    wire.bytes_per_second = 1e12  # latency
+    wire.bytes_per_second = 1e12  # only latency remains
     wire.carry(TELLING_BYTES - 1)
     assert wire.pacer.bytes_per_second is None
     wire.bytes_per_second = 3_000_000.0
@@ -180,7 +179,7 @@ def test_the_link_is_what_the_fastest_of_enough_transfers_says() -> None:
 
 
 def learnt(wire: Wire, *sizes: int, verified_seconds: float = 0.0) -> float:
-    """What a link is believed to carry over which these go at once, again and again."""
+    """Return the rate that the pacer measures over repeated groups of simultaneous transfers."""
     for _ in range(ENOUGH_TRANSFERS):
         wire.carry(*sizes, verified_seconds=verified_seconds)
         wire.wait(5.0)
@@ -203,7 +202,9 @@ def test_the_time_until_the_holder_has_verified_the_last_bytes_belongs_to_the_tr
 
 
 def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
-    """The second begins in the middle of the first and ends after it; the third begins with the first, and sends long
+    """A measurement covers the time between two moments without a transfer.
+
+    The second transfer begins during the first and ends after it. The third begins with the first, and sends long
     after both.
     """
     wire = Wire(1e6)
@@ -223,7 +224,7 @@ def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
                     second.taken(2_000_000)
                     second.finish()
                     wire.pacer.measured(second)
-            wire.wait(100.0)  # its rank is still capturing
+            wire.wait(100.0)  # the third transfer's rank is still capturing
             assert len(wire.pacer._rates) < ENOUGH_TRANSFERS
             third.add([(0, 1)])
             wire.wait(1.0)
@@ -269,7 +270,7 @@ def test_a_transfer_s_part_is_what_others_left_of_the_time() -> None:
 def test_a_chunk_that_no_span_can_hold_is_not_held_back_for_ever() -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        pacer = at_boundary(iteration=10.0)  # never idle
+        pacer = at_boundary(iteration=10.0)  # no idle span
 
         async def train() -> None:
             while True:
@@ -315,7 +316,7 @@ def test_a_node_s_pacer_can_be_another_between_two_chunks() -> None:
 
 
 def test_spans_hold_what_partition_puts_into_them() -> None:
-    """Every opening found is inside a window: the same rule as `partition` has, chunk by chunk."""
+    """Every opening is inside a window, by the same rule as in `partition`."""
 
     async def work() -> None:
         spans = [IdleSpan(0.5, 1.0), IdleSpan(2.0, 0.4), IdleSpan(3.0, 2.0)]
@@ -333,7 +334,7 @@ def test_spans_hold_what_partition_puts_into_them() -> None:
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock that the test sets, in seconds."""
 
     def __init__(self) -> None:
         self.seconds = BEGIN
@@ -346,16 +347,14 @@ def test_chunks_are_booked_without_the_loop_while_a_window_has_room() -> None:
     clock = Clock()
     pacer = SpanPacer([IdleSpan(0.0, 1.0)], Link(1_000_000.0), iteration_seconds=10.0, clock=clock)
     pacer.boundary(BEGIN)
-    assert pacer.book(1000) is None  # before the window
+    assert pacer.book(1000) is None  # the window has not begun
     clock.seconds += 0.1
     booked = 0
     for _ in range(2000):
         booked += pacer.book(1000) is not None
         clock.seconds += 0.001
     assert 800 <= booked <= 850, "the window has room for 850 of 1 ms, and a part of it had passed"
-    clock.seconds += (
-        10.0  # the next iteration's boundary has not been heard of: it waits for its turn, and not for ever
-    )
+    clock.seconds += 10.0  # without the next boundary, the chunk waits until a time limit
     assert pacer.book(1000) is None
     pacer.boundary(clock.seconds - 0.1)
     assert pacer.book(1000) == 0.0

@@ -1,4 +1,4 @@
-"""Over which network cards streams go, and what becomes of one that leads nowhere."""
+"""Network cards that streams use, and the handling of a card that does not reach the peer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESSES = tuple((f"10.0.1.{number}", 9000) for number in range(4))
 
 
 class Network:
-    """Two nodes' cards; those in `dead` answer nobody."""
+    """The cards of two nodes; cards in `dead` do not answer."""
 
     def __init__(self) -> None:
         self.dead: set[str] = set()
@@ -32,7 +32,7 @@ class Network:
         return self.tried[-1]
 
     async def opened(self, ways: Ways, count: int, addresses: Sequence[Address] = ADDRESSES) -> list[str]:
-        """Open so many streams, as a session does; return the cards that they go over."""
+        """Open `count` streams as a session does, and return the names of their cards."""
         return [(await ways.open(PEER, addresses, number, self.dial))[0] for number in range(count)]
 
 
@@ -56,7 +56,10 @@ async def test_streams_take_the_cards_of_both_nodes_in_turn(
 async def test_a_card_that_leads_nowhere_is_tried_once_and_those_behind_it_are_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each session waited for its handshake, and had one stream."""
+    """One card cannot reach the peer. Streams use the cards after it in the list.
+
+    The next session does not try the card, because the wait for its handshake would delay every session.
+    """
     network, ways = Network(), Ways(CARDS)
     network.dead = {"e1"}
     assert await network.opened(ways, 4) == ["e0", "e2", "e3", "e0"]

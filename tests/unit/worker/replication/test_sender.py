@@ -1,4 +1,4 @@
-"""Whether a holder's link is slow, as its sender judges: by what the node's other transfers left of it."""
+"""The sender's decision whether a holder's link is slow, given the share that the node's other transfers leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_SECONDS = 5.0
 
 
 def sender(wire: Wire, shard: Any = None) -> ReplicaSender:
-    """A sender that has nothing to send and nobody to send it to."""
+    """Return a sender without a holder and without data to send."""
     nothing = cast(Any, None)
     return ReplicaSender(shard, NodeId("i-b"), nothing, nothing, wire.pacer, holder_deadline_seconds=DEADLINE_SECONDS)
 
@@ -56,7 +56,7 @@ def test_one_slow_way_is_told_from_the_seven_beside_it() -> None:
 
 
 def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
-    """Stopped for 30 s in mid-transfer, it had its holder shown as slow until the next one had come through."""
+    """An agent that is stopped for 30 s during a transfer does not report its holder as slow."""
     wire = Wire(FLOW_BYTES_PER_SECOND)
     queue = wire.queue()
     queue.add([(0, 2)])
@@ -73,7 +73,9 @@ def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
 
 
 async def test_a_watch_that_a_bug_ends_ends_its_sender_which_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sender went on, and its holder's silence was measured by nobody."""
+    """A bug ends the task that watches the holder. The sender ends with it, so that the holder's silence is measured
+    again.
+    """
 
     class Unanswered:
         async def session(self) -> None:
@@ -111,7 +113,7 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(
         queue.taken(int(seconds * wire.bytes_per_second))
         queue.finish()
         queue.add([(2, 1)])
-        suspicious.check_link(queue)  # the shard, which would be told, is None: nothing is said yet
+        suspicious.check_link(queue)  # the shard is None, so that a report would raise
         if suspicious.link.carries:
             break
     assert (suspicious.link.limit is not None) is is_limited
@@ -119,8 +121,10 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(
 
 @pytest.mark.parametrize("count", [1, 12])
 async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_with_its_rate(count: int) -> None:
-    """A second that twelve shared was a twelfth of one: each was called slow, with "0 MB/s", before anybody had
-    suspected the link.
+    """Several senders share a slow link. Each suspects the link first, and reports it as slow in time, with the link's
+    rate.
+
+    A second of a link shared by twelve is not a twelfth of a second for each sender.
     """
     wire = Wire(0.05 * FLOW_BYTES_PER_SECOND)
     shards = [create_autospec(OwnedShard) for _ in range(count)]
@@ -142,7 +146,7 @@ async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_
 
 
 async def test_no_link_is_called_slow_before_its_rate_is_known() -> None:
-    """The first look came late."""
+    """The first check is late, so that no rate has been measured yet."""
     wire, shard = Wire(0.05 * FLOW_BYTES_PER_SECOND), create_autospec(OwnedShard)
     queue, late = wire.queue(), sender(wire, shard)
     queue.add([(0, 2)])
@@ -157,7 +161,7 @@ async def test_no_link_is_called_slow_before_its_rate_is_known() -> None:
 async def test_all_that_share_a_slow_link_leave_training_a_half_of_it_together(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each knew what the whole link carries, and took a half of that."""
+    """All senders on a slow link together use half of it. Their limits add up to half of the link's rate."""
     limits: dict[int, float] = {}
     monkeypatch.setattr(Streams, "limit", lambda streams, rate: limits.update({id(streams): rate or 0.0}))
     wire = Wire(0.05 * FLOW_BYTES_PER_SECOND)

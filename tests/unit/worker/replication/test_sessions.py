@@ -1,4 +1,4 @@
-"""A session's messages leave whole and in order, however much of them the kernel takes at once."""
+"""A session's messages leave completely and in order, however few bytes the kernel accepts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_what_fits_leaves_without_a_turn_of_the_loop(lines: tuple[socket.s
 
 async def test_what_does_not_fit_waits_and_is_whole(lines: tuple[socket.socket, socket.socket]) -> None:
     here, there = sessions(lines)
-    there.read_ahead()  # both sides are proven
+    there.read_ahead()  # both sides have proved their keys
     sending = [asyncio.create_task(here.send(SMALL, LARGE)), asyncio.create_task(here.send(LARGE, SMALL))]
     assert [await there.receive() for _ in range(4)] == [SMALL, LARGE, LARGE, SMALL]
     await asyncio.gather(*sending)
@@ -73,7 +73,7 @@ async def test_who_is_cancelled_in_the_middle_leaves_a_whole_message_or_none_at_
     lines: tuple[socket.socket, socket.socket],
 ) -> None:
     here, there = sessions(lines)
-    there.read_ahead()  # both sides are proven
+    there.read_ahead()  # both sides have proved their keys
     sending = asyncio.create_task(here.send(LARGE))
     await asyncio.sleep(0)
     sending.cancel()
@@ -107,7 +107,7 @@ async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(
     there.read_ahead()
     lines[0].send(frame(SMALL)[:7])
     receiving = asyncio.create_task(there.receive())
-    await asyncio.sleep(0)  # it has taken what is there, and waits
+    await asyncio.sleep(0)  # the receiver has read the available bytes and waits
     assert there._inbox
     receiving.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -145,7 +145,7 @@ async def test_a_line_that_cannot_be_watched_is_lost(
     _, there = sessions(lines)
 
     def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")  # as epoll does
+        raise OSError(errno.ENOSPC, "No space left on device")  # as epoll raises it
 
     monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", refuse)
     with pytest.raises(PeerLost, match="No space"):
@@ -155,7 +155,7 @@ async def test_a_line_that_cannot_be_watched_is_lost(
 
 
 async def test_a_handshake_takes_its_own_words_alone(lines: tuple[socket.socket, socket.socket]) -> None:
-    """What follows on a stream belongs to its thread."""
+    """A handshake reads only its own messages. Later bytes belong to the stream's thread."""
     _, there = sessions(lines)
     lines[0].send(frame(SMALL) + b"chunk")
     assert await there.receive() == SMALL
@@ -166,7 +166,7 @@ async def test_a_handshake_takes_its_own_words_alone(lines: tuple[socket.socket,
 async def test_a_line_for_which_this_node_has_no_descriptor_is_lost_like_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It ended the task that dials for good: its holder was never sent anything again, and nobody heard of it."""
+    """A node without a free file descriptor treats the connection as lost and dials again."""
     credentials = Credentials(JobName("gpt"), OPEN.run, OPEN.generation, OPEN.node_id, bytes(32), silence_seconds=3.0)
 
     def refused(*_arguments: object) -> socket.socket:
@@ -188,7 +188,7 @@ async def test_a_line_for_which_this_node_has_no_descriptor_is_lost_like_any_oth
 
 
 async def test_all_cards_listen_at_the_same_port_and_one_that_cannot_is_left_out() -> None:
-    """One rule of a security group is to let all of them in."""
+    """All cards use one port, so that a security group needs one rule."""
     listener = PeerListener(NodeId("i-1"))
     listener.start("127.83.0.1", more_cards=(NetworkCard("127.83.0.2"), NetworkCard("192.0.2.1")))
     try:

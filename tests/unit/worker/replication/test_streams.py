@@ -1,5 +1,5 @@
-"""The queue of a transfer's wanted chunks, shared by the threads of its streams; and what its receiver says of those
-that come.
+"""The queue of a transfer's requested chunks, which the threads of its streams share, and the receiver's progress
+reports.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BEYOND = (32, 33)
 
 
 TICK = 1 / 64
-"""Seconds."""
+"""Seconds of one tick, an exact binary fraction."""
 
 
 class Clock:
@@ -106,7 +106,7 @@ def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
     clock.now += 2 * TICK
     queue.taken(10)
     queue.finish()
-    clock.now += 50 * TICK  # the capture stands still
+    clock.now += 50 * TICK  # the capture makes no progress
     queue.add([])
     assert queue.busy_seconds == 3 * TICK
     queue.add([(2, 1)])
@@ -126,7 +126,7 @@ def test_time_in_which_a_pacer_holds_all_of_it_back_is_not_counted() -> None:
     with queue.held_back():
         clock.now += 10 * TICK
         queue.next()
-        clock.now += 1 * TICK  # the second stream sends
+        clock.now += 1 * TICK  # only the second stream sends
         with queue.held_back():
             clock.now += 20 * TICK
         clock.now += 2 * TICK
@@ -146,7 +146,9 @@ def test_time_in_which_a_pacer_holds_all_of_it_back_is_not_counted() -> None:
 
 
 def test_a_stream_from_which_nothing_leaves_says_that_it_is_at_it() -> None:
-    """By that a link that takes nothing is told from a process that stands still."""
+    """A blocked stream still reports that it tries to send, which distinguishes a blocked link from a stopped
+    process.
+    """
     own, peer = socket.socketpair()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 1000))
     own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -182,7 +184,7 @@ def test_a_stream_from_which_nothing_leaves_says_that_it_is_at_it() -> None:
 
 
 class Memory:
-    """A slot's payload that is nobody's file; `when_read` is told in the thread that asks for some of it."""
+    """A slot's payload in memory; `when_read` runs in the thread that reads from it."""
 
     def __init__(self, size: int, when_read: Callable[[], object] = lambda: None) -> None:
         self._bytes = bytearray(size)
@@ -193,7 +195,7 @@ class Memory:
         return memoryview(self._bytes)[start:end]
 
     def resize(self) -> None:
-        """Raise `BufferError` if somebody still reads or writes it."""
+        """Raise `BufferError` while a thread reads or writes the payload."""
         self._bytes.append(0)
 
 
@@ -208,12 +210,12 @@ async def test_a_stream_without_a_thread_is_lost_and_waited_for_by_nobody(monkey
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(PeerLost, match="no thread"):
             await streams.run(line, lambda _: None)
-    await streams.run(line, lambda _: None)  # there are threads again
+    await streams.run(line, lambda _: None)  # the streams start threads again
     await streams.close()
 
 
 class Asked(socket.socket):
-    """Keeps what it is asked for; the kernel lets its process go beyond what everybody may, or does not."""
+    """A socket that records its options. With `is_root`, the kernel permits buffers above the limit for all users."""
 
     def __init__(self, *, is_root: bool) -> None:
         super().__init__()
@@ -230,7 +232,7 @@ class Asked(socket.socket):
 async def test_a_stream_has_its_buffers_even_where_the_kernel_gives_everybody_less(
     is_root: bool, asked: tuple[int, int]
 ) -> None:
-    """Many give 208 KiB: 0.2 GB/s over 1 ms there and back."""
+    """Many kernels limit buffers to 208 KiB, which allows 0.2 GB/s at a round trip of 1 ms."""
     streams, line = Streams(), Asked(is_root=is_root)
     streams.add(line)
     assert {option for option, value in line.options.items() if value == BUFFER_BYTES} == set(asked)
@@ -238,14 +240,16 @@ async def test_a_stream_has_its_buffers_even_where_the_kernel_gives_everybody_le
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a line over loopback."""
+    """Return both ends of a connection over loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         one = socket.create_connection(listening.getsockname())
         return one, listening.accept()[0]
 
 
 async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
-    """With whole chunks a link of 2 MB/s stood still for seconds, and carried nothing: its holder was dropped."""
+    """Parts of a chunk count as progress. Otherwise a link of 2 MB/s would seem blocked for seconds, and its holder be
+    dropped.
+    """
     sender, receiver = connected()
     streams, queue = Streams(), ChunkQueue()
     streams.add(sender)
@@ -269,7 +273,11 @@ async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_nobody_reads_a_slot_any_more_whose_sending_was_given_up(count: int) -> None:
-    """However often: who gives a capture up cancels what reads its slot, and who is granted the slot does so, too."""
+    """After a cancelled transfer, no thread reads its slot any more.
+
+    Both an abandoned capture and a new grant of the slot cancel the transfer, so that it may be cancelled more than
+    once.
+    """
     sender, receiver = connected()
     streams, queue, is_read, loop = Streams(), ChunkQueue(), asyncio.Event(), asyncio.get_running_loop()
     memory = Memory(8 * CHUNK_BYTES, lambda: loop.call_soon_threadsafe(is_read.set))
@@ -330,8 +338,10 @@ async def test_who_follows_is_told_of_the_last_chunk_before_the_shard_counts_as_
 
 @pytest.mark.parametrize("count", [1, 8])
 async def test_what_the_kernel_holds_back_of_a_stream_it_lets_go_soon(count: int) -> None:
-    """It sends 64 KiB at once, and nothing more before they have had their time, whatever the limit has become
-    since.
+    """The rate limit has a lower bound, at which 64 KiB take at most a second.
+
+    The kernel sends 64 KiB together and then waits for their time at the old limit, even if the limit is raised
+    meanwhile.
     """
     streams = Streams()
     for _ in range(count):

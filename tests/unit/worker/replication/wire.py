@@ -1,6 +1,4 @@
-"""A link without a network: its clock moves as it carries, and the transfers that go over it at once share it
-evenly.
-"""
+"""A link without a network. Its clock advances with each transfer, and simultaneous transfers share its rate evenly."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ BEGIN = 1000.0
 
 
 class Wire:
-    """A node's link, and its pacer.
+    """A node's link and its pacer.
 
     Args:
-        bytes_per_second: that it carries.
+        bytes_per_second: rate of the link.
     """
 
     def __init__(self, bytes_per_second: float) -> None:
@@ -26,14 +24,14 @@ class Wire:
         self.pacer = NodePacer(lambda: self.now)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass in which this node runs: whoever has something to send counts, many times a second."""
+        """Advance the clock while this node runs, so that transfers in progress count many times a second."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + STANDSTILL_SECONDS / 2)
             self.pacer.link.count()
 
     def stand_still(self, seconds: float) -> None:
-        """Let time pass in which this node does not."""
+        """Advance the clock while this node is stopped."""
         self.now += seconds
 
     def queue(self) -> ChunkQueue:
@@ -41,13 +39,13 @@ class Wire:
         return ChunkQueue(lambda: self.now, self.pacer.link)
 
     def carry(self, *sizes: int, verified_seconds: float = 0.0, at_once: bool = True) -> list[ChunkQueue]:
-        """Send transfers of these many bytes, all of which begin now; returns when every holder has verified its own.
+        """Send transfers of these sizes, which begin now, and return when every holder has verified its own.
 
         Args:
-            *sizes: bytes of each, ascending.
-            verified_seconds: from when the kernel has taken all of one until its holder has verified it; nobody else
-                sends meanwhile.
-            at_once: they were not paced.
+            *sizes: bytes of each transfer, ascending.
+            verified_seconds: seconds from the last byte of a transfer until its holder has verified it, without other
+                traffic.
+            at_once: True if the transfers are not paced.
         """
         queues = [self.queue() for _ in sizes]
         contexts = [contextlib.ExitStack() for _ in sizes]

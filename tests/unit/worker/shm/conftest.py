@@ -1,4 +1,4 @@
-"""A folder on tmpfs that is gone after the test."""
+"""A folder on tmpfs, which the fixture removes after the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where pages of slots are asked to lie; the kernel's answers are a fake's, but for one that must hold on any
+"""Memory nodes requested for the pages of slots. A fake kernel answers, except in one test that holds on any
 machine.
 """
 
@@ -56,7 +56,7 @@ def test_without_a_node_the_kernel_is_not_asked() -> None:
 
 
 def test_the_real_thread_has_the_policy_that_it_had() -> None:
-    """Node 0 is everywhere; a container may refuse."""
+    """Every machine has memory node 0. A container may refuse the request."""
     before = set_policy(None)
     with near(0):
         inside = set_policy(0)

@@ -1,4 +1,4 @@
-"""Slots of a node: granted, sealed, verified, pinned, adopted, and never believed beyond their headers."""
+"""Slots of a node: granted, sealed, verified, pinned and adopted, and used only within the bounds of their headers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def payload(step: int, size: int = 1000) -> bytes:
 
 
 async def fill(store: SlotStore, step: int, *, keep: Collection[Content] = (), rank: Rank = RANK) -> Slot:
-    """Write and seal a step."""
+    """Write and seal a step, and return its slot."""
     index = await grant(store, step, keep=keep, rank=rank)
     assert index is not None
     slot = store.shards[rank][index]
@@ -160,8 +160,9 @@ async def test_granting_cancels_and_joins_who_reads_the_old_content(tmpfs: Path)
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digest is still being made when the slot is granted anew: the older step must not appear sealed over the
-    newer one's bytes.
+    """A slot is granted again while its digest is computed.
+
+    The older step must not appear sealed over the newer step's bytes.
     """
     monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
     store = opened(tmpfs)
@@ -169,7 +170,7 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, mo
     assert index == 0
     sealing = asyncio.create_task(store.seal(RANK, 0, header(store, 1)))
     slot = store.shards[RANK][0]
-    await asyncio.sleep(0)  # it has begun to read
+    await asyncio.sleep(0)  # the seal has begun to read
     assert slot.readers
     assert await grant(store, 2, slot_count=1) == 0
     assert await sealing is None
@@ -178,13 +179,13 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, mo
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing(tmpfs: Path) -> None:
-    """All of it is digested when the slot is granted anew, and nobody has said yet that it is complete."""
+    """A slot is granted again when its digest is complete and the seal is not yet written."""
     store = opened(tmpfs)
     assert await grant(store, 1, slot_count=1) == 0
     sealing = asyncio.create_task(store.seal(RANK, 0, header(store, 1)))
     slot = store.shards[RANK][0]
-    await asyncio.sleep(0)  # it has begun to read
-    await asyncio.sleep(0)  # it has read
+    await asyncio.sleep(0)  # the seal has begun to read
+    await asyncio.sleep(0)  # the seal has read the whole slot
     assert all(reader.done() for reader in slot.readers)
     assert not sealing.done()
     assert await grant(store, 2, slot_count=1) == 0
@@ -194,7 +195,7 @@ async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing
 
 
 async def test_a_slot_that_is_being_written_is_not_verified(tmpfs: Path) -> None:
-    """Its rank has just begun, and nothing is known of its bytes: it stays its rank's."""
+    """A rank has just begun to write its slot, whose bytes are still undefined. The slot stays the rank's."""
     store = opened(tmpfs)
     index = await grant(store, 1)
     assert index is not None
@@ -209,8 +210,8 @@ async def test_what_was_verified_is_not_said_of_what_the_slot_was_granted_for_at
     slot = await fill(store, 1)
     slot.digests = None
     verifying = asyncio.create_task(store.verify(slot))
-    await asyncio.sleep(0)  # it has begun to read
-    await asyncio.sleep(0)  # it has read
+    await asyncio.sleep(0)  # the seal has begun to read
+    await asyncio.sleep(0)  # the seal has read the whole slot
     assert all(reader.done() for reader in slot.readers)
     assert not verifying.done()
     assert await grant(store, 2, slot_count=1) == 0
@@ -225,7 +226,7 @@ async def test_what_was_verified_is_not_said_of_what_the_slot_was_granted_for_at
 async def test_every_thread_finds_what_was_flipped_in_its_part(
     tmpfs: Path, monkeypatch: pytest.MonkeyPatch, byte: int, threads: int
 ) -> None:
-    """Four chunks: all in one part, two and two, and one each with threads to spare."""
+    """Four chunks are verified by one thread, by two, and by more threads than chunks."""
     monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
     monkeypatch.setattr(slot_module, "CHUNK_BYTES", 256)
     store = opened(tmpfs)
@@ -253,7 +254,7 @@ def test_what_presses_is_verified_before_ranks_that_start_and_all_else_beside_th
         return digest_chunks(file, size, chunks, cancelled)
 
     async def verify() -> None:
-        os.setpriority(os.PRIO_PROCESS, 0, above)  # of this thread alone, which is the loop's
+        os.setpriority(os.PRIO_PROCESS, 0, above)  # changes only the loop's thread
         store = opened(tmpfs)
         slot = await fill(store, 1)
         found.clear()
@@ -331,9 +332,7 @@ async def test_a_pinned_slot_is_not_granted(tmpfs: Path) -> None:
 async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_file(
     tmpfs: Path, step: int, capacity: int, is_kept: bool
 ) -> None:
-    """A file that was made anew holds zeros where the chunks were: they must be sent again before the slot is
-    sealed.
-    """
+    """A new file holds zeros in place of arrived chunks, which must be sent again before the slot is sealed."""
     store = opened(tmpfs)
     index = await grant(store, 1, slot_count=1)
     assert index is not None
@@ -354,7 +353,7 @@ class TestFollowing:
         monkeypatch.setattr(slot_module, "CHUNK_BYTES", 1000)
 
     async def begun(self, store: SlotStore, step: int) -> tuple[Slot, ChunkDigests, asyncio.Task[bytes | None]]:
-        """Grant a slot, and follow what is written into it."""
+        """Grant a slot, and start to digest it while the test writes it."""
         index = await grant(store, step, slot_count=1)
         assert index is not None
         slot = store.shards[RANK][index]
@@ -369,7 +368,7 @@ class TestFollowing:
 
     @staticmethod
     async def known(digests: ChunkDigests, count: int) -> None:
-        """Wait until so many chunks are digested."""
+        """Wait until `count` chunks are digested."""
         async with asyncio.timeout(20):
             while digests.known_count < count:
                 await digests.changed.wait(digests.changed.version)
@@ -383,13 +382,13 @@ class TestFollowing:
         slot, digests, sealing = await self.begun(store, 1)
         self.write(slot, data[:2500])
         digests.grow(2500)
-        digests.grow(1200)  # late news
+        digests.grow(1200)  # an outdated message
         await self.known(digests, 2)
         assert digests.known == payload_chunk_digests(data)[: 2 * DIGEST_BYTES]
         self.write(slot, data[2500:], 2500)
         digests.grow(self.SIZE)
         await self.known(digests, 4)
-        # The last one is short: its end is known when all is.
+        # The last chunk is short: its end is known only when the capture is complete.
         assert (digests.known_count, digests.is_sealed) == (
             4,
             False,
@@ -428,12 +427,12 @@ class TestFollowing:
         self.write(slot, payload(1, self.SIZE))
         digests.grow(self.SIZE)
         await self.known(digests, 4)
-        again, fresh, sealing_again = await self.begun(store, 1)  # the same step, too, is written anew
+        again, fresh, sealing_again = await self.begun(store, 1)  # the same step may be written again
         assert again is slot
         assert await sealing is None
         assert fresh is not digests
         assert fresh.known_count == 0
-        digests.complete()  # said of the first time
+        digests.complete()  # belongs to the first capture
         self.write(slot, payload(7, self.SIZE))
         fresh.complete()
         assert await sealing_again == payload_digest(payload(7, self.SIZE))
@@ -443,7 +442,7 @@ class TestFollowing:
         store = opened(tmpfs)
         slot, digests, sealing = await self.begun(store, 1)
         digests.complete()
-        assert await grant(store, 2, slot_count=1) == 0  # nothing has been read yet: nobody is joined
+        assert await grant(store, 2, slot_count=1) == 0  # no thread has read the slot yet
         assert await sealing is None
         assert (on_disk(slot).state, on_disk(slot).step) == (SlotState.WRITING, 2)
         store.close()
@@ -487,7 +486,7 @@ def full_to_the_last_page(descriptor: int, offset: int, length: int) -> None:
 
 
 class TestRoom:
-    """Memory runs out."""
+    """The node's memory is exhausted."""
 
     async def test_beyond_the_nodes_share_it_is_refused_with_the_figures(self, tmpfs: Path) -> None:
         store = opened(tmpfs, memory_bytes=CAPACITY + 100)
@@ -526,7 +525,7 @@ class TestRoom:
         with pytest.raises(NoRoom):
             await grant(store, 3, keep={content(2)}, capacity=4 * CAPACITY)
         assert store.sealed(RANK, content(2)) is kept
-        assert await grant(store, 3, keep={content(2)}) is not None  # and it can be made anew with less
+        assert await grant(store, 3, keep={content(2)}) is not None  # a smaller slot can be created
         store.close()
 
     async def test_a_slot_that_cannot_grow_on_a_full_tmpfs_is_made_when_there_is_room(
@@ -542,7 +541,7 @@ class TestRoom:
             assert refused.value.is_passing
             assert store.used_bytes() == CAPACITY
             store.close()
-            store = opened(tmpfs)  # an agent can start on such a node
+            store = opened(tmpfs)  # an agent starts on such a node
         with pytest.raises(NoRoom) as refused:
             await store.reserve(RANK, **larger)
         assert refused.value.is_passing, "what is gone from tmpfs its rank may still be writing"
@@ -574,8 +573,9 @@ class TestRoom:
         store.close()
 
     async def test_what_admission_counts_is_what_tmpfs_holds(self, tmpfs: Path) -> None:
-        """Two slots for each shard that the node owns or holds, all pages there before the first step, none beyond
-        them.
+        """Each shard that the node owns or holds has two slots.
+
+        All their pages exist before the first step, and there are no others.
         """
         capacity, copies, ranks_per_node = 3_000_000, 2, 2
         store = opened(tmpfs, memory_bytes=1 << 30)
@@ -647,7 +647,9 @@ class TestRoom:
     async def test_a_slot_that_nobody_wants_any_more_gets_no_more_pages(
         self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A promise waited until all of it was there: 16 GiB take longer than its deadline."""
+        """A cancelled reservation stops allocating pages. A promise that waited for all of 16 GiB would miss its
+        deadline.
+        """
         allocate, loop, begun, reserving = (
             os.posix_fallocate,
             asyncio.get_running_loop(),
@@ -699,7 +701,7 @@ class TestRoom:
 
 
 class TestAdoption:
-    """What a restarted agent makes of an earlier one's slots."""
+    """A restarted agent adopts its predecessor's slots."""
 
     async def test_sealed_slots_are_found_again_with_their_bytes(self, tmpfs: Path) -> None:
         store = opened(tmpfs)
@@ -761,7 +763,7 @@ class TestAdoption:
         again = opened(tmpfs)
         assert [record.step for record in again.inventory()] == [2]
         assert len(again.shards[RANK]) == 2
-        assert again.shards[RANK][1].file.path == second.file.path  # slots are known by their number, on the page too
+        assert again.shards[RANK][1].file.path == second.file.path  # slots keep their numbers, which the page names
         again.settle_copiers(RANK)
         slot = await fill(again, 3, keep={content(2)})
         assert slot.file.path == path
@@ -811,12 +813,12 @@ async def test_what_is_not_kept_is_void_after_a_load(tmpfs: Path) -> None:
 
 
 class TestStrays:
-    """Shards that the plan places elsewhere now."""
+    """Strays: slots whose shard the new plan places on another node."""
 
     STRAY = Rank(5)
 
     async def strayed(self, tmpfs: Path, *, memory_bytes: int = 1 << 20) -> SlotStore:
-        """Return a store with two sealed slots of its own shard's, and two of one that has moved away."""
+        """Return a store with two sealed slots of its own shard, and two of a shard that has moved to another node."""
         store = opened(tmpfs, memory_bytes=memory_bytes)
         for rank in (RANK, self.STRAY):
             for step in (1, 2):
@@ -826,7 +828,7 @@ class TestStrays:
 
     @staticmethod
     def placing(*ranks: Rank, base: int = 2) -> Strays:
-        """Return what a plan with these shards on the node says, whose base both slots of the stray lead to."""
+        """Return the rule of a plan that places these shards on the node and can use both slots of the stray."""
         return Strays(placed=frozenset(ranks), base=Step(base), needed=frozenset({Step(1)}))
 
     @staticmethod
@@ -846,7 +848,7 @@ class TestStrays:
         store.close()
         again = opened(tmpfs)
         assert again.sealed(self.STRAY, content(2)) is not None
-        again.place(self.placing(RANK, self.STRAY))  # it has come back, to its old paths
+        again.place(self.placing(RANK, self.STRAY))  # the shard returns and uses its old paths
         again.settle_copiers(self.STRAY)
         await again.reserve(self.STRAY, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-5.slot-0", "rank-5.slot-1"]
@@ -870,7 +872,9 @@ class TestStrays:
         store.close()
 
     async def test_they_stay_until_their_new_holders_have_the_base(self, tmpfs: Path) -> None:
-        """On a node sized exactly for two slots of two shards, the first reservation dropped every stray."""
+        """A node has room for exactly two slots of two shards. A reservation must not drop a stray before its new
+        holders have the base.
+        """
         store = await self.strayed(tmpfs, memory_bytes=4 * CAPACITY)
         held = Rank(1)
         store.place(self.placing(RANK, held))

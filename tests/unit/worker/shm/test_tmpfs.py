@@ -1,4 +1,4 @@
-"""A tmpfs of the node's own. What needs the right to mount runs where there is one."""
+"""A tmpfs for the node alone. Tests that mount run only with the permission to mount."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from everstep.protocol.slot import SlotHeader, SlotIndex, SlotState, TensorEntry
 JOB = JobName("job")
 RUN = RunId("ab" * 16)
 Tensors = list[tuple[str, str, tuple[int, ...], bytes]]
-"""Name, dtype, shape, data."""
+"""Name, dtype, shape and bytes of each tensor."""
 
 
 def payload_of(tensors: Tensors, values: bytes = b"values", slack: int = 0) -> tuple[bytes, int, int]:
-    """Return a payload, and where its index begins and how long it is."""
+    """Return a payload, the offset of its index, and the length of its index."""
     entries, data = [], bytearray()
     for name, dtype, shape, content in tensors:
         data += bytes(align(len(data)) - len(data))

@@ -1,4 +1,6 @@
-"""Slots to an object store and back: what comes back is what was sealed, and nothing else is ever sealed."""
+"""Slots are uploaded to an object store and restored: a restored slot has the sealed bytes, and no other bytes are
+sealed.
+"""
 
 from __future__ import annotations
 
@@ -137,8 +139,9 @@ async def test_only_sealed_slots_are_stored(objects: MemoryObjectStore, tmp_path
 
 
 async def test_a_damaged_object_is_never_sealed(objects: MemoryObjectStore, tmp_path: Path) -> None:
-    """Each byte flipped in turn, and each shorter object: either it is refused, or what is sealed is the payload all
-    the same.
+    """Every seventh byte is flipped in turn, and the object is cut at that byte.
+
+    Either the restore refuses the object, or the sealed payload is unchanged.
     """
     first, slot = await sealed(tmp_path / "a")
     uploaded = await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)
@@ -164,7 +167,7 @@ async def test_a_damaged_object_is_never_sealed(objects: MemoryObjectStore, tmp_
 
 
 class BreakingStore(MemoryObjectStore):
-    """The line breaks in the middle of the data, `breaks` times."""
+    """A store whose connection breaks `breaks` times in the middle of the data."""
 
     def __init__(self) -> None:
         super().__init__("bucket")
@@ -256,7 +259,7 @@ async def test_what_must_be_kept_is_not_overwritten(objects: MemoryObjectStore, 
 
 
 class FlakyStore(MemoryObjectStore):
-    """Fails as S3 does on a bad day, `failures` times."""
+    """A store that fails `failures` times with errors of S3."""
 
     def __init__(self, failures: int) -> None:
         super().__init__("bucket")
@@ -299,7 +302,7 @@ async def test_what_may_be_tried_again_is(tmp_path: Path) -> None:
 
 
 class SlowStore(MemoryObjectStore):
-    """Stops after the first piece until the test lets it go on."""
+    """A store that pauses after the first piece until the test continues it."""
 
     def __init__(self) -> None:
         super().__init__("bucket")

@@ -1,4 +1,4 @@
-"""Several connections at once: what goes over each, how much is held meanwhile, and what is left when one of them
+"""Several connections to S3: the parts that each carries, the memory in use, and the cleanup when one connection
 fails.
 """
 
@@ -36,7 +36,7 @@ def refusal(code: str, status: int) -> ClientError:
 
 
 class Raw(io.BytesIO):
-    """What comes over one line; it may break after `breaks_after` bytes."""
+    """The bytes of one connection, which may break after `breaks_after` bytes."""
 
     breaks_after: int | None = None
 
@@ -47,7 +47,7 @@ class Raw(io.BytesIO):
 
 
 class FakeS3:
-    """S3 as far as one object needs it; what a test does in the middle of a call is in `on_part` and `on_get`."""
+    """The part of S3 that one object needs; `on_part` and `on_get` run code of the test during a call."""
 
     def __init__(self, data: bytes = b"", etag: str = "first") -> None:
         self.data, self.etag = data, etag
@@ -121,7 +121,7 @@ class FakeS3:
 
 
 def as_sent(body: Any) -> bytes:
-    """As botocore sends a body: read to its end for a signature, and again from its beginning."""
+    """Read a body as botocore does: once for its signature, and once for sending."""
     length, first = len(body), b"".join(iter(body.read, b""))
     body.seek(0)
     assert b"".join(iter(body.read, b"")) == first
@@ -144,7 +144,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 class Forgetful(FakeS3):
-    """Its answer to the last call of an upload is lost, and botocore's second one finds no upload any more."""
+    """An S3 that loses its answer to the last call of an upload, so that botocore's retry finds no upload."""
 
     found: dict[str, Any] | None = None
 
@@ -196,7 +196,10 @@ def test_parts_go_side_by_side_and_are_named_in_order() -> None:
 def test_no_more_is_digested_than_is_sent_soon(
     monkeypatch: pytest.MonkeyPatch, max_parts: int, part_bytes: int
 ) -> None:
-    """No part ends before the put waits for one, or asks for more than it may."""
+    """The put requests no more pieces than its connections and one waiting part can hold.
+
+    In the test, no part completes before the put waits for it.
+    """
     monkeypatch.setattr(s3, "MAX_PARTS", max_parts)
     client, go, data = FakeS3(), threading.Event(), bytes(12 * PART)
     beyond: list[int] = []
@@ -250,7 +253,9 @@ def assert_set(event: threading.Event) -> None:
 
 
 def test_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks of a node upload side by side: what each held added up to more than all the rest of the agent."""
+    """Ranks of a node upload side by side, so that a copy of each part would need more memory than the rest of the
+    agent.
+    """
     size = 1 << 20
     client, buffer = FakeS3(), memoryview(bytes(size))
     monkeypatch.setattr(FakeS3, "upload_part", lambda self, **_: {"ETag": '"1"'})
@@ -266,7 +271,7 @@ def test_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_a_file_three_parts_are_held_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is sent, one waits, one is read."""
+    """One part is sent, one part waits, and one part is read."""
     size, path = 1 << 20, tmp_path / "log"
     path.write_bytes(bytes(12 * size))
     client = FakeS3()
@@ -282,8 +287,8 @@ def test_of_a_file_three_parts_are_held_at_most(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second fails while its neighbours are under way: they end, as they will; the fifth, which waits, never
-    begins.
+    """The second part fails during the upload of its neighbours, which complete. The waiting fifth part never
+    starts.
     """
     client, together, is_waiting, has_waited = (
         FakeS3(),
@@ -315,7 +320,7 @@ def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class InTurn(ThreadPoolExecutor):
-    """Nothing goes on before what was begun has ended."""
+    """An executor that waits for each call before it accepts the next."""
 
     def submit(self, *work: Any, **options: Any) -> Any:
         begun = super().submit(*work, **options)

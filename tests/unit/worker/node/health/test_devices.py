@@ -1,4 +1,4 @@
-"""Network cards and file systems, as a made-up kernel shows them."""
+"""Network cards and file systems, read from fake kernel files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_file_system_is_read(monkeypatch: pytest.MonkeyPatch, flag: int, is_re
             "  1822128  1242844      826 320649024   283627   849582    51324\n",
             DiskQueue(finished_count=2107740 + 2928411 + 1242844 + 849582, waiting_count=7),
         ),
-        (  # Linux 4.14: neither discards nor flushes are counted
+        (  # Linux 4.14 counts neither discards nor flushes
             "     412        3    21474      138       96       40     1096       24        0       88      160\n",
             DiskQueue(finished_count=412 + 96, waiting_count=0),
         ),

@@ -1,4 +1,4 @@
-"""GPUs from NVML, from a stub, and where there are none."""
+"""GPU facts from NVML, from a stub, and on machines without GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NVMLError_Timeout(NVMLError):
 
 
 class FakeNvml(SimpleNamespace):
-    """The few calls of pynvml that are used, over what a test says."""
+    """The calls of pynvml that the product uses, with values of the test."""
 
     NVMLError, NVMLError_GpuIsLost, NVMLError_Timeout = NVMLError, NVMLError_GpuIsLost, NVMLError_Timeout
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, nvmlEventTypeXidCriticalError = 1, 0, 8
@@ -108,7 +108,7 @@ def test_what_nvml_tells(nvml: FakeNvml) -> None:
     reader = gpu_reader({})
     assert nvml.registered == [100, 101]
     nvml.events = [(1, 79), (1, 13)]
-    nvml.reasons = 0x4 | 0x40  # power cap, which hurts nobody, and heat
+    nvml.reasons = 0x4 | 0x40  # the power cap, which is harmless, and heat
     first, second = reader.read()
     assert first == GpuFacts(
         index=0, name="H200", ecc_uncorrectable=3, slowed_by=("heat, by hardware",), busy_percent=75.0

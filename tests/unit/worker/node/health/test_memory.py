@@ -1,4 +1,4 @@
-"""Memory facts, read from written-down proc and cgroup files."""
+"""Memory facts, read from recorded proc and cgroup files."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_files_that_a_cgroup_has_read_are_given_back_when_memory_is_needed(
     assert memory_facts(proc, tmp_path / "cgroup").available_bytes == 400, "what is not known is not given back"
     (group / "memory.stat").write_text(stat)
     assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 90_400, 102_400)
-    (group / files[2]).write_text("50000\n")  # the two are not read at one time
+    (group / files[2]).write_text("50000\n")  # the two files are read at different times
     assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_400, 102_400)
 
 
@@ -148,9 +148,7 @@ def test_this_machine_has_memory(tmp_path: Path) -> None:
 
 
 class TestSlotMemory:
-    """What slots may take is the same for an agent that finds none and for one that finds those of the agent before
-    it.
-    """
+    """An agent computes the same memory for slots with and without slots of its predecessor."""
 
     MIB = 1 << 20
 

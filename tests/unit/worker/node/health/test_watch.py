@@ -1,4 +1,4 @@
-"""The watch over a node's health: its thread, what it shows, and a driver that does not answer."""
+"""The watch over a node's health: its thread, its published facts, and a driver that does not answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _a_thread_has_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Gpus:
-    """GPUs as a test says; `answers` is cleared to make the driver hang."""
+    """GPUs with values of the test; clearing `answers` makes the driver hang."""
 
     def __init__(self) -> None:
         self.facts: tuple[GpuFacts, ...] = (GpuFacts(index=0, busy_percent=5.0),)
