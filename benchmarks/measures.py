@@ -1,6 +1,9 @@
-"""Statistics of repeated timings: median, spread, and whether the machine was stable enough for a verdict. Pure.
+"""Pure functions for the statistics of repeated timings.
 
-A floor is a bound that no system can beat on this machine, such as the time of a plain memcpy.
+They compute medians and spreads, and decide whether the machine was stable enough for a verdict.
+
+Benchmarks compare a timing with a *floor*: a time below which no system can get on this machine, such as the time of a
+plain memcpy. A floor that changes during the measurement shows an unstable machine.
 """
 
 from __future__ import annotations
@@ -62,24 +65,24 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A bound that no system can beat, measured before and after the compared value in the same processes."""
+    """Timings of an operation that no system can beat, from before and after the timings that they bound."""
 
     before: Summary
     after: Summary
 
     @property
     def median(self) -> float:
-        """Mean of the medians before and after."""
+        """Mean of two medians: of the timings before, and of the timings after."""
         return (self.before.median + self.after.median) / 2
 
     @property
     def moved_ratio(self) -> float:
-        """Difference of the medians before and after, relative to the lower median."""
+        """Difference of the two medians, relative to the lower one."""
         return moved_ratio(self.before.median, self.after.median)
 
     @property
     def stood_still(self) -> bool:
-        """Whether the floor changed by at most `FLOOR_TOLERANCE_RATIO`."""
+        """True if the floor changed by at most `FLOOR_TOLERANCE_RATIO`."""
         return self.moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
@@ -125,13 +128,13 @@ def bootstrap_interval(
 
 
 def moved_ratio(one: float, other: float) -> float:
-    """Return the difference of two positive values relative to the lower value."""
+    """Return the difference of two positive values, relative to the lower one."""
     low, high = sorted((one, other))
     return high / low - 1 if low > 0 else math.inf
 
 
 def is_busy(load_average: float, cores: int) -> bool:
-    """Return whether a machine with this load average (1 minute) counts as busy."""
+    """Return True if a machine with this load average (1 minute) counts as busy."""
     return load_average / cores > BUSY_LOAD_RATIO
 
 

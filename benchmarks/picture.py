@@ -1,4 +1,7 @@
-"""Pictures of measured values as SVG: horizontal bars, split into parts or beside a floor. Pure."""
+"""Draws measured values as SVG: horizontal bars, split into parts or beside a floor.
+
+The functions are pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results, limits and page of the API benchmark. Pure."""
+"""Results, limits and page of the API benchmark, as pure functions."""
 
 from __future__ import annotations
 

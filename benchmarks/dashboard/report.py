@@ -1,4 +1,4 @@
-"""Results, limits and page of the dashboard benchmark. Pure."""
+"""Results, limits and page of the dashboard benchmark, as pure functions."""
 
 from __future__ import annotations
 

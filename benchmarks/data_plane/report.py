@@ -1,4 +1,4 @@
-"""Results, page and picture of the data plane benchmark. Pure."""
+"""Results, page and picture of the data plane benchmark, as pure functions."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ def _floors(floors: Floors) -> str:
 
 
 def _peers(figures: Sequence[Figure]) -> tuple[str, str]:
-    """Return the table of all systems, and the list of the reasons of inconclusive values."""
+    """Return the table of all systems, and a list in Markdown.
+
+    The list names each failed launch and each inconclusive value of a compared system, with the reason.
+    """
     notes = [
         f"- {each.system}, {each.state_mib} MiB, a launch failed: {each.reason}"
         for each in figures

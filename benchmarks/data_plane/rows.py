@@ -69,10 +69,10 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
 The range scales with the sum of the named floors. Without named floors, the range is constant.
 """
 EVERY_STEP = "snapshots ÷ steps 1.00"
-"""Label of a compared system's blocked times.
+"""Note beside the blocked times of a compared system: it takes a snapshot at every step.
 
-The loop calls a compared system at every step, and the next call waits for unfinished work. These systems do not report
-commits.
+The loop calls the system at every step, and each call first waits for the snapshot before. So no step lacks a snapshot.
+For Everstep, the note shows commits ÷ steps, which the compared systems do not report.
 """
 
 
@@ -88,7 +88,7 @@ class Figure(Row):
 
 @dataclass(frozen=True, slots=True)
 class LaunchFloor:
-    """A floor: a bound that no system can beat, in ms per GiB.
+    """A floor: a time per GiB that no system can beat, in ms.
 
     It is measured before and after every launch of a system.
     """

@@ -85,7 +85,7 @@ class Struck:
     at: float
     """Monotonic seconds at which the fault started."""
     did: str = ""
-    """Text that describes the fault's effect with numbers; complete after the fault's removal."""
+    """Sentence about the fault's effect, with numbers. Complete once the fault is removed."""
 
 
 Strike = Callable[[Place], AbstractContextManager[Struck]]

@@ -1,8 +1,9 @@
-"""Measured values and verdicts from the ranks' traces: did training continue at full speed? Pure.
+"""Computes measured values and verdicts from the ranks' traces: did training continue at full speed?
 
     before ──▶ fault starts ── during ──▶ fault ends ── healing ──▶ Protected ── after ──▶
 
-Invariant: a verdict depends on this run only, and no measurement is repeated because of its verdict.
+The functions are pure. Invariant: a verdict depends on this run only, and no measurement is repeated because of its
+verdict.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Boundary:
     at: float
     """Monotonic seconds at which the rank passed the boundary."""
     held_seconds: float
-    """Seconds for which the session blocked the script in the step that ends here."""
+    """Seconds for which the session blocked the script in the step before this boundary."""
     committed: int
     """The newest committed step on the rank's page; -1 before the first commit."""
 
@@ -60,7 +61,7 @@ class Observed:
     reasons: tuple[str, ...]
     """The API's reasons for incomplete protection, each once, in the order of their first report."""
     did: str
-    """Text that describes the fault's effect with numbers."""
+    """Sentence about the fault's effect, with numbers."""
     span_seconds: float
     """Duration of the wait that replaces forward and backward."""
     copy_seconds: float

@@ -1,4 +1,7 @@
-"""Picture of one run as SVG: a strip per case, a point per step, a shaded area for the fault. Pure."""
+"""Draws one run as SVG: a strip per case, a point per step, and a shaded area for the fault.
+
+The functions are pure.
+"""
 
 from __future__ import annotations
 

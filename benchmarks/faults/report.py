@@ -1,4 +1,4 @@
-"""Results, verdicts and page of the fault benchmark. Pure."""
+"""Results, verdicts and page of the fault benchmark, as pure functions."""
 
 from __future__ import annotations
 

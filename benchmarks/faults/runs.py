@@ -17,7 +17,7 @@ RANKS, COPIES = 2, 2
 LOOK_SECONDS = 0.25
 """Seconds between two API requests, so that all parts of a case have the same load."""
 TOLD_SECONDS = 60.0
-"""Most seconds to wait for an expected report of the API. After this time, the case fails."""
+"""Maximum time until the API reports the fault. After this time, the case fails."""
 SETTLE_STEPS = 40
 """First steps of a job that are not measured. They include audited snapshots and profiled iterations."""
 AUDITED_STEPS = 8

@@ -1,4 +1,4 @@
-"""Results, page and picture of the first benchmarks. Pure."""
+"""Results, page and picture of the first benchmarks, as pure functions."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Floor, Summary
 
 AUDITED_COUNT = 3
-"""Number of audited snapshots per launch: same value as `everstep.training.guard.AUDITED_AT_START`.
+"""Number of audited snapshots per launch. A test compares it with `everstep.training.guard.AUDITED_AT_START`.
 
-A test compares the two values. An import would load torch in the measuring process.
+The measuring process cannot import that constant, because the import would load torch.
 """
 COMPUTES = ("wait", "matmul")
 

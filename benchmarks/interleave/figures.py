@@ -1,4 +1,7 @@
-"""Slowdowns of each scheme with bootstrap intervals, relative to the same round without checkpoints. Pure."""
+"""Slowdown of each scheme with its bootstrap interval, computed by pure functions.
+
+An iteration with checkpoints is compared with one without checkpoints in the same round.
+"""
 
 from __future__ import annotations
 

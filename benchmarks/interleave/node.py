@@ -129,7 +129,7 @@ class Node:
             threading.Thread(target=self.hear, args=(line, loop), daemon=True).start()
 
     def hear(self, line: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        """Receive acknowledgements from one holder. Each holder's connection has a thread for this method."""
+        """Receive the acknowledgements of one holder. A thread for each holder's connection runs this method."""
         with contextlib.suppress(OSError, RuntimeError):  # the holder closed the connection at the end of the run
             while data := line.recv(ACKNOWLEDGEMENT.size, socket.MSG_WAITALL):
                 (transfer,) = ACKNOWLEDGEMENT.unpack(data)

@@ -1,4 +1,4 @@
-"""Results, verdicts, page and picture of the interleave benchmark. Pure."""
+"""Results, verdicts, page and picture of the interleave benchmark, as pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on the measured cases. Pure."""
+"""Verdicts on the measured cases, as pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of one failure, computed from the ranks' traces. Pure."""
+"""The cost of one failure, computed from the ranks' traces by pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results, limits, page and picture of the interruption benchmark. Pure."""
+"""Results, limits, page and picture of the interruption benchmark, as pure functions."""
 
 from __future__ import annotations
 

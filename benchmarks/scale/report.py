@@ -1,4 +1,4 @@
-"""Results, limits and page of the scale benchmark. Pure."""
+"""Results, limits and page of the scale benchmark, as pure functions."""
 
 from __future__ import annotations
 

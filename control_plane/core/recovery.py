@@ -188,9 +188,10 @@ def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource
 
 
 def stored_step(survey: Survey, base: Step) -> Step:
-    """Return the newest step on the path up to the base that a complete checkpoint holds.
+    """Return the newest step that a complete checkpoint holds, or 0.
 
-    `base` is the step of the base that `choose` returned. The result is 0 without such a checkpoint.
+    Only checkpoints on the survey's path count, with a step of at most `base`. `base` is the step that `choose`
+    returned.
     """
     leading = (
         checkpoint.step

@@ -626,7 +626,7 @@ class Event(Base):
 
 
 class Export(Base):
-    """Position of one export of events."""
+    """Progress of the export of events to one EventBridge bus or SNS topic."""
 
     __tablename__ = "export"
 

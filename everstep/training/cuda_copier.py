@@ -40,9 +40,9 @@ from everstep.training.copier import CopierThread, Copies, CopyTicket, Done, Pro
 from everstep.training.state_tree import tensor_bytes
 
 PIECE_BYTES = 32 * 1024 * 1024
-"""Size of one copy in bytes.
+"""Maximum number of bytes that one copy on the copier's stream transfers.
 
-The size reaches the full transfer rate, and lets other transfers use the bus between two copies.
+The size is large enough for the full transfer rate. Between two copies, other transfers can use the bus.
 """
 SMALL_BYTES = 256 * 1024
 """Size of the largest tensor that is gathered as a small tensor, in bytes.

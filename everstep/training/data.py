@@ -265,16 +265,17 @@ class PlacedSampler:
         return self._skip_count is not None
 
     def resume(self, place: Place | None, skip_count: int) -> None:
-        """Let the next walk start at `place`, after `skip_count` items.
+        """Make the next walk continue the interrupted walk at `place`.
 
-        If `place` is None, the walk starts an epoch.
+        `skip_count` is the number of items of the interrupted walk that the script received. If `place` is None, the
+        next walk starts a new epoch.
         """
         self.place, self._skip_count = place, None if place is None else skip_count
 
     def hold(self) -> None:
-        """Let the next walk start with the current states of the generators.
+        """Make the next walk start from the present states of the generators.
 
-        Draws that the loader makes before the walk then have no effect on the walk.
+        The loader may draw random numbers before the walk starts. These draws then do not change the walk.
         """
         self._held = rng.states(self._generators)
 
@@ -296,10 +297,10 @@ class PlacedSampler:
 
 @dataclass(slots=True)
 class Place:
-    """Progress of a walk, with the generator states that a repetition needs."""
+    """Progress of a walk, and the generator states from which a restarted process repeats the walk."""
 
     began: rng.States
-    """States of the generators at the start of the walk."""
+    """State of each generator at the start of the walk. `Walk.repeat` starts from these states."""
     walked_count: int = 0
     """Items that the loader requested from the walk, including a request that reached the end.
 
@@ -323,7 +324,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The moment when a walk changed from a shared generator to a random stream of its own."""
+    """The item at which a walk changed from a shared generator to its own random stream."""
 
     number: int
     """Number of the last item for which the walk used the shared generator."""

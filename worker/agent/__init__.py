@@ -1,1 +1,4 @@
-"""The agent's connection to the control plane, its commands and reports, its promise and its log."""
+"""The agent process of a node, and its connection to the control plane.
+
+It executes commands, sends reports, and stores the node's promise and the agent's own log.
+"""

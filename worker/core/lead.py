@@ -24,13 +24,13 @@ SOON = 2
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The present lead, and the wait before the coordinator tries a shorter lead.
+    """State of the lead: its length, and the number of clean rounds before a shorter lead is tried.
 
     The coordinator keeps one object per generation. A round is *clean* if its step was committed.
     """
 
     steps: int = 1
-    """Minimum distance from the highest reported boundary to the next proposed step."""
+    """The lead: minimum distance from the highest reported boundary to the next proposed step."""
     patience: int = 1
     """Number of clean rounds before the coordinator tries a shorter lead."""
     clean_rounds: int = 0

@@ -94,9 +94,10 @@ _RECHECK_SECONDS = 0.05
 """Seconds between two checks of processes that are being killed; the kernel sends no event for their end."""
 _MEMORY_SAMPLE_SECONDS = 1.0
 _MEMORY_WINDOW_SAMPLES = 30
-"""Number of samples during which an out-of-memory kill on the node counts as evidence for a rank's end.
+"""Number of memory samples of the node that the agent keeps, one per second.
 
-The kernel needs seconds to free hundreds of GiB.
+If the kernel killed a process since the oldest sample, this kill counts as evidence for the end of a rank. The window
+is this long because the kernel needs seconds to free hundreds of GiB, and the rank ends only afterwards.
 """
 
 RankKey = tuple[RunId, Generation, Rank]

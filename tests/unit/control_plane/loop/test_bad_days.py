@@ -456,7 +456,7 @@ async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard
             jobs.request_stop(session, "gpt", world.now)
         elif state is JobState.PAUSING:
             jobs.request_pause(session, "gpt", world.now)
-        else:  # the job is to release a node
+        else:  # a fault, because of which the job wants to release the node
             world.team()[1].node_faults = (
                 NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
             )
