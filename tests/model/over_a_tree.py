@@ -244,7 +244,10 @@ class TreeModel(Generic[W]):
         return forgotten if seat else self._at_root(forgotten._replace(term=world.term + 1, sequence=0))
 
     def _newest(self, world: TreeWorld[W], seat: int) -> Relay:
-        """Return a relay with the current state of its own rank, as `RoundMember._newest` does."""
+        """Return the node's relay, with a new report if the state of the node's own rank has changed.
+
+        `RoundMember._newest` is the code that this models.
+        """
         relay, node = world.relays[seat], NodeId(f"{seat}")
         ranks, own = (self.model.round(world.world, seat),), relay.known.newest.get(node)
         if relay.known.term == NO_TERM or (own is not None and own.ranks == ranks):

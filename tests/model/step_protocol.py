@@ -179,7 +179,7 @@ class Model:
         return self._started(world, Plan(0, 0, world.keep), 1)
 
     def _started(self, world: World, plan: Plan, generation: int) -> World:
-        """Return the state after every node has loaded: ranks and rounds start."""
+        """Return the state in which a new generation runs. Every node has loaded, so ranks and rounds start."""
         world_size, base = self.shape.world_size, Step(plan.base)
         coordinator = self.rules.coordinator.begin(world_size=world_size, base=base, every_steps=self.shape.every_steps)
         shards = tuple(self.rules.shard.begin(base, self._peers(rank)) for rank in self.ranks)

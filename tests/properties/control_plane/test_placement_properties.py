@@ -28,7 +28,7 @@ def names(count: int) -> list[NodeId]:
 def planned(
     domains: Sequence[int], copies: int, before: Sequence[Sequence[int]] = ()
 ) -> tuple[Holders, tuple[tuple[int, ...], ...]]:
-    """Return the holders of each GROUP_RANK and the groups of a placement over these domains."""
+    """Place nodes in these failure domains. Return the holders of each GROUP_RANK, and the groups."""
     nodes = names(len(domains))
     found = placement.plan(
         nodes, copies, {node: f"d{domain}" for node, domain in zip(nodes, domains, strict=True)}, before
@@ -48,7 +48,7 @@ def exposed(holders: Holders, domains: Sequence[int]) -> int:
 def arrangements(count: int, copies: int) -> list[Holders]:
     """Return every placement that the strategy allows.
 
-    Each group has `copies` nodes, except the last one, which contains the remaining nodes as a ring.
+    Each group has `copies` nodes. The last group also contains the remaining nodes and places its copies in a ring.
     """
     found: dict[tuple[frozenset[int], ...], Holders] = {}
     for order in permutations(range(count)):

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmark of faults: which steps belong to which part of a case, verdicts, page and picture."""
+"""Pure functions of the fault benchmark: the steps in each part of a case, verdicts, page and picture."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNT = 40
 def made(*lengths: Sequence[float], held: float = 0.001, committed: bool = True) -> tuple[Boundary, ...]:
     """Return the boundaries of steps with these durations in seconds, starting at second 0.
 
-    Each argument holds the durations of one part of a case; the parts follow each other.
+    Each argument contains the durations of one part of a case. The parts follow one another.
     """
     found, at = [Boundary(0, 0.0, held, -1)], 0.0
     for length in [each for part in lengths for each in part]:

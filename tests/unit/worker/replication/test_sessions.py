@@ -1,4 +1,4 @@
-"""A session's messages leave completely and in order, however few bytes the kernel accepts."""
+"""A session sends and receives complete messages in order, even if the kernel accepts only parts of them."""
 
 from __future__ import annotations
 
@@ -188,7 +188,10 @@ async def test_a_line_for_which_this_node_has_no_descriptor_is_lost_like_any_oth
 
 
 async def test_all_cards_listen_at_the_same_port_and_one_that_cannot_is_left_out() -> None:
-    """All cards use one port, so that a security group needs one rule."""
+    """All network cards listen at one port, so that one rule of a security group admits all connections.
+
+    A card whose address cannot be used is omitted.
+    """
     listener = PeerListener(NodeId("i-1"))
     listener.start("127.83.0.1", more_cards=(NetworkCard("127.83.0.2"), NetworkCard("192.0.2.1")))
     try:
