@@ -566,7 +566,10 @@ async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatc
 async def test_shims_that_die_at_once_leave_nothing_and_are_told_once(
     cold: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every shim ends while it starts, as with a full disk or another shim that holds the lock."""
+    """Every shim ends while it starts, as with a full disk or another shim that holds the lock.
+
+    No process of a shim stays, and the supervisor logs the failure once.
+    """
     monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
     launch, python = cold.supervisor._launch, sys.executable
     born: list[int] = []

@@ -232,7 +232,7 @@ def plain() -> Scenario:
 
 
 def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool = False) -> Scenario:
-    """Return a DDP scenario whose small buckets make their layout matter."""
+    """Return a DDP scenario with several small buckets, whose layout affects the result."""
     model = nn.parallel.DistributedDataParallel(
         network(depth=6), bucket_cap_mb=bucket_cap_mb, static_graph=static_graph
     )

@@ -171,8 +171,9 @@ def ranks(script: str, agent: FakeAgent, directory: Path) -> Iterator[list[subpr
 
 
 def test_how_a_script_failed_is_seen_although_its_copier_was_at_work(tmp_path: Path) -> None:
-    """The copier thread returns from torch often while the interpreter ends. The exit code stays, and the snapshot is
-    whole.
+    """The copier thread returns from torch to Python many times while the interpreter shuts down.
+
+    The script keeps its exit code, and its snapshot is whole.
     """
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(COPYING, agent, tmp_path) as (rank,):
         assert (rank.wait(), (tmp_path / "0.log").read_text()) == (3, "")
@@ -185,7 +186,9 @@ def test_how_a_script_failed_is_seen_although_its_slots_were_being_mapped(tmp_pa
 
 
 def test_a_script_that_is_interrupted_while_it_closes_ends_by_that(tmp_path: Path) -> None:
-    """SIGINT arrives while the training thread waits at the guard and the copier is inside torch."""
+    """SIGINT arrives while the training thread waits at the guard and the copier is inside torch. The script ends by
+    SIGINT.
+    """
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(INTERRUPTED, agent, tmp_path) as (rank,):
         assert rank.wait() == -signal.SIGINT, (tmp_path / "0.log").read_text()[-2000:]
         agent.wait_for(lambda: len(agent.of_kind(Captured)) > AUDITED_AT_START)

@@ -671,7 +671,10 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
 def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_cannot_be_read(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
-    """The script overwrites the page while the rank waits at the stop, or on its way to the stop."""
+    """The script overwrites the page while the rank waits at the stop, or on its way to the stop.
+
+    The rank stays at the stop until the page is readable again.
+    """
     read, unreadable, is_lost = agent_link.read_agent_half, threading.Semaphore(0), threading.Event()
 
     def look(page: memoryview) -> AgentHalf | None:
@@ -1157,8 +1160,8 @@ class LateDevice:
 def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, is_meddled: bool
 ) -> None:
-    """The device executes work enqueued after the guard behind the copy. A change before the guard may precede the
-    copy.
+    """The device executes the copy before work that is enqueued after the guard. A change before the guard may precede
+    the copy.
     """
     device = LateDevice()
     copier = CudaCopier(device)

@@ -100,7 +100,7 @@ def test_a_stored_page_is_the_page_of_its_stored_results(page: Page) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_stored_page_has_the_words_of_its_template(page: Page) -> None:
-    """A stored page contains the text of its template, so that a change of the template renews the page."""
+    """A stored page contains the text of its template, so that both must change together."""
     if not page.document.exists():
         pytest.skip("no machine has measured this page")
     stored = " ".join(page.document.read_text().split())

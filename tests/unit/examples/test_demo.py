@@ -1,4 +1,4 @@
-"""The demo's verdict: it fails if a single bit of a restored state differs."""
+"""The demo passes only if both runs have the same states and losses, bit for bit, and the expected incident."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class ScriptedRank:
     socket: Path
     boundary: int = -1
     first_passed: int = 0
-    """Time of its first step on its page, in monotonic microseconds."""
+    """Monotonic microseconds at which the rank passed its first step, as its page shows."""
     base: int = 0
     settled: int = NONE
     arriving: Arriving | None = None

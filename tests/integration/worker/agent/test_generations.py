@@ -473,7 +473,10 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
 async def test_restarted_before_its_rank_was_started(
     fleet: Fleet, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent's promise says that ranks run. The agent died before it asked the shim for a rank."""
+    """The agent's promise says that ranks run, but the agent died before it asked the shim for a rank.
+
+    The next agent starts the rank.
+    """
     node = fleet.nodes[number]
     await fleet.launch()
     await fleet.train(3)
@@ -555,8 +558,8 @@ async def test_restarted_after_its_ranks_have_ended(fleet: Fleet) -> None:
 async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet: Fleet) -> None:
     """Ranks hang and never reach the agreed stop.
 
-    The control plane kills them. The coordinator then requests an upload of the newest commit, including shards on
-    nodes without ranks.
+    The control plane kills them and halts the generation. Each node then uploads its shard of the newest commit,
+    although its rank has ended.
     """
     await fleet.launch()
     await fleet.train(3)

@@ -140,7 +140,9 @@ class TestTheOwner:
         assert pair.held() == {2: payload(2, pair.payload_bytes)}
 
     async def test_a_capture_whose_end_never_comes_holds_up_no_other_step(self, pair: Pair) -> None:
-        """The rank's last message about a capture is lost with its connection, and another step is proposed."""
+        """The rank's last message about a capture is lost with its connection. The sender continues with the next
+        proposed step.
+        """
         pair.send()
         pair.hear(-1, 1)
         capture = await pair.begin_capture(1)
@@ -213,7 +215,10 @@ class TestTheOwner:
         assert pair.shard.view == {HOLDER}
 
     async def test_a_sender_that_ends_in_mid_capture_leaves_a_part_that_is_no_snapshot(self, pair: Pair) -> None:
-        """The sender ends during a capture, because the owner's node is lost or its ranks are ended."""
+        """The sender ends during a capture, because the owner's node is lost or its ranks are ended.
+
+        The holder keeps a partial slot, which is no snapshot.
+        """
         pair.send()
         pair.hear(-1, 1)
         capture = await pair.begin_capture(1)
@@ -353,7 +358,10 @@ class TestTheHolder:
 
     @pytest.mark.parametrize("named", [0, 4, 5])
     async def test_an_end_that_contradicts_the_ranges_seals_nothing(self, pair: Pair, named: int) -> None:
-        """The owner ends the shard too early, or with another digest than its chunks have."""
+        """The owner ends the shard too early, or with another digest than its chunks have.
+
+        The holder closes the session and seals nothing.
+        """
         async with by_hand(pair) as hand:
             await hand.open(1, DATA)
             if named:
@@ -413,7 +421,10 @@ class TestTheHolder:
 
 
 async def test_an_answer_for_what_was_not_named_ends_the_session(pair: Pair) -> None:
-    """The holder requests all chunks of a shard before the owner has announced them all."""
+    """The holder requests all chunks of a shard before the owner has announced them all.
+
+    The owner ends the session.
+    """
     asked = asyncio.Event()
     serve = pair.receiver.replica
 

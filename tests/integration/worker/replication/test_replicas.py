@@ -715,7 +715,7 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
 
 
 async def test_a_replica_with_another_digest_does_not_count(pair: Pair) -> None:
-    """The holder has a step 1 of this generation with other bytes, which is not the owner's step 1."""
+    """The holder has a step 1 of this generation with other bytes. It is no copy of the owner's step 1."""
     async with by_hand(pair) as hand:
         assert isinstance(await hand.whole(1, payload(7, pair.payload_bytes)), ShardSealed)
     pair.hear(-1, 1)
@@ -831,7 +831,10 @@ class Held:
 
 
 async def test_a_holder_returns_however_long_it_takes_to_send_what_it_lacks(pair: Pair) -> None:
-    """A slow transfer to a returning holder completes, although other steps would be committed and need its slot."""
+    """Votes wait for a returning holder until its slow transfer has ended.
+
+    Otherwise the next step would get the slot that the transfer reads.
+    """
     dialler, slow = Recorded(pair), Held()
     dialler.is_there.clear()
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -918,7 +921,10 @@ async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and
 
 
 async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair: Pair) -> None:
-    """Votes wait for a holder whose connection works again; a slow holder would otherwise never return."""
+    """A holder's connection works again. After the holder's wait, votes wait for its slow transfer.
+
+    Otherwise a holder with a slow transfer would never return.
+    """
     dialler, slow = Breaking(pair), Held()
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     pair.hear(-1, 1)
@@ -1579,7 +1585,7 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(
         digest=payload_digest(data),
         payload_bytes=len(data),
     )
-    with pytest.raises(PeerLost):  # for the silence, or for the connection that it cut
+    with pytest.raises(PeerLost):  # the error names the silence, or the connection closed because of it
         await fetch_shard(
             Fetching(pair),
             RANK,
@@ -1595,8 +1601,9 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(
 
 
 async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: Pair) -> None:
-    """A holder's agent dies with the committed step in one slot and a partial shard in the other, which no process
-    writes any more.
+    """A holder's agent dies with the committed step in one slot and a partial shard in the other.
+
+    No process writes the partial shard any more, so that the restarted agent grants its slot again.
     """
     await held_by_the_holder(pair)
     index = await pair.holder_store.grant(

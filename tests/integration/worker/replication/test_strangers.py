@@ -209,7 +209,9 @@ async def test_strangers_who_say_nothing_keep_no_member_out(pair: Pair, monkeypa
 async def test_a_flood_from_one_address_evicts_itself_and_no_member(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The member's handshake is the oldest when the flood arrives."""
+    """The member's handshake is the oldest when the flood arrives. The listener keeps it, and evicts handshakes of the
+    flood.
+    """
     monkeypatch.setattr(tcp, "MAX_UNPROVEN", 4)
     loop = asyncio.get_running_loop()
 
@@ -296,7 +298,7 @@ async def test_nobody_at_the_port(pair: Pair) -> None:
 
 
 async def test_an_oversized_answer_is_refused_by_the_dialler() -> None:
-    """A foreign listener answers with a frame that is longer than any message."""
+    """A foreign listener answers with a frame that is longer than any message. The dialler refuses it."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     listener.bind(("127.0.0.4", 0))
     listener.listen()

@@ -20,7 +20,7 @@ FOLDER = f"run={RUN}/gen=3/step=7/"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a slot: its elements, and the boxes that they are."""
+    """A tensor of a slot: its elements, and the boxes of logical tensors that they form."""
 
     name: str
     data: np.ndarray
@@ -69,7 +69,7 @@ def store_payloads(folder: Path, payloads: Sequence[tuple[bytes, int]]) -> Path:
     """Write a checkpoint as the control plane and its agents would, and return the path of its manifest.
 
     Args:
-        folder: stands for the bucket.
+        folder: directory that replaces the bucket.
         payloads: payload and start of its index, for each rank.
     """
     shards = []

@@ -19,7 +19,7 @@ from everstep.checkpoints.dcp import CheckpointReader
 from everstep.protocol.parts import parts_of_range
 from tests.unit.everstep.checkpoints.stored import Stored, store
 
-# `load` recommends to start a process group.
+# Without a process group, `load` warns.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 
 RANDOM = np.random.default_rng(13)

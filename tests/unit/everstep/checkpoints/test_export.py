@@ -1,4 +1,4 @@
-"""Exported safetensors files hold the model's tensors, whatever layout trained them, and are complete or absent."""
+"""Exported safetensors files hold the model's tensors, for every training layout. Each file is complete or absent."""
 
 from __future__ import annotations
 

@@ -377,7 +377,9 @@ class TestEnd:
         assert (core.committed, core.persist) == (9, 9)
 
     def test_ranks_that_are_ended_during_a_stop_leave_the_newest_commit(self) -> None:
-        """A script hangs before the agreed stop, and the control plane ends its ranks."""
+        """A script hangs before the agreed stop, and the control plane ends its ranks. The newest commit is
+        uploaded.
+        """
         core = running().request_stop().halt()
         assert (core.is_finished, core.proposed, core.persist) == (True, NONE, 1)
 
@@ -409,7 +411,7 @@ class TestEnd:
     def test_a_final_step_that_a_rank_passed_unheard_is_proposed_again(self) -> None:
         """A rank passes the final boundary before it reads the proposal, and then waits in `close`.
 
-        It can still capture that step.
+        The coordinator proposes the step again, because the rank can still capture it.
         """
         core = running().report(rank(0, 5, 1, 2, Vote.ABANDON, is_late=True), rank(1, 5, 1, 2))
         core = core.report(*self.closing(7, 1, NONE))

@@ -1,4 +1,7 @@
-"""The lead of proposals: it soon shrinks after a late round, and stays where a shorter lead is always late."""
+"""The lead of proposals: how many steps ahead of the ranks a step is proposed.
+
+The lead shrinks soon after a single late round. It stays longer where a shorter lead is always late.
+"""
 
 from __future__ import annotations
 

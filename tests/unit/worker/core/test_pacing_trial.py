@@ -42,7 +42,7 @@ def test_a_clear_difference_is_known_after_a_few_iterations(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_ends_no_trial_early_on_the_wrong_side(seed: int) -> None:
-    """Iterations vary by 10 %, and paced iterations are 8 % shorter."""
+    """Iterations vary by 10 %, and paced iterations are 8 % shorter. The verdict is for pacing."""
     trial, iterations = tried(paced=0.92, at_once=1.0, noise=0.1, seed=seed)
     assert trial.verdict is True
     assert iterations <= 2 * (ENOUGH + RUN_STEPS)
@@ -62,7 +62,9 @@ def test_that_nothing_is_gained_needs_no_longer_than_that_something_is() -> None
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) -> None:
-    """Paced iterations are 8 % shorter, but their transfers are too late for some steps to be kept."""
+    """Paced iterations are 8 % shorter, but their transfers are too late for some steps. The verdict is against
+    pacing.
+    """
     trial, iterations = tried(paced=0.92, at_once=1.0, noise=0.1, seed=seed, late=(0.0, 1.0))
     assert trial.verdict is False
     assert iterations <= 2 * (LEAST + RUN_STEPS)
@@ -71,7 +73,10 @@ def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) 
 
 
 def test_a_snapshot_that_costs_two_steps_is_told_from_one_that_costs_one() -> None:
-    """A paced snapshot loses two steps. An unpaced one loses one step, because its round takes two boundaries."""
+    """A paced snapshot loses two steps. An unpaced one loses one step, because its round takes two boundaries.
+
+    The verdict is against pacing.
+    """
     trial = PacingTrial()
     for _ in range(LEAST):
         trial = trial.iteration(0.95, is_paced=True, lost_count=2).iteration(1.0, is_paced=False, lost_count=1)

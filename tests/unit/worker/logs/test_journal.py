@@ -94,7 +94,10 @@ def test_it_is_known_without_reading_whether_something_was_printed(bench) -> Non
 
 
 def test_a_stream_that_somebody_begins_anew_is_read_from_its_beginning(bench) -> None:
-    """A shell's `> /dev/stderr` truncates the stream's file."""
+    """A shell's `> /dev/stderr` truncates the stream's file.
+
+    The journal marks a gap and reads the file from its beginning.
+    """
     journal = bench.journal()
     for number in range(100):
         bench.say(f"line {number}\n", "stderr")

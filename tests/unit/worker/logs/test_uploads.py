@@ -294,7 +294,7 @@ async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_a
 async def test_nothing_is_behind_the_end_of_a_journal(tmp_path: Path, is_the_next_agent: bool) -> None:
     """A process that has escaped from its rank still prints after the journal's end.
 
-    The agent discards these lines, because readers take a journal without an end as its last line for incomplete.
+    The agent discards these lines. Readers treat a journal as incomplete if its last line is not its end.
     """
     bench = Bench(tmp_path)
     ships, _ = shipper(bench)

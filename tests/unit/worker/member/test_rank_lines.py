@@ -316,7 +316,9 @@ async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(
 
 
 async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has_its_slot(place: Place) -> None:
-    """The last step is proposed while the rank moves. The agent grants its slot without a further announcement."""
+    """The last step is proposed while the rank moves. The agent grants the slot when the rank waits in `close`, without
+    an announcement.
+    """
     await begin(place)
     place.stand_at(3)
     place.propose(3)

@@ -173,7 +173,10 @@ def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(
 
 
 def test_chunks_go_at_once_where_iterations_are_no_shorter_for_pacing() -> None:
-    """Pacing does not shorten iterations, for example because agents and ranks share the cores."""
+    """Pacing does not shorten iterations, for example because agents and ranks share the cores.
+
+    The node sends without pacing.
+    """
 
     def work() -> None:
         node = Node.profiled()
@@ -289,7 +292,9 @@ def test_what_is_found_where_every_step_is_proposed_holds_for_steps_that_are_fur
 
 
 def test_a_node_is_ready_to_pace_what_others_pace() -> None:
-    """The idle spans of this node cannot hold its own snapshots, and the coordinator announces pacing."""
+    """The idle spans of this node cannot hold its own snapshots. It still paces when the coordinator announces
+    pacing.
+    """
 
     def work() -> None:
         node = Node()

@@ -135,7 +135,9 @@ def test_a_full_disk_keeps_no_node_from_its_own_directory(tmp_path: Path, caplog
 
 
 def test_nothing_is_dropped_under_a_shim_that_lives(image: Path) -> None:
-    """Two agents on one machine have the same state directory."""
+    """Two agents on one machine get the same state directory. The second one stops, because the first one's shim
+    runs.
+    """
     with (image / "shim.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ShimUnavailable, match=THEIRS):

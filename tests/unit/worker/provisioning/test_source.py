@@ -97,7 +97,7 @@ def test_another_archive_under_the_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_somebody_has_changed_here_is_fetched_anew(tmp_path: Path) -> None:
-    """A rank of another job with the same user has changed an archive."""
+    """A rank of another job with the same user has changed an archive. The node fetches it again."""
     store = Store()
     one = archive(store, "one")
     archives = SourceArchives(tmp_path / "archives", store)

@@ -67,7 +67,10 @@ def test_where_nothing_was_ever_built_nothing_happens(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 def test_nothing_is_removed_but_from_the_ranks_own_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The ranks' user owns the folder, in which a link may lead anywhere."""
+    """The ranks' user owns the folder, in which a link may lead anywhere.
+
+    The agent removes locks only in folders that this user owns.
+    """
     name, lock = str(tmp_path), tmp_path / "private/py311_cpu/cpu_adam/lock"
     lock.parent.mkdir(parents=True)
     lock.touch()

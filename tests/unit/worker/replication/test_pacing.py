@@ -133,7 +133,7 @@ def test_who_wakes_up_late_catches_up_within_the_margin_of_a_span() -> None:
         assert await departures(pacer, 1, 50_000) == pytest.approx([0.3])
         await asyncio.sleep(0.7)  # 0.2 s after the previous chunk has left the link
         assert await departures(pacer, 2, 50_000) == pytest.approx([1.0, 1.3])
-        await asyncio.sleep(1.2)  # 0.7 s later: the pacer makes up for 0.3 s
+        await asyncio.sleep(1.2)  # 0.7 s after the previous chunk has left; the pacer makes up for 0.3 s
         assert await departures(pacer, 2, 50_000) == pytest.approx([2.5, 2.7])
 
     run(work)

@@ -73,8 +73,9 @@ def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
 
 
 async def test_a_watch_that_a_bug_ends_ends_its_sender_which_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug ends the task that watches the holder. The sender ends with it, so that the holder's silence is measured
-    again.
+    """A bug ends the task that watches the holder. The sender ends with it.
+
+    A sender without that task would no longer measure the holder's silence.
     """
 
     class Unanswered:
@@ -121,10 +122,10 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(
 
 @pytest.mark.parametrize("count", [1, 12])
 async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_with_its_rate(count: int) -> None:
-    """Several senders share a slow link. Each suspects the link first, and reports it as slow in time, with the link's
-    rate.
+    """Several senders share a slow link. Each first suspects the link, and then reports it as slow with the rate of the
+    link.
 
-    A second of a link shared by twelve is not a twelfth of a second for each sender.
+    This takes as long as with a single sender, because each sender counts the whole time of the shared link.
     """
     wire = Wire(0.05 * FLOW_BYTES_PER_SECOND)
     shards = [create_autospec(OwnedShard) for _ in range(count)]
@@ -146,7 +147,9 @@ async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_
 
 
 async def test_no_link_is_called_slow_before_its_rate_is_known() -> None:
-    """The first check is late, so that no rate has been measured yet."""
+    """The first check is late, so that no rate is measured yet. The sender reports the slow link at the second
+    check.
+    """
     wire, shard = Wire(0.05 * FLOW_BYTES_PER_SECOND), create_autospec(OwnedShard)
     queue, late = wire.queue(), sender(wire, shard)
     queue.add([(0, 2)])

@@ -28,7 +28,7 @@ from worker.replication.streams import (
 
 SO_MAX_PACING_RATE = 47
 BEYOND = (32, 33)
-"""SO_SNDBUFFORCE and SO_RCVBUFFORCE."""
+"""SO_SNDBUFFORCE and SO_RCVBUFFORCE: socket options for buffers above the limit for all users."""
 
 
 TICK = 1 / 64

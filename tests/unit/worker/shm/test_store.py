@@ -179,7 +179,10 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, mo
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing(tmpfs: Path) -> None:
-    """A slot is granted again when its digest is complete and the seal is not yet written."""
+    """A slot is granted again when its digest is complete and the seal is not yet written.
+
+    The seal has no effect.
+    """
     store = opened(tmpfs)
     assert await grant(store, 1, slot_count=1) == 0
     sealing = asyncio.create_task(store.seal(RANK, 0, header(store, 1)))
