@@ -1,6 +1,9 @@
 """Converts database records into the response models of the contract. Pure.
 
 Invariant: only this module derives a status from a stored state, with `core.states`.
+
+The module has more than 500 lines. The conversions share the derived status, reason and protection of a job, and each
+is a flat list of fields.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ Invariant: a node works for at most one job. A gang (all nodes of a job) starts 
 have precedence over queued jobs. While the group differs from its contract or most of the fleet is silent, the fleet
 terminates nothing except instances that AWS is ending. A node that has joined is terminated only if its verdict has
 `may_terminate` or a person requests it.
+
+The module has more than 500 lines. Capacity and assignment decide over one table of nodes: a node that a job keeps must
+not be ended in the same pass.
 """
 
 from __future__ import annotations

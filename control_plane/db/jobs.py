@@ -2,6 +2,9 @@
 
 Invariant: a job's state is written only under its lease. Requests of users are stored as separate columns (for example
 `stop_requested_at`), and the loop acts on them.
+
+The module has more than 500 lines. All statements read or write the same row, and the rule about the lease is checked
+in one place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`everstep jobs …`: submit, list, describe, top, wait, logs, output, pause, resume, update, diff, stop, delete."""
+"""`everstep jobs …`: submit, list, describe, top, wait, logs, output, pause, resume, update, diff, stop, delete.
+
+The module has more than 500 lines. Each command is one short function; larger parts (tables, logs, progress) are in
+modules of their own.
+"""
 
 from __future__ import annotations
 

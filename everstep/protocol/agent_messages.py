@@ -28,6 +28,9 @@ In the diagram, g is a generation, k a step and n a number.
 Promising a generation means that the agent ends all older ranks and records the number on disk.
 
 Invariant: an agent ignores commands of generations below the newest promised generation.
+
+The module has more than 500 lines. Both directions are one conversation, and the report contains parts of the answers
+to commands.
 """
 
 from __future__ import annotations

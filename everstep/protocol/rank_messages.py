@@ -35,6 +35,9 @@ two alternating positions. If the sequence number is odd, the body is at the off
 Invariant: a reader always gets one consistent half. During a write, and after a writer died during a write, the reader
 gets the previous content. After a restart of either side, code may compare fields of the two halves only if their
 generations are equal.
+
+The module has more than 500 lines. Page and messages refer to the same steps, phases and generations, and change
+together.
 """
 
 from __future__ import annotations

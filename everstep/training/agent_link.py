@@ -6,6 +6,8 @@ The page is a small tmpfs file. The agent writes one half of it, the rank the ot
 Invariant: no call blocks training. A message that the socket does not accept immediately waits in memory until the next
 call. After a lost connection the rank reconnects at boundaries, and starts no capture before the connection is
 restored. This module only transports messages. The session interprets them.
+
+The module has more than 500 lines. Connection and page share the generation and the state of a reconnection.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ audited snapshot. The other is a host that would run more than one boundary ahea
 until their copies have ended. `__init__` allocates all memory.
 
 The module is tested with a fake of the few device calls that it makes. Its speed on a device has not been measured.
+
+The module has more than 500 lines. Gather, ring and registration share the order of work on one stream, which is what
+the module guarantees.
 """
 
 from __future__ import annotations

@@ -23,6 +23,9 @@ therefore does not depend on the worker that loads it, or on the time. The rank 
 sampler divides the data. Ranks that must see the same samples (tensor parallel) get the same batches, as with torch.
 
 Invariant: an undisturbed run and a resumed run yield the same batches and leave all generators in the same state.
+
+The module has more than 500 lines. Loaders, walks and seeding share the position, and none of them is correct without
+the others.
 """
 
 from __future__ import annotations

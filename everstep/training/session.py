@@ -18,6 +18,9 @@ Invariant: a snapshot of step k holds the state right after the k-th optimizer s
 when the loop ends. An evaluation after the loop therefore does not change the snapshot.
 
 A failed snapshot is skipped; training continues.
+
+The module has more than 500 lines. The calls of a script share the state of one boundary; what can be decided without
+I/O is in `step_rules`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ The outcome is `Captured`, or `Abandoned` with a reason.
 Invariant: the rank reports a snapshot as captured only when every byte belongs to its step. This covers all changes
 that the training thread makes and torch counts. Audits find changes that torch does not count. Errors of this module
 never reach the training script.
+
+The module has more than 500 lines. A capture, its verdict and the slots share the lock that makes the outcome final.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ methods run under the server's lock.
 
 Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle
 hooks).
+
+The module has more than 500 lines. All activities change the same members, and a pass must see them in one order.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Invariant: a fault either takes effect and returns facts that prove it, or is refused and changes nothing. Lasting
 faults are recorded until `clear`. The injector runs in the process of the local AWS, under the lock of its server.
+
+The module has more than 500 lines. Each fault is one short method, and the faults share the record of what `clear`
+removes.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 `everstep local up`, the demo and the tests use `LocalCluster`. Each cluster has its own state directory, ports from the
 kernel and loopback addresses, so several clusters can run at the same time. A command that has only the state directory
 can find all processes of the cluster.
+
+The module has more than 500 lines. Start and end of a cluster are one list of parts in two directions; a part that is
+added to one belongs to the other.
 """
 
 from __future__ import annotations

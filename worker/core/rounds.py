@@ -11,6 +11,9 @@ timeouts, for example "this holder is dropped" or "the final round is over".
 
 Invariant: within a generation, C never decreases. A step is proposed a second time only after every rank has reported
 that it forgot the first proposal.
+
+The module has more than 500 lines. The two machines exchange each other's states, and a change of the protocol changes
+both.
 """
 
 from __future__ import annotations

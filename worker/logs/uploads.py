@@ -12,6 +12,9 @@ length.
 Invariant: only the rank's own files inside its output folder are uploaded, even if the folder contains links or if a
 process changes links during the upload. A failed upload never stops a job. Each missing object is reported in a
 sentence.
+
+The module has more than 500 lines. Lines, streams and outputs share the loop that decides what is uploaded next and the
+report of missing objects.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ killed, and a new shim is started.
 
 Invariant: a rank counts as ended only when its process has been reaped, or when no process with its pid and start ticks
 exists any more.
+
+The module has more than 500 lines. Exits, the shim's death and the proof of an end share one record per rank; most of
+the lines are the cases of a takeover.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@
 A stream's thread sends, receives and digests without the interpreter lock.
 
 Invariant: after `close`, `cut` or a cancelled `run` has returned, no thread reads or writes the caller's memory.
+
+The module has more than 500 lines. Sending and receiving threads share the queue of chunks and the rule that ends a
+thread before memory is released.
 """
 
 from __future__ import annotations

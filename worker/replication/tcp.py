@@ -5,6 +5,8 @@ raw socket for use in a thread (`streams`).
 
 Invariant: a peer that has not proved its possession of the generation's key can send only the handshake. The length of
 every frame is checked before its body is read.
+
+The module has more than 500 lines. Both ends of the handshake and the session that follows it share limits and framing.
 """
 
 from __future__ import annotations

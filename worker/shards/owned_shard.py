@@ -6,6 +6,9 @@ Each event is one method. Only this class holds the pure `Shard`; callers read t
 
 Invariant: the committed step, the proposed step and the vote are written to the page before they are sent anywhere. A
 task that waits on `changed` sees the state that woke it.
+
+The module has more than 500 lines. Each event must leave shard, slots and page consistent, so the events cannot be
+divided.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ Large objects use several connections, because one connection has at most 85 to 
 
 Invariant: a put is stored completely or not at all. All bytes read belong to one object. When a call returns, its
 threads have ended. `worker.storage.aws` decides the endpoint.
+
+The module has more than 500 lines. Writing in parts and reading in ranges share connections, time-outs and the
+translation of errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""API models: training jobs, their configuration and status."""
+"""API models: training jobs, their configuration and status.
+
+The module has more than 500 lines. The request, the job and its parts refer to each other, and most of the lines are
+the published descriptions of fields.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Invariant: each tensor gets its name once, at `init`, and every later list has the same order. A class that is not known
 to restore bit for bit is rejected, and the error names the class.
+
+The module has more than 500 lines. The interface and the code that all adapters share use the same names of tensors.
 """
 
 from __future__ import annotations

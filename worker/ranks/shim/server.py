@@ -6,6 +6,8 @@ reported. The only exception is an end whose write the disk refuses: such an end
 
 Invariant: a rank passes its gate only after its record is written. A record without an end describes a process that has
 not been reaped yet, or whose end still waits for the disk.
+
+The module has more than 500 lines. Starting, reaping and reporting run in one loop over one record on disk.
 """
 
 from __future__ import annotations
