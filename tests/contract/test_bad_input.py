@@ -63,7 +63,7 @@ ROLES = (Role.VIEWER, Role.SUBMITTER, Role.ADMIN)
 """The roles, ordered from the fewest permissions to the most."""
 LEAST_ROLES = least_roles()
 PHASES = (hypothesis.Phase.generate,)
-"""A failing request is reported as generated, because shrinking takes longer than reading the request."""
+"""Hypothesis only generates requests: shrinking a failing request takes longer than reading it."""
 NO_HTTP = "Invalid HTTP request received."
 """Body of the HTTP server's response to a malformed request. Some generated addresses make a request malformed."""
 
@@ -119,7 +119,7 @@ class Asker:
         self._service, self._session, self._tokens = service, session, of_role
 
     def holds(self, case: Any, role: Role, *checks: Any) -> None:
-        """Send one request and check the response against the contract."""
+        """Send one request with the token of `role` and check the response against the contract."""
         headers = {"Authorization": f"Bearer {self._tokens[role]}"}
         answer = case.call(
             base_url=f"http://{self._service.address}", headers=headers, session=self._session, timeout=20

@@ -1,8 +1,10 @@
 """Each field of each operation refuses every value that no schema allows, with the documented error.
 
-`test_bad_input.py` generates requests from the schemas. This file sends other values that JSON and HTTP allow: null,
-numbers that are not finite or too large, half of a surrogate pair, NUL, and page tokens that the service never
-returned.
+`test_bad_input.py` generates requests from the schemas. This file sends other values that JSON and HTTP allow:
+
+    null, NUL and half of a surrogate pair
+    numbers that are not finite or too large
+    page tokens that the service never returned
 
 Operations and fields are read from the OpenAPI document, so these tests cover each new field automatically. Tests of
 parameters and tokens run on both engines, because PostgreSQL refuses values that SQLite stores.

@@ -1,9 +1,10 @@
 """Models of the rounds whose reports and announcements travel over a tree of agents.
 
-All parts except the messages of the rounds are `tests.model.step_protocol` or `tests.model.stop_agreement`. Reports and
-announcements travel from relay to relay, and each relay remembers what it forwarded. A node may connect to any node
-above it, and to several of them in turn. A relay may therefore deliver an older message than another relay did. Relays
-store their state in the real `worker.core.tree.Reports`; a restarted agent loses this state.
+These models replace the messages of `tests.model.step_protocol` and `tests.model.stop_agreement`, and use all other
+parts of those models. Reports and announcements travel from relay to relay, and each relay remembers what it forwarded.
+A node may connect to any node above it, and to several of them in turn. A relay may therefore deliver an older message
+than another relay did. Relays store their state in the real `worker.core.tree.Reports`; a restarted agent loses this
+state.
 
     python -m tests.model.over_a_tree NODES COPIES STEPS FAULTS [--stop] [--walks N] [--seed S] [--arity K] [--bug NAME]
 """
@@ -31,7 +32,7 @@ Word = tuple[Any, ...]
 
 
 class Rounds(Searchable[W], Protocol[W]):
-    """A model without messages of the rounds; the tree transports these messages."""
+    """The interface of a model whose reports and announcements travel over the tree."""
 
     @property
     def seats(self) -> range: ...
@@ -126,7 +127,7 @@ class Relay(NamedTuple):
     announced: Announced = Announced()
     sequence: int = 0
     is_restarted: bool = False
-    """True until the restarted node has received a message of the coordinator itself."""
+    """True from a restart of the node until the node accepts an announcement from the coordinator itself."""
 
 
 class TreeWorld(NamedTuple, Generic[W]):
@@ -319,7 +320,7 @@ def follow(shape: Shape, seeds: range, *, arity: int = 1, length: int = 400, bug
     """Walk at random from the middle of a training.
 
     Args:
-        shape: sizes of the world; steps count from the start of the walk.
+        shape: sizes of the model; steps count from the start of the walk.
         seeds: seeds, one walk for each.
         arity: children per node of the tree.
         length: events per walk.

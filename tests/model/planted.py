@@ -1,6 +1,6 @@
 """Bugs planted into the step protocol, each in one rule.
 
-A model that misses one of these bugs proves nothing.
+The model must find every one of them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CommitsMajority(Coordinator):
 
 
 class Forgets(Coordinator):
-    """A restarted coordinator takes the newest C of any agent and reuses step numbers."""
+    """A restarted coordinator adopts the newest C of any agent and reuses step numbers."""
 
     __slots__ = ()
 

@@ -109,7 +109,10 @@ class Rules:
     ends_sealed: bool = True
     """True if the owner ends a transfer when it has sealed the slot, False if after the rank's last write."""
     committed: Callable[[recovery.Path, Step, Iterable[tuple[Generation, Step]]], Step] = recovery.newest_committed
-    """Chooses the C of a plan from the control plane's own record, which lags, and the pages of the promised nodes."""
+    """Determines the C of a plan from the control plane's record and the pages of the promised nodes.
+
+    The record may lag behind the pages.
+    """
 
 
 class Model:
@@ -310,9 +313,9 @@ class Model:
                     yield ("hear", seat, coordinator.committed, coordinator.proposed), heard
 
     def _released(self, world: World, rank: int) -> World:
-        """A closing rank reads its page before the agent's next report is answered.
+        """Clear the report of a closing rank, which reads its page before the agent's next report is answered.
 
-        A step that is proposed again is a new proposal.
+        If the coordinator proposes the step again, the rank treats this as a new proposal.
         """
         process = world.processes[rank]
         outcome = process.outcome
@@ -817,7 +820,8 @@ class Model:
     def _restarted(self, world: World, seat: int) -> World:
         """Restart the agent of a node.
 
-        It finds its page and slots, all connections are closed, and the coordinator asks every agent again.
+        The new agent finds the node's page and slots. All connections are closed, and the coordinator asks every agent
+        again.
         """
         for rank in self.ranks:
             owner = self.seat_of(rank)
@@ -950,7 +954,7 @@ class Model:
     def _planned(self, world: World, restore: Restore, returning: tuple[int, ...]) -> World:
         """The control plane chooses the base.
 
-        Lost seats get a new node, or the old node if it was only unreachable.
+        Each lost seat gets a new node. A node that was only unreachable may return to its seat.
         """
         inventories = {
             f"{seat}": inventory for seat, inventory in enumerate(restore.inventories) if inventory is not None
@@ -1017,7 +1021,7 @@ class Model:
     def _origin(self, world: World, chosen: recovery.Restore) -> int:
         """Return the generation that captured the base.
 
-        It is the same for all ranks and lies on the path of the newest started generation.
+        All ranks have the same origin, which is on the path of the newest started generation.
         """
         origins = {source.origin_generation for sources in chosen.sources for source in sources}
         if (

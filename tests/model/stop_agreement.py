@@ -148,7 +148,7 @@ class Options:
     echo_of: Callable[[RankHalf, Step, StopState], tuple[Step, int]] = echo_of
     decide: Callable[[step_rules.RankView, AgentHalf], step_rules.Decision] = step_rules.decide
     begins_again: bool = True
-    """True if the end of an upload starts the upload of the step marked meanwhile."""
+    """True if the end of an upload starts the upload of a step that was marked during it."""
 
     @property
     def uploads(self) -> bool:

@@ -51,7 +51,10 @@ def commits(
 
 
 def touches(holder: int) -> Callable[[Event], bool]:
-    """Return whether an event is a stream to or from the slots of this seat, whose holder never answers."""
+    """Return a predicate for the events of streams to this holder.
+
+    A scenario excludes these events, so that the holder never answers.
+    """
     return lambda event: event[0] in ("connect", "begin", "take", "sent", "store", "acknowledge") and event[2] == holder
 
 
@@ -173,7 +176,10 @@ def steps_at_owner(world: World, rank: int) -> set[int]:
 
 
 def states(nodes: int, copies: int) -> list[World]:
-    """Return a list of states with as many different agent and coordinator states as a few rounds produce."""
+    """Return sample states in which agents and the coordinator have as many different states as possible.
+
+    The samples come from a few rounds.
+    """
     story = drive(nodes, copies)
     found: dict[object, World] = {}
     for _ in range(250):
@@ -279,7 +285,7 @@ def test_a_plan_that_does_not_know_the_highest_c_loses_it() -> None:
 
 
 def _second_loss(rules: Rules) -> Driver[World]:
-    """Lose the owner of the newest step while its base is loaded."""
+    """Lose the owner of the newest step while a node loads the base of the next generation."""
     begun = drive(2, 2)
     begun.do("lose")
     begun.until(lambda world: world.restore is None)

@@ -1,7 +1,7 @@
 """The state of the step-protocol model. Every part is a value, so that states can be compared, hashed and stored.
 
 The decisions are real: `Shard`, `Coordinator` and the slots of the pure core. Processes, pages, streams and promises
-are modeled with only the fields that decisions and invariants read.
+are modeled with only the fields that decisions and invariants read. C is the newest committed step.
 """
 
 from __future__ import annotations

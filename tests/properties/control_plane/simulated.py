@@ -163,7 +163,7 @@ class Simulation:
         """Nodes that have lost only their data plane."""
         self.histories: dict[NodeId, dict[str, Implication]] = {}
         self.has_told: set[NodeId] = set()
-        """Nodes whose agent has itself reported a fault that justifies their termination."""
+        """Nodes whose own agent has reported a fault that justifies the node's termination."""
         self.people_say: set[NodeId] = set()
         """Nodes whose termination a person has requested."""
         self.last_decisions: list[Decision | FleetDecision] = []
@@ -185,7 +185,7 @@ class Simulation:
         self.losses = 0
         """Number of messages that will be lost next."""
         self.upload_seconds = 1.0
-        """Seconds that the upload of the last step takes after all ranks have ended with success."""
+        """Seconds from the end of all ranks, with success, to the end of their last upload."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
         self.jobs = [
             SimulatedJob(

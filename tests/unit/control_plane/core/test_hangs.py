@@ -90,8 +90,8 @@ def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) ->
 def test_a_first_step_that_hangs_again_is_restarted_after_the_time_of_a_step() -> None:
     """A first step that hangs again is restarted after the learned limit of a step.
 
-    The resumed generation hangs at the same step as the one before. Its phase is now `first_step`, whose limit was 900
-    s before a duration was learned.
+    The resumed generation hangs at the same step as the previous generation. Its phase is now `first_step`, whose limit
+    was 900 s before a duration was learned.
     """
     suspicion = Suspicion(since=NOW - 95, began_at=NOW - 50, number=1, asked_at=NOW - 50, is_answered=True)
     four = tuple(status(rank, still=95.0, phase="first_step") for rank in range(4))

@@ -1,6 +1,7 @@
 """The committed step from which a launch resumes.
 
-It is the newest step in the job's record or in any node's report, along the ancestry of the newest started generation.
+A launch resumes from the newest step in the job's record or in any node's report, along the ancestry of the newest
+started generation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The announcements of AWS that count, and the time from which they count.
+"""The announcements of AWS to which the control plane reacts, and the time of each reaction.
 
 Whole sequences are in the golden incidents.
 """

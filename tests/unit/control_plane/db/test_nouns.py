@@ -76,7 +76,7 @@ def test_replica_rows_change_with_the_view_and_not_with_the_step(database, job, 
 def test_a_holder_whose_instance_has_ended_is_in_nobodys_view(database, job, lease):
     """A holder whose instance has ended counts as out of every view.
 
-    No report says so if the owner has ended, too, or has not been launched again.
+    The owner cannot report the change if its own instance has ended, or if its ranks have not started again.
     """
     with database.write() as session:
         protection.record(session, lease, [shard(("i-1", True), ("i-2", True))], NOW)

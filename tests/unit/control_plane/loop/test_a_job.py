@@ -282,7 +282,7 @@ async def test_a_spare_has_the_source_of_the_job_that_it_may_be_given_to(world: 
 
 
 async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
-    """Accounting of a job that loses two nodes at once while one spare is free.
+    """Accounting of a job that loses two nodes together while one spare is free.
 
     Three nodes stay idle until the second replacement has booted. Then four nodes train.
     """

@@ -105,8 +105,8 @@ def lines_of(first: int, *texts: str) -> bytes:
 def one_node(tails: Mapping[str, tuple[int, str]], *, is_alive: bool = False, ended: bool = False) -> LogReader:
     """Return a reader for a node that has uploaded lines a, b and c.
 
-    `tails` maps each other node to the lines of this node that the other node has uploaded: the number of the first
-    line, and one letter per line.
+    Other nodes may have uploaded copies of this node's lines. `tails` maps each such node to the number of its first
+    copied line, and to the copied lines as one letter each.
     """
     store = MemoryObjectStore("b")
     end = encode_lines([LogLine(at_ms=MS + 9, rank=NO_RANK, stream="end", text="", end=0)]) if ended else b""

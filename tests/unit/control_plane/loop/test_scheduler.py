@@ -1,4 +1,4 @@
-"""The scheduler: how many keys run, in which order, and what a wake-up, a failure and a stop cause."""
+"""The scheduler: the number and order of running keys, and the effects of a wake-up, a failure and a stop."""
 
 from __future__ import annotations
 

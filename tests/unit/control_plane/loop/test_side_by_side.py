@@ -1,4 +1,4 @@
-"""Passes over several jobs at the same time: what they share, and what stops them."""
+"""Concurrent passes over several jobs: the data that they share, and the events that end them."""
 
 from __future__ import annotations
 

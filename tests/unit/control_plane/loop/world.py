@@ -80,8 +80,8 @@ T = TypeVar("T")
 class InTurn(ThreadPoolExecutor):
     """An executor that runs each submitted call inline, in order of submission.
 
-    Real threads would take a sixth of a test's time, and a world with virtual time waits for every call. On PostgreSQL
-    the tests use real threads.
+    Real threads would take a sixth of a test's time, and a simulation with virtual time waits for every call. On
+    PostgreSQL the tests use real threads.
     """
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -161,7 +161,7 @@ class Agent:
     target: int = 0
     measured: dict[str, float] = field(default_factory=dict)
     verified: dict[tuple[Rank, NodeId], tuple[Step, float]] = field(default_factory=dict)
-    """The newest step that each holder is known to hold for each rank of this node, and the time since when."""
+    """The newest step that each holder is known to hold for each rank of this node, with the time of that knowledge."""
 
     def connect(self) -> None:
         hello = Hello(
@@ -271,7 +271,7 @@ class Agent:
         return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
 
     def seen(self, rank: Rank, holder: NodeId) -> tuple[Step, float]:
-        """Return the newest step that a holder is known to hold for a rank, and the time since when.
+        """Return the newest step that a holder is known to hold for a rank, and when the step became known.
 
         If the holder is unreachable, return the last known step.
         """
