@@ -230,9 +230,9 @@ def test_a_node_is_lost_in_every_state(seat: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_inventories_of_a_node_that_was_only_unreachable(seed: int) -> None:
-    """The node returns with slots of an abandoned history.
+    """A plan uses no slot of an abandoned history.
 
-    Its inventory lists these slots, and the plan uses none of them.
+    A node that was unreachable returns, and its inventory lists such slots.
     """
     story = drive(2, 2, seed=seed)
     story.until(lambda world: len(steps_at_owner(world, 1)) == 2)

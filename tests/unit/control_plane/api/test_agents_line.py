@@ -52,7 +52,10 @@ async def test_an_agent_joins_over_plain_http_on_this_machine(service, token, no
 
 
 async def test_an_agent_that_has_the_session_of_another_node_joins_anew(service, token, tmp_path) -> None:
-    """The instance was launched from an image of another node, and the image contains that node's session."""
+    """An agent that finds the session of another node joins with its join token and gets a session of its own.
+
+    This happens if the instance was launched from an image of the other node.
+    """
     first, second = (member.instance_id for member in service.operator.describe_group(GROUP).members)
     async with line(service, token) as opened:
         session = (await join(opened, first)).session_token

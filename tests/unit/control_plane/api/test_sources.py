@@ -75,9 +75,9 @@ def test_an_archive_larger_than_memory_is_spooled(client, service):
 def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_memory(
     client, service, monkeypatch, in_memory, piece, waits
 ):
-    """The service calls a thread once for each piece of an upload, and not for bytes that it keeps in memory.
+    """An upload waits for a thread once for each piece, and not for bytes that the service keeps in memory.
 
-    Each call queues behind all other requests that wait for a thread.
+    Each wait puts the upload behind all other requests that wait for a thread.
     """
     monkeypatch.setattr(sources, "IN_MEMORY_BYTES", in_memory)
     monkeypatch.setattr(sources, "PIECE_BYTES", piece)
