@@ -52,7 +52,7 @@ class Begun:
 
     @property
     def is_quick(self) -> bool:
-        """Whether the run takes few samples, to test the harness."""
+        """True if the run takes few samples, to test the harness."""
         return bool(self.arguments.quick)
 
     @property

@@ -5,8 +5,8 @@ A page's prose is a template in `benchmarks/pages/`. A benchmark supplies a text
     {name}   is replaced by the text
     {name?}  is replaced by nothing, and only states a condition
 
-A paragraph, table or list item is left out if one of its placeholders has no text. A heading decides on its whole
-section.
+A paragraph, table or list item is left out if one of its placeholders has no text. If a placeholder in a heading has no
+text, the whole section is left out.
 
 Invariant: `render` and `draw` are pure functions of the stored results. `write` and `render_again` do the I/O.
 """
@@ -45,7 +45,7 @@ class BenchmarkRun:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the machine was busy at the start, so that all values are inconclusive."""
+        """True if the machine was busy at the start, so that all values are inconclusive."""
         return is_busy(self.machine.load_average[0], self.machine.cores)
 
 
@@ -68,7 +68,7 @@ class Page:
     picture: str = ""
     """Description of the picture."""
     is_section: bool = False
-    """Whether the page is a section of `docs/benchmarks.md`."""
+    """True if the page is a section of `docs/benchmarks.md`."""
 
     @property
     def results(self) -> Path:

@@ -36,13 +36,13 @@ class Row:
     """Origin of the limit, or the value to compare with."""
     floor_moved_ratio: float | None = None
     verified: bool | None = None
-    """Result of a compare of bytes; None if no bytes were compared."""
+    """Result of a comparison of bytes; None if no bytes were compared."""
     verdict: Verdict = Verdict.NONE
     reason: str = ""
 
     @property
     def is_reached(self) -> bool:
-        """Whether the value is within its limit."""
+        """True if the value is within its limit."""
         assert self.limit is not None
         return self.value >= self.limit if self.is_least else self.value <= self.limit
 

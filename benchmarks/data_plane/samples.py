@@ -51,7 +51,7 @@ class Measured:
             self.values.setdefault(metric, []).extend(values)
 
     def verify(self, metric: str, is_equal: bool) -> None:
-        """Add the result of one more compare of bytes."""
+        """Add the result of one more comparison of bytes."""
         self.verified[metric] = self.verified.get(metric, True) and is_equal
 
 

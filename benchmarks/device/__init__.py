@@ -8,7 +8,7 @@
     rank/state.py     a model, its optimizer and slots of a chosen size, without an agent
     rank/copying.py   capture and restore with their floors, and registration of memory
     rank/graph.py     a training step captured as a CUDA graph while a snapshot is in progress
-    rank/train.py     the job's script: steps with and without snapshots in turn, then steps with a compare of all bytes
+    rank/train.py     the job's script: steps with and without snapshots in turn, then steps whose bytes are compared
     rows.py           conversion of measurements to rows with verdicts (pure)
     report.py         results, limits and page (pure except for `earlier`)
 

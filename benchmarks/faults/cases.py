@@ -99,7 +99,7 @@ class Case:
     name: str
     strike: Strike
     is_from_the_start: bool = False
-    """Whether the fault begins before the job has slots.
+    """True if the fault begins before the job has slots.
 
     No step precedes such a fault, so its steps are compared with the steps after the fault.
     """
@@ -154,7 +154,7 @@ def _stopped(agent: Process) -> Iterator[float]:
 
 
 def _is_arriving(node: str, rank: int) -> bool:
-    """Return whether part of a rank's shard is on a node that holds it for another."""
+    """Return True if part of a rank's shard is on a node that holds it for another."""
     for path in memory_directory(node).glob(f"*/rank-{rank}.slot-*"):
         try:
             with path.open("rb") as file:

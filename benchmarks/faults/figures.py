@@ -89,7 +89,7 @@ class Figure:
     lost_seconds: float
     """Time lost between the fault's start and the end of healing.
 
-    It is the duration of all steps minus the same number of earlier median steps.
+    From the duration of these steps, the duration of as many median steps before the fault is subtracted.
     """
     held_p99_seconds: float
     """99th percentile of the time for which the session blocked a step during the fault, over all ranks."""
@@ -171,7 +171,7 @@ def evaluate(observed: Observed) -> Figure:
 
 
 def judge(low: float, high: float, before: float, after: float) -> tuple[Verdict, str]:
-    """Return whether training continued at full speed, and the reason for the verdict.
+    """Return the verdict on the speed of training, and the reason for it.
 
     Args:
         low: lower bound of the ratio of median steps, during ÷ before.

@@ -61,7 +61,7 @@ class Recovery:
 
     @property
     def clocks_agree(self) -> bool:
-        """Whether the incident's duration agrees with the benchmark's measurement."""
+        """True if the incident's duration agrees with the benchmark's measurement."""
         apart = abs(self.incident_seconds - self.api_seconds)
         return apart <= max(CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO * self.api_seconds)
 

@@ -82,7 +82,7 @@ class Slowdown:
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether there are several launches without an agent, and their step times agree."""
+        """True if there are several launches without an agent, and their step times agree."""
         return self.plain_count > 1 and self.plain_moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 

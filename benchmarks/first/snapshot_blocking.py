@@ -71,7 +71,7 @@ class BlockingRow:
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether both floors were stable: memcpy and the step without a session."""
+        """True if both floors were stable: memcpy and the step without a session."""
         return self.memcpy.stood_still and self.plain_step.stood_still
 
 

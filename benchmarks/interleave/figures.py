@@ -24,7 +24,7 @@ class Row:
     seconds: float
     """Mean duration of an iteration."""
     slowdown: float
-    """Mean slowdown of the pairs of iterations with and without checkpoints, relative to the iteration without."""
+    """Slowdown over all pairs of iterations: time with checkpoints ÷ time without checkpoints, − 1."""
     low: float
     high: float
     """Upper bound of the slowdown's 95 % interval."""

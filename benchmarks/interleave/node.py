@@ -278,7 +278,7 @@ class Node:
         self.sending = asyncio.create_task(work())
 
     def begins(self, scheme: Scheme, at: float, *, is_sending: bool) -> bool:
-        """Return whether a snapshot begins at this boundary.
+        """Return True if a snapshot begins at this boundary.
 
         No snapshot begins while the previous snapshot is still being sent.
         """

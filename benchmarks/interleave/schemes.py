@@ -48,7 +48,7 @@ class Scheme(StrEnum):
 
     @property
     def delays_update(self) -> bool:
-        """Whether training waits for the bytes that did not fit into the iteration, as in GEMINI's paper.
+        """True if training waits for the bytes that did not fit into the iteration, as in GEMINI's paper.
 
         The other schemes send these bytes in the next iteration.
         """

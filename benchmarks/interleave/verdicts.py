@@ -52,7 +52,10 @@ def judge(figure: Figure) -> Row:
 
 
 def _verdict(row: Row) -> Verdict:
-    """Return the verdict by the interval: it must be below the limit."""
+    """Return PASS if the whole interval is within the limit, and SHORT if the whole interval is above it.
+
+    Otherwise return INCONCLUSIVE.
+    """
     assert row.low is not None
     assert row.high is not None
     assert row.limit is not None

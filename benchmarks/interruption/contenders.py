@@ -44,7 +44,7 @@ class Contender(Protocol):
     name: str
     job: Job
     is_relaunched: bool
-    """Whether the system restarts all ranks after a fault, including undamaged ranks."""
+    """True if the system restarts all ranks after a fault, including undamaged ranks."""
     waited_for: Sequence[int]
     """Ranks that must finish a new step before the fault counts as recovered."""
 

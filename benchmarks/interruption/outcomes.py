@@ -39,7 +39,7 @@ class Interruption:
     lost_steps: int
     """Steps that had finished before the fault and were repeated after it."""
     came_back: bool = True
-    """True: the system recovered in time. False: the benchmark restarted it."""
+    """True if the system recovered in time, False if the benchmark had to restart it."""
     stopped_seconds: float | None = None
     """Seconds from the fault until all other ranks of the old launch had ended.
 

@@ -61,7 +61,7 @@ class Known:
 
     @property
     def falls_short(self) -> bool:
-        """Whether the computed value differs from the published value."""
+        """True if the computed value differs from the published value."""
         return round(self.found, 4) != self.expected
 
 

@@ -54,7 +54,10 @@ class RoundFigure:
     round_ms: float
     """Mean duration of a round in milliseconds, with all agents on one core."""
     path_ms: float
-    """Sum over the tree's levels of the busiest agent's mean CPU time per round, in milliseconds."""
+    """Estimated CPU time of a round along the tree, in milliseconds.
+
+    It is the sum over all levels, where each level counts with the mean time of its busiest agent.
+    """
     root_ms: float
     """Mean CPU time of the coordinator's agent per round, in milliseconds."""
     root_messages: float
@@ -62,7 +65,7 @@ class RoundFigure:
 
     @property
     def is_flat(self) -> bool:
-        """Whether every agent has a connection to the coordinator."""
+        """True if every agent has a connection to the coordinator."""
         return self.arity == FLAT
 
 

@@ -100,7 +100,7 @@ class Progress:
     boundary: Step
     committed: Step
     stepped_at: float | None = None
-    """When the first rank passed that boundary, in Unix seconds, by the ranks' own time stamps.
+    """Time at which the first rank passed that boundary, in Unix seconds by the rank's clock.
 
     None if no rank reported it.
     """

@@ -1,4 +1,4 @@
-"""What users request beside the ranks of the running generation: stack samples, and commands.
+"""Stack samples and commands that users request beside the ranks of the running generation.
 
 Invariant: no command and no sample outlives the generation of its rank.
 """

@@ -1,4 +1,4 @@
-"""What the agent reports: its first message, the state of the node, and the node's part in the promised generation.
+"""Builds the agent's reports: its first message, the node's state, and the node's part in the promised generation.
 
 Invariant: every fact in a report is true when the report is sent. This module only reads; it changes nothing but the
 report's number.

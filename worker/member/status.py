@@ -40,7 +40,7 @@ class MemberStatus:
             faults: the faults of this generation on this node.
         """
         self.clocks = {rank: PhaseClock(plan.base_step) for rank in here.ranks}
-        """How long each rank has been in its phase."""
+        """Clock of each rank, which measures the time since the rank last made progress."""
         self._plan = plan
         self._here = here
         self._shards = shards

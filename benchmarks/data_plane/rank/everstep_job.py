@@ -1,7 +1,7 @@
 """The job's script on Everstep's side: the loop of `loop.py` with a session, as in a user's script.
 
-    first launch    first snapshots ─▶ steps with long spans ─▶ with short spans ─▶ byte compare on the holder ─▶ wait
-    later launches  restore, timed from the call ─▶ byte compare with the first launch's dump ─▶ wait
+    first launch    first snapshots ─▶ steps with long spans ─▶ with short spans ─▶ bytes compared on the holder ─▶ wait
+    later launches  restore, timed from the call ─▶ bytes compared with the first launch's dump ─▶ wait
 
 A span is a wait that replaces forward and backward. A thread that only reads the rank's page detects commits. While the
 script waits, the harness kills a rank or creates the file `finish`.
@@ -113,7 +113,7 @@ class CommitWatch:
             self._changed.notify_all()
 
     def wait(self, step: int, seconds: float) -> bool:
-        """Return whether `step` is committed. Wait for at most `seconds`."""
+        """Return True if `step` is committed. Wait for at most `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: self.committed >= step, seconds)
 
@@ -217,7 +217,7 @@ def header_of(path: Path) -> SlotHeader:
 
 
 def equals(payload: torch.Tensor, header: SlotHeader, live: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a payload contains all these tensors byte by byte. Return False without tensors.
+    """Return True if a payload contains all these tensors byte by byte. Return False without tensors.
 
     Args:
         payload: uint8[payload_bytes].

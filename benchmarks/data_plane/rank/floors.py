@@ -1,11 +1,11 @@
-"""Measures the floors of this machine: bounds that no checkpoint system can beat.
+"""Measures the floors of this machine: times that no checkpoint system can beat.
 
-Two of these processes measure at the same time, on request.
+Two of these processes measure together, on request.
 
     memcpy      copy of the state's bytes into warm shared memory, tensor by tensor, one thread
-    digest      xxh3-128 of as many bytes
-    one_way     rank 0 sends as many bytes to rank 1 over one default loopback socket, into warm memory
-    both_ways   both ranks send as many bytes to each other at the same time, over one socket per direction
+    digest      xxh3-128 of the same number of bytes
+    one_way     rank 0 sends the same number of bytes to rank 1 over one default loopback socket, into warm memory
+    both_ways   both ranks send the same number of bytes to each other, over one socket per direction
 
 A line on stdin requests one measurement of all floors. The answer is one line of JSON on stdout: seconds by floor. The
 program needs xxhash, so it runs in Everstep's environment.

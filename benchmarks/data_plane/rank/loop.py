@@ -1,7 +1,7 @@
 """The measured loop, which calls an adapter. All compared systems use it; `everstep_job.py` repeats it with a session.
 
     first snapshot ─▶ steps with long spans ─▶ steps with short spans ─▶ snapshots until they are safe
-    ─▶ byte compare on the holder ─▶ restores from the own node ─▶ restores from the peer
+    ─▶ byte comparison on the holder ─▶ restores from the own node ─▶ restores from the peer
 
 A span is a wait that replaces forward and backward.
 
@@ -40,7 +40,7 @@ class Samples:
     restore_local: list[float] = field(default_factory=list)
     restore_peer: list[float] = field(default_factory=list)
     verified: dict[str, bool] = field(default_factory=dict)
-    """Results of independent compares of bytes, by metric."""
+    """Results of independent comparisons of bytes, by metric."""
     private_before_bytes: int = 0
     private_after_bytes: int = 0
     tmpfs_before_bytes: int = 0
@@ -67,7 +67,7 @@ def measure(
         state: this rank's state.
         meeting: synchronizes the ranks.
         repeats: numbers of repetitions.
-        dumps: folder that both ranks share, for the dumps of the compares.
+        dumps: folder that both ranks share, for the dumps of the comparisons.
 
     Returns:
         This rank's samples.

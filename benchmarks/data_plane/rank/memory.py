@@ -1,4 +1,7 @@
-"""Memory use of processes and folders. It imports only the standard library, because harness and ranks both use it."""
+"""Memory use of processes and folders.
+
+This module imports only the standard library, because the harness and the ranks both use it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Numbers of repetitions in a launch. It imports only the standard library, because harness and ranks both use it."""
+"""Numbers of repetitions in a launch.
+
+This module imports only the standard library, because the harness and the ranks both use it.
+"""
 
 from __future__ import annotations
 

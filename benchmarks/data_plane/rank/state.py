@@ -75,7 +75,7 @@ class State:
             live.copy_(saved)
 
     def spoil(self) -> None:
-        """Overwrite all tensors, so that the byte compare detects a restore without effect.
+        """Overwrite all tensors, so that the byte comparison detects a restore without effect.
 
         The gradients are dropped, because a restarted rank has no gradients before its first backward.
         """
@@ -89,7 +89,7 @@ class State:
         dump_tensors((tensor for _, tensor in self.tensors()), path)
 
     def equals_dump(self, path: Path) -> bool:
-        """Return whether every byte equals the dump."""
+        """Return True if every byte equals the dump."""
         return equal_to_dump([tensor for _, tensor in self.tensors()], path)
 
 

@@ -46,7 +46,7 @@ Without this limit, the control plane would consider the rank stuck.
 VOCABULARY = 128
 WORDS_KEPT = 8
 SHARE_OF_MEMORY = 0.6
-"""Share of free memory that the compare of bytes may use.
+"""Share of free memory that the comparison of bytes may use.
 
 The share applies to the device's memory for clones, and to the host's memory for the holder's copies.
 """
