@@ -99,10 +99,10 @@ def test_random_walks_find_planted(bug: str) -> None:
 
 
 def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_number() -> None:
-    """An answer to an earlier stop does not confirm a later stop at the same step.
+    """An answer to an earlier stop cannot confirm a later stop, because their steps differ.
 
     The coordinator's agent restarts while a stop at step 1 is announced. Both ranks accept, learn that no stop exists,
-    and continue. Then the control plane requests a stop again.
+    and continue. Then the control plane requests a stop again, and the coordinator announces step 2.
     """
 
     def tell(bug: dict[str, object]) -> Coordinator:
