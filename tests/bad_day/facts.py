@@ -90,7 +90,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that should train before the first strike, at the end of the wait for its start."""
+    """A job's state at the end of the wait for its start.
+
+    The jobs that fill the fleet must start before the first strike.
+    """
 
     job: str
     waited_seconds: float

@@ -28,7 +28,7 @@ from infra.local_cloud.fault_script import Moment
 
 FIRST_SECONDS: Final = 4.0
 LAST_SECONDS: Final = 12.0
-"""Time before the end of the day without new strikes."""
+"""Seconds at the end of the day in which no new strike starts."""
 ROUND: Final = (
     "ranks",
     "ranks",

@@ -31,12 +31,12 @@ STRIKES_PER_MINUTE: Final = 4.0
 STRIKES_PER_KIND_PER_MINUTE: Final = 0.4
 RECOVERIES_HIT_PER_MINUTE: Final = 0.5
 CAUSE_REACH_SECONDS: Final = 45.0
-"""Maximum time between a cause and the change of desired capacity that it excuses.
+"""Maximum time between a change of desired capacity and its cause, such as a node that was taken out of use.
 
 The limit allows for throttling by AWS.
 """
 CONTROL_PLANE_AWAY_SECONDS: Final = 15.0
-"""Time from a kill of the control plane to the checkpoint that it makes up for.
+"""Maximum time after a kill of the control plane during which a due checkpoint may be missing.
 
 The control plane starts in three seconds, or five on a busy machine. Then it waits for reports of its agents.
 """
@@ -123,7 +123,8 @@ def evidence(day: Day) -> list[str]:
     steps = {key: sorted(line.at for line in lines) for key, lines in _lines_by_place(day.boundaries).items()}
     ended = {ended.instance: ended.at for ended in day.ended}
     struck = {target: strike.at for strike in day.strikes if strike.kind in ENDS_INSTANCES for target in strike.targets}
-    # A killed rank stops training, so the node's silence after that time is no evidence.
+    # If a rank was killed after the node fell silent, the kill stopped training. Only steps after the kill then show
+    # that the node was alive when it was given up.
     killed = _kills_of_ranks(day)
     for incident in day.incidents:
         # a faulted node is used again if its agent reports again during the recovery

@@ -100,7 +100,7 @@ def test_a_week_of_events_is_read_from_its_end(page: Page) -> None:
     rows = page.locator("tbody tr")
     expect(rows.first).to_contain_text(f"number {EVENTS - 1} of a week")
     expect(rows).to_have_count(500)
-    # The other request loads events that occurred before the stream opened.
+    # Requests with AfterEventId load the events that occurred before the stream opened.
     assert len([url for url in asked if "AfterEventId" not in url]) == 1
     page.get_by_role("button", name="Ask for older events").click()
     expect(page.get_by_text("The newest 2,000 are here")).to_be_visible()

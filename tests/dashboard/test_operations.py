@@ -124,7 +124,7 @@ def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfro
         change.click()
         expect(change).to_be_disabled()
         assert api.get("/fleets/main").json()["MinNodeCount"] == wanted
-    desk.route("**/v1/fleets?*", frozen)  # a really frozen fleet would break other tests
+    desk.route("**/v1/fleets?*", frozen)  # a frozen fleet would break the tests that follow
     desk.reload()
     desk.get_by_role("button", name="Unfreeze").click()
     with desk.expect_response("**/v1/fleets/main/unfreeze") as answered:

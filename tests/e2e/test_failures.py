@@ -54,8 +54,8 @@ def start(place: Workplace, request: pytest.FixtureRequest) -> Callable[..., Job
 
 
 def in_mid_training(job: Job, moment: str = FIRST) -> None:
-    """Wait until all ranks wait at the moment and one of the latest steps is committed."""
-    job.reference()  # the undisturbed run ends before the job trains, so the two do not share the processors
+    """Return when all ranks wait at the moment and one of the latest steps is committed."""
+    job.reference()  # the undisturbed run ends before the fault, so that it does not slow the recovery
     job.wait_standing(moment)
     job.wait_committed(int(moment.split(":")[1]) - MOST_LOST)  # waiting ranks commit no later step
 
@@ -221,7 +221,7 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-# -- our own processes ------------------------------------------------------------------------------------------------
+# -- control plane and agents -----------------------------------------------------------------------------------------
 
 
 def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Callable[..., Job]) -> None:
@@ -287,7 +287,7 @@ def test_an_agent_and_a_rank_of_its_node_are_killed_together(place: Workplace, s
     assert_identical(job)
 
 
-# -- all of it --------------------------------------------------------------------------------------------------------
+# -- random sequences of faults ---------------------------------------------------------------------------------------
 
 
 CAUSES = {"rank": "rank_exit", "instance": "instance_terminated"}

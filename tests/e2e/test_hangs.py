@@ -1,6 +1,6 @@
 """Ranks that neither advance nor end, so that only their silence shows the hang.
 
-A slow link looks similar, but restarts nothing.
+A slow link looks similar, but must not restart any rank.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def wait_struck(armed: Path) -> int:
     return pid
 
 
-# -- while steps are kept ---------------------------------------------------------------------------------------------
+# -- during snapshots and commits -------------------------------------------------------------------------------------
 
 
 def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[..., Path]) -> None:
@@ -175,7 +175,7 @@ def states_on(node: str, rank: int) -> set[SlotState]:
     return {unpack_header(path.read_bytes()[:HEADER_BYTES]).state for path in paths}
 
 
-# -- while a generation is made ---------------------------------------------------------------------------------------
+# -- during a recovery ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(3)
