@@ -47,6 +47,7 @@ from worker.core.metric_outbox import MetricOutbox
 from worker.core.slots import Content
 from worker.member.member import Member, Node
 from worker.member.rank_lines import RankLines
+from worker.node.full_disks import FullDisks
 from worker.node.priority import AGENT_NICENESS
 from worker.provisioning.source import SourceArchives
 from worker.ranks.server import RankLine, RankServer
@@ -202,6 +203,7 @@ class Owner:
             now=time.time,
             outbox=MetricOutbox(),
             archives=SourceArchives(folder / "archives", objects),
+            full_disks=FullDisks(folder),
         )
         self._base: SlotRecord | None = None
         self._member: Member | None = None

@@ -200,10 +200,10 @@ def test_a_spoiled_slot_keeps_its_header_and_nothing_else(tmp_path: Path) -> Non
 
 
 def test_the_agents_word_on_a_restore_is_understood() -> None:
-    line = "2026-01-01 00:00:00,000 I worker.member.member: rank 1: step 12 restored from peer in 0.250 s\n"
+    line = "2026-01-01 00:00:00,000 I worker.member.base_loading: rank 1: step 12 restored from peer in 0.250 s\n"
     (match,) = RESTORED.finditer(line)
     assert match.groups() == ("1", "peer", "0.250")
-    text = (Path(everstep.training.__file__).parents[2] / "worker" / "member" / "member.py").read_text()
+    text = (Path(everstep.training.__file__).parents[2] / "worker" / "member" / "base_loading.py").read_text()
     assert '"rank %d: step %d restored from %s in %.3f s"' in text
 
 

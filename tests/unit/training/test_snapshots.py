@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from everstep.protocol.ids import Generation, Step
+from everstep.protocol.parts import TensorPart
 from everstep.protocol.rank_messages import NONE, Abandoned, Captured, SlotsGranted, SlotsRefused, SlotsRequest
 from everstep.protocol.slot import HEADER_BYTES
 from everstep.training.capture import StateTensor
@@ -111,6 +112,9 @@ class State:
         return Observed(self.lists, [], b"values")
 
     foresee = observe
+
+    def parts(self, _tensors: object) -> dict[str, tuple[TensorPart, ...]]:
+        return {}
 
 
 class Link:

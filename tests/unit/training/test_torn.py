@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from everstep.protocol.parts import TensorPart
 from everstep.protocol.rank_messages import Abandoned, Captured, SlotsGranted
 from everstep.protocol.slot import HEADER_BYTES
 from everstep.training import pauses
@@ -137,6 +138,9 @@ class Story:
 
             def observe(self) -> Observed:
                 return state._state
+
+            def parts(self, _tensors: object) -> dict[str, tuple[TensorPart, ...]]:
+                return {}
 
         self._snapshotter = Snapshotter(
             State(),  # type: ignore[arg-type]

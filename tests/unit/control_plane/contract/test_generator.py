@@ -276,6 +276,11 @@ def test_types_for_people_and_programs():
     )
     described["components"]["schemas"]["Thing"]["required"] = ["Name", "At", "Sizes"]
     model = service_model(described)
+    model["shapes"]["TrainingJob"] = {
+        "type": "structure",
+        "members": {"Name": {"shape": "String"}, "Id": {"shape": "String"}},
+    }
+    model["shapes"]["CreateTrainingJobRequest"] = {"type": "structure", "members": {"Name": {"shape": "String"}}}
     stub = stubs(model, {"pagination": {}}, {"waiters": {}})
     assert "def describe_thing(self, *, Id: str) -> Thing:" in stub
     for line in ('Name: Literal["a", "b"]', "At: datetime", "Sizes: dict[str, int]", "Maybe: NotRequired[list[str]]"):

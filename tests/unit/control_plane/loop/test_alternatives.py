@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from control_plane.core.actions import Decision
+from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.states import JobState
 from control_plane.db import fleets
 from control_plane.db.leases import Lease
+from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.observer import StoredJob
 from everstep.protocol.ids import FleetName
 from tests.unit.control_plane.loop.world import FLEET, World
@@ -87,17 +89,19 @@ async def test_a_fleet_that_is_deleted_while_a_job_is_sent_there_does_not_get_it
     two_fleets(world)
     world.operator.exhausted_zones = {ZONES[FLEET]}
     world.submit(nodes=2, fleet_names=[FLEET, OTHER])
-    apply, seen = world.runner._apply_job, []
+    apply, seen = DecisionStore.apply_job, []
 
-    def late(lease: Lease, stored: StoredJob, decision: Decision, *more: Any) -> None:
+    def late(
+        self: DecisionStore, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, *more: Any
+    ) -> bool:
         if decision.fleet == OTHER and not seen:
             with world.database.write() as session:
                 fleets.request_delete(session, OTHER, world.now)
         if decision.fleet is not None:
             seen.append(decision.fleet)
-        apply(lease, stored, decision, *more)
+        return apply(self, lease, stored, observed, decision, *more)
 
-    monkeypatch.setattr(world.runner, "_apply_job", late)
+    monkeypatch.setattr(DecisionStore, "apply_job", late)
     await world.until(lambda: bool(seen))
     for _ in range(50):
         await world.tick()
