@@ -40,7 +40,7 @@ The number covers the longest trial (`worker.core.pacing_trial`).
 GIB = 1024**3
 
 Cycle = Mapping[str, Json]
-"""One block of every system in sequence, as rank 0 measured it.
+"""Measurements by rank 0 of one cycle, in which every compared system trains one block of steps in turn.
 
 The CPU time includes all ranks and agents.
 """

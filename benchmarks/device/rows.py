@@ -1,9 +1,10 @@
 """Conversion of the parts' measurements to rows with verdicts. Pure.
 
-A floor is the rate of plain copies between pinned memory and the device, an upper limit for every system.
+A floor is the rate of plain copies between pinned memory and the device. No system can copy faster.
 
-Invariant: a verdict depends on this run only. A row whose floor changed is inconclusive. Wrong bytes miss the limit on
-any machine. A part that failed is a row that misses its limit.
+Invariant: a verdict depends on this run only. A row is inconclusive if its floor at the end of the run differs from the
+floor at the beginning. A row misses its limit if a system returned wrong bytes, or if the part of the benchmark that
+measures the row failed.
 """
 
 from __future__ import annotations

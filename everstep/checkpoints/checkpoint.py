@@ -91,7 +91,7 @@ class Checkpoint:
 
         Args:
             tensor: a value of `tensors`.
-            box: one of the boxes of `tensor`, which lie on one rank each.
+            box: one box of `tensor`; the shard of one rank holds it completely.
 
         Returns:
             uint8[elements of the box times bytes per element].

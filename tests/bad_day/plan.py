@@ -62,7 +62,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     at_seconds: float
     """Seconds after the start of the day."""
     kind: str
-    """A kind of `facts.Strike`, or `pair` for one instance of each of two jobs."""
+    """A kind of `facts.Strike`, or `pair`: the line terminates one instance of each of two jobs at the same time."""
     pick: int
     """Index of the target among the possible targets, modulo their number."""
     lasts_seconds: float = 0.0

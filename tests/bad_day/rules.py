@@ -45,7 +45,7 @@ FLAP_SECONDS: Final = 120.0
 SILENT_STEPS: Final = 2
 """Steps that a silent node's rank may still make: those in progress when its link broke.
 
-See docs/design.md#failures for the counter-evidence.
+A rank that makes more steps than these was not silent (docs/design.md#failures).
 """
 MEMORY_STEPS: Final = 3
 LEDGER_SECONDS: Final = 2e-6

@@ -180,5 +180,5 @@ class Replayed(Served):
         super().__init__(directory, replay, port)
         self.seed = seed
         self.jobs = replay.jobs
-        """Name of the job by story."""
+        """Name of the job that a recorded incident replays, by the incident's name."""
         self.serve()

@@ -196,7 +196,8 @@ class Driver(Generic[W]):
     def do(self, *event: object) -> None:
         """Execute the first possible event whose name starts with the given prefix.
 
-        Raises Found if no such event is possible, or if its result violates an invariant.
+        Raises `Found`, which reports a defect of the protocol, if no such event is possible or its result violates an
+        invariant.
         """
         for move, after in self._moves():
             if move[: len(event)] == event:

@@ -96,7 +96,9 @@ class Restore(NamedTuple):
     dead: frozenset[int]
     """Seats whose lost node has no replacement yet."""
     inventories: tuple[tuple[tuple[int, Content], ...] | None, ...]
-    """Per seat: the frozen inventory of (rank, content). None until the node promises the newest generation."""
+    """Inventory of each node, by the node's number: pairs of rank and content, frozen when the node promised.
+
+    None until the node promises the newest generation."""
     quiet: frozenset[int] = frozenset()
     """Seats that have promised any generation since the last start.
 

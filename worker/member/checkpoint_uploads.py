@@ -49,7 +49,7 @@ class CheckpointUploads:
             shards: shards of this node's ranks.
             store: this node's slots, which are verified before an upload.
             objects: the object store (S3).
-            contents: names the committed step.
+            contents: provides the number of the committed step, which may be uploaded.
             faults: receives failed uploads, until a later upload of the shard succeeds.
             grant_if_due: called when the slot of a cancelled upload is free.
             on_change: called when an upload has ended.

@@ -149,10 +149,11 @@ def without_lost(view: JobView) -> JobView:
 
 
 def without_unreachable(view: JobView) -> JobView:
-    """Exclude members that have not promised, once their exclusion loses no committed step or `blind_wait` is over.
+    """Exclude members that have not promised this generation.
 
-    A connected member may have reconnected only now. The job waits `T_max` longer for it, because the member may hold
-    the only copy of a shard.
+    A member is excluded once its exclusion would lose no committed step, or once `blind_wait` is over. A member that is
+    connected may have reconnected a moment ago and may hold the only copy of a shard. For such a member the job waits
+    `T_max` seconds beyond `blind_wait`.
     """
     record, timeouts = view.record, view.policy.timeouts
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)

@@ -140,7 +140,7 @@ class SlowStore:
 
 
 async def leave_output(fleet: Fleet) -> Path:
-    """Write a file of 64 MiB as an output of rank 0, end its generation by the next one, and return the file's path."""
+    """Write a file of 64 MiB as an output of rank 0, start the next generation, and return the file's path."""
     await fleet.launch()
     files = RankFiles(fleet.nodes[0].state_dir, RUN, Generation(1), Rank(0))
     files.make()
