@@ -42,4 +42,4 @@ def test_a_model_trains_with_and_without_snapshots_and_what_the_holder_had_is_co
     assert verified["equal"]
     assert verified["torn"] == []
     told = rows.of_part(GPT, found)
-    assert {row.title: row.verdict for row in told}["calls in the loop that waited for the device"] is Verdict.PASS
+    assert {row.what: row.verdict for row in told}["calls in the loop that waited for the device"] is Verdict.PASS
