@@ -139,6 +139,8 @@ def verify_shard(
         if length > min(MAX_HEADER_BYTES, size):
             raise CorruptObject(f"the object announces a header of {length:,} bytes")
         plan = plan_restore(reader.take(length), size)
+        if (plan.payload_bytes, plan.payload_digest.hex()) != (shard.payload_bytes, shard.payload_digest):
+            raise CorruptObject("the object's header describes another shard than the manifest")
         found = _digest(reader, plan)
     if found != shard.payload_digest:
         raise CorruptObject(f"the object's content hashes to {found}; the manifest says {shard.payload_digest}")

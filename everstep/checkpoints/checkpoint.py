@@ -36,7 +36,7 @@ class Checkpoint:
         shard_keys: key of each rank's object within the store.
 
     Raises:
-        CheckpointError: a shard is missing, damaged or contradicts the others.
+        CheckpointError: a shard is missing or damaged.
     """
 
     def __init__(self, manifest: CheckpointManifest, store: Store, shard_keys: Mapping[int, str]) -> None:
@@ -52,8 +52,11 @@ class Checkpoint:
                 return ShardObject(stored, shard, cache)
 
             self._shards = {shard.rank: shard for shard in self._pool.map(open_shard, manifest.shards)}
-            self.tensors: dict[str, LogicalTensor] = join({rank: shard.index for rank, shard in self._shards.items()})
+            joined = join({rank: shard.index for rank, shard in self._shards.items()})
+            self.tensors: dict[str, LogicalTensor] = joined.tensors
             """Logical tensors by name, in the order in which the first rank holds them."""
+            self.incomplete: dict[str, str] = joined.incomplete
+            """The reason why a tensor cannot be read, by its name."""
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Checkpoint:
@@ -120,7 +123,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
         The checkpoint. Its header and the headers of all shards are read and checked.
 
     Raises:
-        CheckpointError: the manifest or a shard cannot be read, is damaged, or contradicts the others.
+        CheckpointError: the manifest or a shard cannot be read or is damaged.
     """
     store, key = store_of(uri)
     with closing(store.open(key)) as stored:

@@ -9,6 +9,7 @@ the shards; nothing is unpickled. Names of tensors:
 
     model.<parameter or buffer>                    as in `model.state_dict()`
     optimizer.state.<parameter>.<entry>            as in `get_optimizer_state_dict`
+    optimizer.<name>.state.<parameter>.<entry>     if the script registered several optimizers
 
 Invariant: a loaded tensor equals the saved one element by element, converted to the dtype of its target.
 """
@@ -64,7 +65,11 @@ class CheckpointReader(StorageReader):
             CheckpointError: the checkpoint cannot be read or is damaged.
         """
         with open_checkpoint(self._uri) as checkpoint:
-            tensors = {".".join(path): (path, tensor) for path, tensor in _named(checkpoint)}
+            tensors: dict[str, tuple[tuple[str, ...], LogicalTensor]] = {}
+            for path, tensor in _named(checkpoint):
+                if (name := ".".join(path)) in tensors:
+                    raise CheckpointError(f"two tensors of {self._uri} would be called {name}")
+                tensors[name] = path, tensor
         return Metadata(
             state_dict_metadata={
                 name: TensorStorageMetadata(
@@ -141,8 +146,8 @@ def _named(checkpoint: Checkpoint) -> Iterator[tuple[tuple[str, ...], LogicalTen
         if kind == "model":
             yield (kind, rest), tensor
         else:
-            parameter, _, entry = rest.rpartition("/")
-            yield (kind, "state", parameter, entry), tensor
+            *registered, parameter, entry = rest.split("/")
+            yield (kind, *registered, "state", parameter, entry), tensor
 
 
 def _dtype(tensor: LogicalTensor) -> torch.dtype:

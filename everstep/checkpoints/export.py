@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from everstep.checkpoints.checkpoint import Checkpoint
-from everstep.checkpoints.errors import CheckpointError
+from everstep.checkpoints.errors import CheckpointError, IncompleteTensor
 from everstep.checkpoints.logical import LogicalTensor
 from everstep.checkpoints.stores import Store, store_of
 from everstep.protocol.safetensors import DTYPE_NAMES
@@ -27,6 +27,8 @@ from everstep.protocol.safetensors import DTYPE_NAMES
 FILE_BYTES: Final = 5_000_000_000
 """Most bytes of tensors per file, unless one tensor is larger. Source: the default of `save_pretrained`, 5 GB."""
 PREFIX: Final = "model/"
+WHOLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,10 @@ def export_safetensors(
 
     Args:
         checkpoint: an open checkpoint; it stays open after the export.
-        to: folder, as a path or as `s3://bucket/prefix`. Files of the same names are replaced.
-        strip: prefix to remove from names: `actor.` if the script registered several models and one is wanted. Tensors
-            without the prefix are left out.
+        to: folder, as a path or as `s3://bucket/prefix`. It must not hold an exported model: after an interruption,
+            files of two steps could look like one model.
+        strip: prefix to remove from names, up to a dot: `actor` if the script registered several models and one is
+            wanted. Tensors without the prefix are left out.
         progress: called with exported and total bytes after each tensor.
         file_bytes: most bytes of tensors per file.
 
@@ -62,10 +65,18 @@ def export_safetensors(
         The written files.
 
     Raises:
-        CheckpointError: no tensor has the prefix, a tensor has a dtype that safetensors lacks, a byte of the
-            checkpoint is damaged, or a file cannot be written. The index is then missing.
+        CheckpointError: the folder holds a model, no tensor has the prefix, a tensor is incomplete or has a dtype that
+            safetensors lacks, a byte of the checkpoint is damaged, or a file cannot be written. The index is then
+            missing.
     """
-    store, folder = store_of(to.rstrip("/"))
+    store, folder = store_of(to.rstrip("/") or "/")
+    for file in (WHOLE, INDEX):
+        if store.exists(_key(folder, file)):
+            raise CheckpointError(f"{to} holds an exported model already ({file}); name an empty folder")
+    strip = strip if strip.endswith(".") or not strip else f"{strip}."
+    for name, reason in checkpoint.incomplete.items():
+        if name.startswith(PREFIX + strip):
+            raise IncompleteTensor(reason)
     chosen = {
         tensor.name.removeprefix(PREFIX + strip): tensor
         for tensor in checkpoint.tensors.values()
@@ -79,7 +90,7 @@ def export_safetensors(
     total = sum(tensor.bytes for tensor in chosen.values())
     groups = list(_groups(chosen, file_bytes))
     names = [
-        "model.safetensors" if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
+        WHOLE if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
         for number in range(1, len(groups) + 1)
     ]
     done = 0
@@ -101,13 +112,17 @@ def export_safetensors(
             "weight_map": {name: file for file, group in zip(names, groups, strict=True) for name in sorted(group)},
         }
         data = json.dumps(index, indent=2, sort_keys=True).encode()
-        names.append("model.safetensors.index.json")
+        names.append(INDEX)
         _write(store, folder, names[-1], [data], len(data))
     return Exported(tuple(names), len(chosen), total)
 
 
 def _write(store: Store, folder: str, file: str, pieces: Iterable[bytes | bytearray], size: int) -> None:
-    store.write(f"{folder}/{file}" if folder else file, pieces, size)
+    store.write(_key(folder, file), pieces, size)
+
+
+def _key(folder: str, file: str) -> str:
+    return f"{folder.rstrip('/')}/{file}" if folder else file
 
 
 def _groups(chosen: Mapping[str, LogicalTensor], file_bytes: int) -> Iterator[dict[str, LogicalTensor]]:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from everstep.checkpoints.errors import IncompleteTensor
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.slot import SlotIndex
 
@@ -47,7 +46,21 @@ class LogicalTensor:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-def join(indexes: Mapping[int, SlotIndex]) -> dict[str, LogicalTensor]:
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The logical tensors of a checkpoint."""
+
+    tensors: dict[str, LogicalTensor]
+    """Complete tensors by name, in the order in which the lowest rank holds them."""
+    incomplete: dict[str, str]
+    """The reason why a tensor cannot be read, by its name.
+
+    Boxes are missing or overlap, or ranks contradict each other about dtype or shape. An example is a buffer whose
+    shape depends on the data of each rank.
+    """
+
+
+def join(indexes: Mapping[int, SlotIndex]) -> Joined:
     """Return the logical tensors that the shards of all ranks hold.
 
     Of equal boxes, one is taken: each rank of a data-parallel group holds the same parameters. Buffers that differ
@@ -57,11 +70,9 @@ def join(indexes: Mapping[int, SlotIndex]) -> dict[str, LogicalTensor]:
         indexes: the index of each rank's shard.
 
     Returns:
-        The logical tensors by name, in the order in which the lowest rank holds them.
-
-    Raises:
-        IncompleteTensor: boxes are missing or overlap, or ranks contradict each other about dtype or shape.
+        The complete tensors, and the reason for each other tensor.
     """
+    incomplete: dict[str, str] = {}
     found: dict[str, tuple[str, tuple[int, ...], dict[tuple[tuple[int, ...], tuple[int, ...]], Box]]] = {}
     for rank, index in sorted(indexes.items()):
         for entry in index.tensors:
@@ -70,32 +81,32 @@ def join(indexes: Mapping[int, SlotIndex]) -> dict[str, LogicalTensor]:
                     continue
                 dtype, shape, boxes = found.setdefault(part.name, (entry.dtype, part.shape, {}))
                 if (dtype, shape) != (entry.dtype, part.shape):
-                    raise IncompleteTensor(
+                    incomplete[part.name] = (
                         f"{part.name} is {dtype}{list(shape)} on one rank and {entry.dtype}{list(part.shape)} on rank "
                         f"{rank}"
                     )
+                    continue
                 begin = entry.offset + part.start * ITEM_BYTES[entry.dtype]
                 boxes.setdefault((part.offsets, part.sizes), Box(part.offsets, part.sizes, rank, begin))
-    return {
-        name: LogicalTensor(name, dtype, shape, _covering(name, shape, list(boxes.values())))
-        for name, (dtype, shape, boxes) in found.items()
-    }
+    tensors: dict[str, LogicalTensor] = {}
+    for name, (dtype, shape, by_place) in found.items():
+        ordered = sorted((box for box in by_place.values() if math.prod(box.sizes)), key=lambda box: box.offsets)
+        held, whole = sum(math.prod(box.sizes) for box in ordered), math.prod(shape)
+        if held != whole or _overlap(ordered):
+            incomplete.setdefault(name, f"the shards hold {held} elements of the {whole} of {name}{list(shape)}")
+        if name not in incomplete:
+            tensors[name] = LogicalTensor(name, dtype, shape, tuple(ordered))
+    return Joined(tensors, incomplete)
 
 
-def _covering(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> tuple[Box, ...]:
-    ordered = sorted((box for box in boxes if math.prod(box.sizes)), key=lambda box: (box.offsets, box.sizes))
-    held, whole = sum(math.prod(box.sizes) for box in ordered), math.prod(shape)
-    if held != whole or _overlap(ordered):
-        raise IncompleteTensor(f"the shards hold {held:,} elements of the {whole:,} of {name}{list(shape)}")
-    return tuple(ordered)
-
-
-def _overlap(ordered: Sequence[Box]) -> bool:
-    """Return whether two boxes share an element. The boxes are in the order of their first offsets."""
+def _overlap(boxes: Sequence[Box]) -> bool:
+    """Return whether two boxes share an element. Compares boxes that overlap in the dimension with most offsets."""
+    if len(boxes) < 2 or not boxes[0].offsets:
+        return len(boxes) > 1
+    axis = max(range(len(boxes[0].offsets)), key=lambda each: len({box.offsets[each] for box in boxes}))
     open_boxes: list[Box] = []
-    for box in ordered:
-        if box.offsets:
-            open_boxes = [other for other in open_boxes if other.offsets[0] + other.sizes[0] > box.offsets[0]]
+    for box in sorted(boxes, key=lambda each: each.offsets[axis]):
+        open_boxes = [other for other in open_boxes if other.offsets[axis] + other.sizes[axis] > box.offsets[axis]]
         if any(_share(box, other) for other in open_boxes):
             return True
         open_boxes.append(box)

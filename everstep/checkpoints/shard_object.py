@@ -5,7 +5,8 @@
 The header of the object holds the digest of each chunk of the payload (`everstep.protocol.safetensors`), and the
 manifest holds the digest of all of them.
 
-Invariant: `read_into` returns only bytes that hash to the manifest's digest.
+Invariant: `read_into` returns only bytes that hash to the manifest's digest. The index is verified when the object is
+opened.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ class ChunkCache:
     """The chunks that were read last, shared by all shards of a checkpoint. Safe from any thread."""
 
     def __init__(self) -> None:
-        self._chunks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._chunks: OrderedDict[tuple[int, int], bytearray] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[int, int]) -> bytes | None:
-        """Return the chunk with this rank and number, or None."""
+    def get(self, key: tuple[int, int]) -> bytearray | None:
+        """Return the chunk with this rank and number, or None. The caller does not change it."""
         with self._lock:
             if (chunk := self._chunks.get(key)) is not None:
                 self._chunks.move_to_end(key)
             return chunk
 
-    def put(self, key: tuple[int, int], chunk: bytes) -> None:
+    def put(self, key: tuple[int, int], chunk: bytearray) -> None:
         """Keep a chunk, and forget the one that was not read for longest."""
         with self._lock:
             self._chunks[key] = chunk
@@ -73,6 +74,9 @@ class ShardObject:
         self._begins = [begin for begin, _ in self._spans]
         self._places = [0, *accumulate(end - begin for begin, end in self._spans)]
         """Start of each span within the object's data."""
+        size, index_end = chunk_bytes(self._plan.payload_bytes), self._plan.index_offset + len(self._plan.index)
+        for number in range(self._plan.index_offset // size, -(-index_end // size)):
+            self._chunk(number)  # The header's copy of the index decides where every tensor lies, so verify it first.
         self.index: SlotIndex = unpack_index(self._plan.index, self._plan.index_offset)
 
     def read_into(self, begin: int, target: memoryview, pool: ThreadPoolExecutor) -> None:
@@ -104,7 +108,7 @@ class ShardObject:
             for _ in pool.map(take, numbers):
                 pass
 
-    def _chunk(self, number: int) -> bytes:
+    def _chunk(self, number: int) -> bytearray:
         if (known := self._cache.get((self.rank, number))) is not None:
             return known
         begin, end = chunk_range(number, self._plan.payload_bytes)
@@ -125,9 +129,8 @@ class ShardObject:
                 f"{self._stored.name}: bytes {begin:,} to {end:,} of the shard do not hash to their digest; use "
                 "another checkpoint"
             )
-        found = bytes(chunk)
-        self._cache.put((self.rank, number), found)
-        return found
+        self._cache.put((self.rank, number), chunk)
+        return chunk
 
     def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield start in the payload, start in the object's data, and length of each piece of data in a range."""
@@ -151,6 +154,6 @@ def _read_header(stored: StoredObject, expected: ManifestShard) -> tuple[Restore
         plan = plan_restore(stored.read(LENGTH.size, LENGTH.size + length), stored.size)
     except (CorruptObject, ProtocolError) as error:
         raise CorruptCheckpoint(f"{stored.name}: {error}") from error
-    if plan.payload_digest.hex() != expected.payload_digest:
+    if (plan.payload_bytes, plan.payload_digest.hex()) != (expected.payload_bytes, expected.payload_digest):
         raise CorruptCheckpoint(f"{stored.name} holds another shard than the manifest names")
     return plan, LENGTH.size + length

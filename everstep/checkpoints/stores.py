@@ -30,6 +30,10 @@ CONNECTIONS: Final = 8
 """Connections to S3. Source: Amazon S3 User Guide: parallel requests, one for each 85 to 95 MB/s."""
 
 
+READ_ATTEMPTS: Final = 5
+"""Requests for a range whose body breaks off."""
+
+
 class StoredObject(ABC):
     """An object that was opened for reading. Its owner calls `close` at the end.
 
@@ -79,6 +83,13 @@ class Store(Protocol):
         """
         ...
 
+    def exists(self, key: str) -> bool:
+        """Return whether the store has an object with this key.
+
+        Raises StoreFailure if the store cannot be asked.
+        """
+        ...
+
     def write(self, key: str, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> None:
         """Store an object. An earlier object of this key is replaced.
 
@@ -122,6 +133,9 @@ class Files:
         except OSError as error:
             raise StoreFailure(f"{key}: {error.strerror}") from error
 
+    def exists(self, key: str) -> bool:
+        return Path(key).exists()
+
     def write(self, key: str, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> None:
         path = Path(key)
         unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -130,6 +144,7 @@ class Files:
             with unfinished.open("wb") as file:
                 for piece in pieces:
                     file.write(piece)
+                    del piece  # The source makes the next piece before this name would be assigned again.
                 file.flush()
                 os.fsync(file.fileno())
             assert unfinished.stat().st_size == size, "the pieces have the announced size"
@@ -173,6 +188,16 @@ class S3:
         # boto3 builds its clients from data; their methods have no types.
         self._client: Any = client if client is not None else cast(Any, boto3).client("s3", config=options)
 
+    def exists(self, key: str) -> bool:
+        try:
+            self._client.head_object(Bucket=self._bucket, Key=key)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
+                return False
+            with _failures(f"s3://{self._bucket}/{key}"):
+                raise
+        return True
+
     def open(self, key: str) -> StoredObject:
         name = f"s3://{self._bucket}/{key}"
         with _failures(name):
@@ -211,11 +236,14 @@ class S3:
                     **place,
                     UploadId=upload,
                     MultipartUpload={
-                        "Parts": [{key: part[key] for key in ("PartNumber", "ETag", "ChecksumCRC32")} for part in done]
+                        "Parts": [
+                            {key: part[key] for key in ("PartNumber", "ETag", "ChecksumCRC32") if key in part}
+                            for part in done
+                        ]
                     },
                 )
         except BaseException:
-            with _failures(name):
+            with suppress(BotoCoreError, ClientError):
                 self._client.abort_multipart_upload(**place, UploadId=upload)
             raise
 
@@ -229,8 +257,16 @@ class _S3Object(StoredObject):
     def read(self, begin: int, end: int) -> bytes:
         if begin == end:
             return b""
-        with _failures(self.name):
-            data: bytes = self._client.get_object(**self._place, Range=f"bytes={begin}-{end - 1}")["Body"].read()
+        for attempt in range(1, READ_ATTEMPTS + 1):
+            # boto3 repeats a request that fails, but not a body that breaks off.
+            with _failures(self.name):
+                answer = self._client.get_object(**self._place, Range=f"bytes={begin}-{end - 1}")
+                try:
+                    data: bytes = answer["Body"].read()
+                    break
+                except BotoCoreError:
+                    if attempt == READ_ATTEMPTS:
+                        raise
         if len(data) != end - begin:
             raise StoreFailure(f"{self.name} ends at byte {begin + len(data)}")
         return data
@@ -250,6 +286,8 @@ def _parts(pieces: Iterable[bytes | bytearray | memoryview], part_bytes: int) ->
             if len(part) == part_bytes:
                 yield part
                 part = bytearray()
+        taken = view = memoryview(b"")
+        del piece  # The source makes the next piece before these names would be assigned again.
     if part:
         yield part
 

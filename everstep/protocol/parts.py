@@ -12,10 +12,14 @@ Invariant: the elements of a part are contiguous in the tensor of the slot, in r
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+
+MAX_DIMENSIONS = 64
+"""Upper limit of a tensor's number of dimensions. Source: torch's own limit."""
 
 
 class TensorPart(msgspec.Struct, frozen=True, array_like=True):
@@ -43,13 +47,26 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
     def fits(self, elements: int) -> bool:
         """Return whether the box lies within its logical tensor and within a stored tensor of `elements` elements."""
         return (
-            len(self.shape) == len(self.offsets) == len(self.sizes)
+            len(self.shape) <= MAX_DIMENSIONS
+            and all(length < 2**63 for length in self.shape)
+            and len(self.shape) == len(self.offsets) == len(self.sizes)
             and all(
                 begin >= 0 and size >= 0 and begin + size <= length
                 for length, begin, size in zip(self.shape, self.offsets, self.sizes, strict=True)
             )
             and 0 <= self.start <= elements - self.elements
         )
+
+
+def are_disjoint(parts: Sequence[TensorPart], elements: int) -> bool:
+    """Return whether the parts fit into a stored tensor of `elements` elements and no two share an element.
+
+    Equal boxes of several names may share their elements: a scalar of all parameters of a group, or tied parameters.
+    """
+    if not all(part.fits(elements) for part in parts):
+        return False
+    places = sorted({(part.start, part.elements) for part in parts if part.elements})
+    return all(first + count <= second for (first, count), (second, _) in itertools.pairwise(places))
 
 
 def whole(name: str, shape: tuple[int, ...]) -> TensorPart:

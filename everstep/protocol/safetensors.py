@@ -30,6 +30,7 @@ import msgspec
 
 from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
 from everstep.protocol.slot import (
+    ALIGNMENT,
     DIGEST_BYTES,
     SlotHeader,
     SlotIndex,
@@ -42,6 +43,8 @@ from everstep.protocol.slot import (
 LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
 """Limit of a header in the safetensors library, in bytes."""
+MAX_EXTRA_GAPS = 4
+"""Gaps of a payload besides the one after each tensor, in units of the alignment."""
 _FORMAT = "everstep-2"
 _METADATA = "__metadata__"
 DTYPE_NAMES = {
@@ -206,6 +209,8 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         if metadata.everstep != _FORMAT:
             raise CorruptObject(f"a checkpoint of format {metadata.everstep!r}")
         payload_bytes, index_offset = int(metadata.payload_bytes), int(metadata.index_offset)
+        if not 0 <= index_offset <= payload_bytes < 2**63:
+            raise CorruptObject(f"a payload of {payload_bytes} bytes with an index at {index_offset}")
         packed = base64.b64decode(metadata.index, validate=True)
         digests = bytes.fromhex(metadata.layout_hash), bytes.fromhex(metadata.payload_digest)
         chunk_digests = base64.b64decode(metadata.chunk_digests, validate=True)
@@ -221,6 +226,9 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         chunk_digests,
         tuple((entry.offset, entry.offset + entry.bytes) for entry in entries),
     )
+    gaps = payload_bytes - found.data_bytes - len(packed)
+    if gaps > ALIGNMENT * (len(entries) + MAX_EXTRA_GAPS):
+        raise CorruptObject(f"a payload of {payload_bytes} bytes, of which {gaps} are zeros between tensors")
     position = 0
     expected: list[tuple[int, int]] = []
     for entry in entries:

@@ -48,7 +48,7 @@ import xxhash
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import CorruptSlot, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.parts import TensorPart, whole
+from everstep.protocol.parts import MAX_DIMENSIONS, TensorPart, are_disjoint, whole
 
 MAGIC = b"EVERSLOT"
 SLOT_VERSION = 2
@@ -67,8 +67,6 @@ Payloads above 128 GiB have larger chunks.
 """
 MAX_CHUNK_BYTES = 1024 * CHUNK_BYTES
 MAX_INDEX_BYTES = 256 * 1024 * 1024
-MAX_DIMENSIONS = 64
-"""Upper limit of a tensor's number of dimensions. Source: torch's own limit."""
 ZERO_DIGEST = bytes(DIGEST_BYTES)
 
 _FIELDS = struct.Struct("<8sHBxIQI4xQQQQ16s16s16s64s")
@@ -402,10 +400,10 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
             raise CorruptSlot(
                 f"tensor {entry.name!r}: {entry.bytes} bytes are not {entry.dtype}{list(entry.shape[:MAX_DIMENSIONS])}"
             )
-        elements = entry.bytes // ITEM_BYTES[entry.dtype]
-        for part in entry.parts or ():
-            if not part.fits(elements):
-                raise CorruptSlot(f"tensor {entry.name!r} cannot hold {part.name!r} at {part.offsets}+{part.sizes}")
+        if not are_disjoint(entry.parts or (), entry.bytes // ITEM_BYTES[entry.dtype]):
+            raise CorruptSlot(
+                f"tensor {entry.name!r} cannot hold its {len(entry.parts or ())} boxes of logical tensors"
+            )
         end = entry.offset + entry.bytes
     return index
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from everstep.protocol.pages import populate
-from everstep.protocol.parts import TensorPart
+from everstep.protocol.parts import TensorPart, are_disjoint
 from everstep.protocol.slot import ALIGNMENT, HEADER_BYTES, IndexWriter, TensorEntry, align
 from everstep.training.state_tree import dtype_name
 
@@ -84,11 +84,10 @@ class CapturePlan:
         for state in tensors:
             tensor = state.tensor
             size = tensor.numel() * tensor.element_size()
-            entries.append(
-                TensorEntry(
-                    state.name, dtype_name(tensor.dtype), tuple(tensor.shape), offset, size, named.get(state.name)
-                )
-            )
+            held = named.get(state.name)
+            if held is not None and not are_disjoint(held, tensor.numel()):
+                held = ()  # A wrong box would make the slot unreadable, and no box only keeps other layouts from it.
+            entries.append(TensorEntry(state.name, dtype_name(tensor.dtype), tuple(tensor.shape), offset, size, held))
             end = align(offset + size)
             if end != offset + size:
                 gaps.append((offset + size, end))

@@ -18,6 +18,7 @@ from typing import cast
 
 import torch
 
+from everstep.protocol.parts import TensorPart
 from everstep.training.adapters.base import canonical_name, check_distinct, check_tensor, overlaps_itself
 from everstep.training.capture import StateTensor
 from everstep.training.saved_tensors import SavedTensors
@@ -121,6 +122,10 @@ class Buffers:
         if devices.count(usual) < len(devices):
             elsewhere = {name: buffer.device.type for name, buffer in live if buffer.device != usual}
         return tensors, {"late": list(self._late), "ties": ties, "device": usual.type, "elsewhere": elsewhere}
+
+    def transient_parts(self) -> dict[str, tuple[TensorPart, ...]]:
+        """Return no box for each buffer that `state_dict` leaves out, because it is not persistent, by its name."""
+        return {f"model/{name}": () for name, owner, key in self._places if key in owner._non_persistent_buffers_set}
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:
         """Restore the observed buffers, in place where shape and dtype match.

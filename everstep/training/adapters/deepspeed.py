@@ -157,7 +157,11 @@ class DeepSpeedAdapter:
         ]
 
     def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
+        if self._engine.mpu is not None or self._engine.autotp_size() > 1:
+            # Each rank holds a slice of a parameter, and DeepSpeed does not say which.
+            return {state.name: () for state in states if state.name.startswith(("model/", self._optimizer.prefix))}
         of_model = self._find_parts()
+        sizes = {name: master.numel() for name, master in self._masters}
         found: dict[str, tuple[TensorPart, ...]] = {}
         for state in states:
             if state.name in of_model:
@@ -171,8 +175,10 @@ class DeepSpeedAdapter:
             ]
             if state.tensor.dim() == 0:  # a scalar of all parameters in the master, such as the count of steps
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
+            elif state.tensor.numel() != sizes[master]:
+                parts = []  # It does not have an element per element of the master.
             found[state.name] = tuple(parts)
-        return found
+        return {**found, **self._buffers.transient_parts()}
 
     def expect_restore(self) -> Sequence[Arena]:
         """Return no arenas: `deepspeed.initialize` has already created all state."""

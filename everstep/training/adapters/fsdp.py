@@ -30,20 +30,22 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def box_of(name: str, tensor: DTensor) -> tuple[TensorPart, ...]:
+def box_of(name: str, tensor: DTensor, local_shape: tuple[int, ...]) -> tuple[TensorPart, ...]:
     """Return the box of a logical tensor that this rank holds of a DTensor.
 
     Args:
         name: name of the logical tensor.
         tensor: a DTensor with the placement of the stored tensor.
+        local_shape: shape of the stored tensor.
 
     Returns:
-        One box. None if this rank's part is empty.
+        One box. None if this rank's part is empty, or if the stored tensor has another shape than the placement gives:
+            a state with a shape of its own, or two uneven shardings of one dimension.
     """
     shape = tuple(tensor.shape)
     sizes, offsets = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
     part = TensorPart(name, shape, tuple(offsets), tuple(sizes), 0)
-    return (part,) if part.elements else ()
+    return (part,) if part.elements and part.sizes == local_shape else ()
 
 
 def is_unreduced(group: FSDPParamGroup) -> bool:
@@ -100,7 +102,7 @@ class FSDPAdapter(PlainAdapter):
                     "with batches() use accumulate=",
                 )
 
-    def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
+    def boxes(self, states: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:
         buffers = {name: owner._buffers.get(key) for name, owner, key in self._buffers.places}
         tensors = {**buffers, **self._parameters}
         found: dict[str, tuple[TensorPart, ...]] = {}
@@ -108,10 +110,9 @@ class FSDPAdapter(PlainAdapter):
             owners = [split[0] for named in self._optimizers if (split := named.split_name(state.name)) is not None]
             owners += [state.name.removeprefix(kind) for kind in ("model/", "gradient/")]
             for owner in owners:
-                tensor = tensors.get(owner)
-                # An optimizer may keep scalars, which every rank holds whole, for a sharded parameter.
-                if isinstance(tensor, DTensor) and tensor._local_tensor.shape == state.tensor.shape:
-                    found[state.name] = box_of(state.name, tensor)
+                tensor = state.wrapper if isinstance(state.wrapper, DTensor) else tensors.get(owner)
+                if isinstance(tensor, DTensor) and state.tensor.dim():  # every rank holds scalars whole
+                    found[state.name] = box_of(state.name, tensor, tuple(state.tensor.shape))
         return found
 
     local = staticmethod(_local)

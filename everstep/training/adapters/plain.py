@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 
+import msgspec
 import torch
 from torch.optim.optimizer import Optimizer
 
-from everstep.protocol.parts import TensorPart
+from everstep.protocol.parts import TensorPart, whole
 from everstep.protocol.slot import align
 from everstep.training.adapters.base import (
     AdapterState,
@@ -159,7 +160,18 @@ class PlainAdapter:
             for name, p in self._parameters.items()
         ]
 
-    def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:  # noqa: ARG002
+    def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
+        found = self.boxes(states)
+        shapes = {state.name: tuple(state.tensor.shape) for state in states}
+        for alias, known in self._ties.items():
+            name = f"model/{known}"
+            held = found.get(name, (whole(name, shapes[name]),))
+            own = (part for part in held if part.name == name)
+            found[name] = (*held, *(msgspec.structs.replace(part, name=f"model/{alias}") for part in own))
+        return {**found, **self._buffers.transient_parts()}
+
+    def boxes(self, states: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:  # noqa: ARG002
+        """Return the boxes of sharded tensors by name. Without sharding there are none."""
         return {}
 
     def expect_restore(self) -> Sequence[Arena]:

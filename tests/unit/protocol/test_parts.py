@@ -49,13 +49,26 @@ def test_an_entry_that_holds_padding_alone_has_no_part() -> None:
         TensorPart("w", (4, 4), (0,), (1,), 0),
         TensorPart("w", (4, 4), (0, 0), (2, 4), 1),
         TensorPart("w", (4, 4), (0, 0), (1, 4), -1),
+        TensorPart("v", (4,), (0,), (4,), 6),
+        TensorPart("v", (2**63,), (0,), (1,), 0),
+        TensorPart("v", (1,) * 65, (0,) * 65, (1,) * 65, 0),
     ],
-    ids=["beyond the tensor", "before it", "negative", "of other dimensions", "beyond the entry", "before the entry"],
+    ids=[
+        "beyond the tensor",
+        "before it",
+        "negative",
+        "of other dimensions",
+        "beyond the entry",
+        "before the entry",
+        "over another part",
+        "too large",
+        "too many dimensions",
+    ],
 )
 def test_a_part_that_cannot_be_is_refused(part: TensorPart) -> None:
     good = TensorPart("w", (4, 4), (1, 0), (2, 4), 0)
     entries = [TensorEntry("master", "float32", (8,), 0, 32, (good, *more)) for more in ((), (part,))]
     packed = [pack_index(SlotIndex((entry,), b"")) for entry in entries]
     assert unpack_index(packed[0], 64).tensors[0].parts == (good,)
-    with pytest.raises(CorruptSlot, match="cannot hold 'w'"):
+    with pytest.raises(CorruptSlot, match="'master' cannot hold its 2 boxes"):
         unpack_index(packed[1], 64)

@@ -146,3 +146,22 @@ def test_a_header_beyond_the_limit_of_safetensors_is_refused(monkeypatch: pytest
 def test_foreign_headers_are_refused(header: bytes) -> None:
     with pytest.raises(CorruptObject):
         plan_restore(header, LENGTH.size + len(header))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"payload_bytes": "-5"},
+        {"payload_bytes": str(2**64)},
+        {"index_offset": "-1"},
+        {"payload_bytes": str(2**50), "index_offset": str(2**50 - 200)},
+    ],
+)
+def test_a_header_of_a_payload_of_impossible_size_is_refused(changes: dict[str, str]) -> None:
+    _, data = to_object([("weight", "uint8", (4,), b"1234")], b"values", 0)
+    (length,) = LENGTH.unpack_from(data)
+    header = json.loads(data[LENGTH.size : LENGTH.size + length])
+    header["__metadata__"] |= changes
+    text = json.dumps(header).encode()
+    with pytest.raises(CorruptObject):
+        plan_restore(text, LENGTH.size + len(text) + 4)

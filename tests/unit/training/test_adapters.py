@@ -15,12 +15,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
+from everstep.protocol.parts import TensorPart, whole
 from everstep.training.adapters import plain
 from everstep.training.adapters.base import NamedOptimizer, canonical_name, plain_local, plain_rewrap
 from everstep.training.adapters.fsdp import FSDPAdapter, box_of
 from everstep.training.adapters.plain import GRADIENT_BOUNDARIES, PlainAdapter
 from everstep.training.arena import Arena
-from everstep.training.capture import CapturePlan
+from everstep.training.capture import CapturePlan, StateTensor
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
 from everstep.training.sources import Sources
@@ -778,7 +779,8 @@ def test_the_boxes_of_all_ranks_cover_a_sharded_tensor_once(shape: tuple[int, in
         dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
         try:
             tensor = distribute_tensor(torch.zeros(shape), init_device_mesh("cpu", (2, 2)), [Shard(0), Shard(1)])
-            parts = box_of("model/weight", tensor)
+            parts = box_of("model/weight", tensor, tuple(tensor._local_tensor.shape))
+            assert box_of("model/weight", tensor, (9, 9)) == ()
         finally:
             dist.destroy_process_group()
         assert sum(part.elements for part in parts) == tensor._local_tensor.numel()
@@ -786,3 +788,24 @@ def test_the_boxes_of_all_ranks_cover_a_sharded_tensor_once(shape: tuple[int, in
             assert (part.name, part.shape, part.start) == ("model/weight", shape, 0)
             taken[tuple(slice(o, o + n) for o, n in zip(part.offsets, part.sizes, strict=True))] += 1
     assert taken.eq(1).all()
+
+
+def test_a_tied_parameter_has_both_names_and_a_buffer_that_is_not_persistent_has_none() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    model.register_buffer("cache", torch.ones(2), persistent=False)
+    model.register_buffer("mean", torch.ones(2))
+    adapter = PlainAdapter({"": model}, {"": torch.optim.SGD(model.parameters(), lr=1)})
+    parts = adapter.parts(adapter.observe().tensors)
+    assert parts == {
+        "model/0.weight": (whole("model/0.weight", (3, 3)), whole("model/1.weight", (3, 3))),
+        "model/cache": (),
+    }
+
+
+def test_boxes_that_do_not_fit_a_tensor_leave_it_without_boxes() -> None:
+    state = StateTensor("optimizer/w/odd", torch.ones(4), True)
+    good = TensorPart("a", (4,), (0,), (3,), 1)
+    for parts, expected in (((good,), (good,)), ((good, TensorPart("b", (9,), (0,), (2,), 0)), ())):
+        plan = CapturePlan.make([state], {state.name: parts})
+        assert plan.entries[0].parts == expected

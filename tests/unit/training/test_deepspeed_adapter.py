@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from everstep.training.adapters import deepspeed
+from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
 from everstep.training.script import Environment
@@ -52,6 +53,8 @@ def make(
         "micro_steps": 0,
         "skipped_steps": 0,
         "_is_gradient_accumulation_boundary": None,
+        "mpu": None,
+        "autotp_size": lambda: 1,
     }
     vars(made).update({"module": module, "lr_scheduler": None, **counters, **changes})
     return made
@@ -176,3 +179,33 @@ def test_half_summed_gradients_are_no_state(micro_steps: int, changes: dict[str,
             CannotResume, match="engine: a boundary within its step of 4 micro-batches is not kept; use accumulate=4"
         ):
             adapter.check()
+
+
+def test_a_state_that_has_no_element_per_element_of_the_master_has_no_box() -> None:
+    """A box of such a state would not fit, and the slot could not be read."""
+    made = make()
+    adapter = deepspeed.DeepSpeedAdapter("", made)
+    master = made.optimizer.single_partition_of_fp32_groups[0]
+    for parameter, begin in zip(made.module.parameters(), (0, 4), strict=True):
+        address = (
+            SimpleNamespace(start=0, numel=parameter.numel()),
+            SimpleNamespace(start=begin, numel=parameter.numel()),
+        )
+        parameter._hp_mapping = SimpleNamespace(
+            lp_fragment_address=address[0], hp_fragment_address=address[1], param_group_index=0
+        )
+    tensors = {"step": torch.ones(()), "same": torch.ones(6), "table": torch.ones(256)}
+    states = [StateTensor(f"optimizer/master0/{key}", tensor, True) for key, tensor in tensors.items()]
+    parts = adapter.parts([StateTensor("model/engine.master0", master, True), *states])
+    names = ("weight", "bias")
+    assert [part.name for part in parts["optimizer/master0/step"]] == [f"optimizer/{name}/step" for name in names]
+    assert [part.start for part in parts["optimizer/master0/same"]] == [0, 4]
+    assert parts["optimizer/master0/table"] == ()
+
+
+@pytest.mark.parametrize("changes", [{"mpu": object()}, {"tensor_parallel": 2}])
+def test_slices_of_tensor_parallelism_in_deepspeed_have_no_boxes(changes: dict[str, Any]) -> None:
+    made = make(mpu=changes.get("mpu"))
+    made.autotp_size = lambda: changes.get("tensor_parallel", 1)
+    adapter = deepspeed.DeepSpeedAdapter("", made)
+    assert set(adapter.parts(adapter.observe().tensors).values()) == {()}

@@ -40,8 +40,9 @@ def test_the_newest_complete_checkpoint_of_the_step_is_exported(
     assert json.loads(out)["Files"] == ["model.safetensors"]
     assert calls == [("list_checkpoints", {"TrainingJobName": "gpt", "MinStep": 7})]
     assert np.array_equal(load_file(tmp_path / "to" / "model.safetensors")["w"], WEIGHT)
-    code, out, _, _ = run(*arguments, list_checkpoints=listed)
-    assert (code, out) == (0, f"exported 1 tensor of 24 B to {tmp_path / 'to'}: model.safetensors\n")
+    again = ("checkpoints", "export", "gpt", "7", "--to", str(tmp_path / "other"))
+    code, out, _, _ = run(*again, list_checkpoints=listed)
+    assert (code, out) == (0, f"exported 1 tensor of 24 B to {tmp_path / 'other'}: model.safetensors\n")
 
 
 def test_a_step_without_a_complete_checkpoint_is_an_error_with_the_next_command(

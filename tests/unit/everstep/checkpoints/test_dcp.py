@@ -81,3 +81,11 @@ def test_damaged_bytes_are_not_loaded(manifest: str) -> None:
     path.write_bytes(data)
     with pytest.raises(CheckpointException, match="do not hash to their digest"):
         load({"model": {"net.w": torch.zeros(7, 5)}}, storage_reader=CheckpointReader(manifest), no_dist=True)
+
+
+def test_several_optimizers_have_a_name_each(tmp_path: Path) -> None:
+    stored = [Stored(f"optimizer/{name}/net.w/exp_avg", MOMENT) for name in ("actor", "critic")]
+    manifest = str(store(tmp_path, {0: stored}))
+    state = {"optimizer": {"critic": {"state": {"net.w": {"exp_avg": torch.zeros(7, 5)}}}}}
+    load(state, storage_reader=CheckpointReader(manifest), no_dist=True)
+    assert np.array_equal(state["optimizer"]["critic"]["state"]["net.w"]["exp_avg"].numpy(), MOMENT)

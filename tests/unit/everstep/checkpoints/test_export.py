@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from everstep.checkpoints import export, open_checkpoint
-from everstep.checkpoints.errors import CheckpointError, CorruptCheckpoint, StoreFailure
+from everstep.checkpoints.checkpoint import READS_AT_ONCE
+from everstep.checkpoints.errors import CheckpointError, CorruptCheckpoint, IncompleteTensor, StoreFailure
 from everstep.checkpoints.export import export_safetensors
+from everstep.checkpoints.shard_object import CACHED_CHUNKS
 from everstep.protocol.parts import parts_of_range
+from everstep.protocol.slot import CHUNK_BYTES
 from tests.unit.everstep.checkpoints.stored import Stored, store
 
 RANDOM = np.random.default_rng(11)
@@ -95,11 +99,46 @@ def test_a_dtype_that_safetensors_lacks_is_refused_by_name(tmp_path: Path) -> No
 def test_a_damaged_checkpoint_leaves_no_file(tmp_path: Path, manifest: Path) -> None:
     path = max(tmp_path.rglob("rank=1.safetensors"))
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1
+    data[len(data) - 100] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptCheckpoint, match="use another checkpoint"):
         exported(manifest, tmp_path / "to")
-    assert list((tmp_path / "to").iterdir()) == []
+    assert not (tmp_path / "to").exists() or list((tmp_path / "to").iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_folder_that_holds_a_model_is_refused(tmp_path: Path, manifest: Path, file: str) -> None:
+    """An interrupted second export would otherwise leave files of two steps that look like one model."""
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / file).write_text("earlier")
+    with pytest.raises(CheckpointError, match=f"holds an exported model already .{file}."):
+        exported(manifest, tmp_path / "to")
+    assert [path.read_text() for path in (tmp_path / "to").iterdir()] == ["earlier"]
+
+
+def test_an_incomplete_tensor_is_refused_unless_it_is_left_out(tmp_path: Path) -> None:
+    tensors = [Stored("model/a.w", np.ones(2, np.float32)), Stored("model/b.w", np.ones(3, np.float32), ())]
+    half = parts_of_range("model/b.v", (4,), 0, 2, 0)
+    manifest = store(tmp_path / "checkpoint", {0: [*tensors, Stored("x", np.ones(2, np.float32), half)]})
+    with pytest.raises(IncompleteTensor, match=r"hold 2 elements of the 4 of model/b\.v"):
+        exported(manifest, tmp_path / "all")
+    assert exported(manifest, tmp_path / "one", strip="a").tensors == 1
+    assert load_file(tmp_path / "one" / "model.safetensors").keys() == {"w"}
+
+
+def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    tensor = 8 * 1024 * 1024
+    arrays = [Stored(f"model/{number}", np.ones(tensor // 4, np.float32)) for number in range(6)]
+    manifest = store(tmp_path / "checkpoint", {0: arrays})
+    with open_checkpoint(str(manifest)) as checkpoint:
+        tracemalloc.start()
+        try:
+            export_safetensors(checkpoint, str(tmp_path / "to"))
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    # Besides the tensor: cached chunks, and for each read in progress a chunk and the bytes that were read for it.
+    assert most < tensor + CHUNK_BYTES * (CACHED_CHUNKS + 2 * READS_AT_ONCE + 1)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, manifest: Path) -> None:
