@@ -257,18 +257,21 @@ class _S3Object(StoredObject):
     def read(self, begin: int, end: int) -> bytes:
         if begin == end:
             return b""
-        for attempt in range(1, READ_ATTEMPTS + 1):
-            # boto3 repeats a request that fails, but not a body that breaks off.
-            with _failures(self.name):
-                answer = self._client.get_object(**self._place, Range=f"bytes={begin}-{end - 1}")
-                try:
-                    data: bytes = answer["Body"].read()
-                    break
-                except BotoCoreError:
-                    if attempt == READ_ATTEMPTS:
-                        raise
+        with _failures(self.name):
+            data = self._body(begin, end, READ_ATTEMPTS)
         if len(data) != end - begin:
             raise StoreFailure(f"{self.name} ends at byte {begin + len(data)}")
+        return data
+
+    def _body(self, begin: int, end: int, attempts: int) -> bytes:
+        """Return a range. boto3 repeats a request that fails, but not a body that breaks off."""
+        answer = self._client.get_object(**self._place, Range=f"bytes={begin}-{end - 1}")
+        try:
+            data: bytes = answer["Body"].read()
+        except BotoCoreError:
+            if attempts == 1:
+                raise
+            return self._body(begin, end, attempts - 1)
         return data
 
     def close(self) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import boto3
 import numpy as np
 import pytest
+from botocore.exceptions import ResponseStreamingError
+from botocore.response import StreamingBody
 from moto.server import ThreadedMotoServer
 from safetensors.numpy import load
 
@@ -89,6 +91,23 @@ def test_an_object_that_was_replaced_is_not_read_on(s3: Any) -> None:
     s3.put_object(Bucket=BUCKET, Key="key", Body=b"other")
     with pytest.raises(StoreFailure, match=f"s3://{BUCKET}/key: the object was replaced while it was read"):
         stored.read(1, 3)
+
+
+def test_a_range_whose_body_breaks_off_is_requested_again(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.put_object(Bucket=BUCKET, Key="key", Body=b"content")
+    read, broken = StreamingBody.read, [True, True]
+
+    def breaks_off(body: StreamingBody, amount: int | None = None) -> bytes:
+        if broken:
+            broken.pop()
+            raise ResponseStreamingError(error="reset by peer")
+        return read(body, amount)
+
+    monkeypatch.setattr(StreamingBody, "read", breaks_off)
+    assert S3(BUCKET, s3).open("key").read(3, 7) == b"tent"
+    broken.extend([True] * stores.READ_ATTEMPTS)
+    with pytest.raises(StoreFailure, match=f"s3://{BUCKET}/key: .*reset by peer"):
+        S3(BUCKET, s3).open("key").read(3, 7)
 
 
 def test_what_is_missing_is_named(s3: Any) -> None:
