@@ -57,7 +57,7 @@ class Begun:
 
     @property
     def parts(self) -> Sequence[str]:
-        """The parts to measure."""
+        """Names of the parts that this run measures, from `--only`."""
         return list(self.arguments.only)
 
     @property

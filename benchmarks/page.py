@@ -66,7 +66,7 @@ class Page:
     draw: Callable[[Any], str | None] = lambda _: None
     """Returns the SVG document; None for a page without a picture."""
     picture: str = ""
-    """Description of the picture."""
+    """Alternative text of the picture."""
     is_section: bool = False
     """True if the page is a section of `docs/benchmarks.md`."""
 
@@ -82,7 +82,7 @@ class Page:
 
     @property
     def template(self) -> str:
-        """The template."""
+        """Text of the page's template file."""
         return (TEMPLATES / f"{self.name}.md").read_text()
 
 

@@ -19,7 +19,7 @@ TEAR = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One horizontal bar."""
+    """One horizontal bar of a picture, divided into coloured parts."""
 
     label: str
     parts: Sequence[tuple[float, str]]
@@ -30,7 +30,7 @@ class Bar:
 
     @property
     def value(self) -> float:
-        """Sum of the parts."""
+        """Length of the bar: the sum of its parts."""
         return sum(value for value, _ in self.parts)
 
 

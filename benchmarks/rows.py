@@ -86,7 +86,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
+    """Return a Markdown table with these column titles and rows."""
     titles = tuple(head)
     return "\n".join(
         "| " + " | ".join(line) + " |"

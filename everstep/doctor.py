@@ -103,7 +103,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
-    """Facts from the service's responses."""
+    """Whether the Everstep service responds to this machine, and with which settings."""
 
     endpoint: str = ""
     error: str = ""
@@ -133,7 +133,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsFacts:
-    """Facts from AWS's responses."""
+    """Whether AWS responds to this machine, and which actions it permits."""
 
     error: str = ""
     """Why AWS could not be queried at all. Empty otherwise."""

@@ -68,7 +68,8 @@ def put(
     if not (url.startswith("https://") or is_loopback(url)):
         return Outcome.NOT_TAKEN
     session = URLLib3Session(
-        timeout=cast(Any, (CONNECT_SECONDS, SILENT_SECONDS)),  # the stubs know one timeout for both
+        # the type stubs do not declare separate timeouts for connecting and reading
+        timeout=cast(Any, (CONNECT_SECONDS, SILENT_SECONDS)),
         proxies={} if is_loopback(url) else get_environ_proxies(url),
         max_pool_connections=1,
     )

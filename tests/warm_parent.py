@@ -50,7 +50,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Launch:
-    """The ranks of one launch."""
+    """The rank processes that one launch has started."""
 
     parent: WarmParent
     directory: Path

@@ -103,7 +103,7 @@ class _Talk:
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Return the next answer."""
+        """Wait for the rank's next line on stdout, and return it decoded. Raises BenchmarkFailed if the rank ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

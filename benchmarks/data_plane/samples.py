@@ -56,7 +56,7 @@ class Measured:
 
 
 def per_gib(seconds: float, state_bytes: int) -> float:
-    """Return milliseconds per GiB."""
+    """Return the milliseconds that one GiB took, if `state_bytes` took `seconds`."""
     return 1000 * seconds * GIB / state_bytes
 
 

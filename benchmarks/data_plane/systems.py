@@ -17,7 +17,7 @@ INSTALL_SECONDS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One compared system."""
+    """A checkpointing system that the benchmark compares with the others."""
 
     name: str
     adapter: str

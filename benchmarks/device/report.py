@@ -28,7 +28,7 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of one part."""
+    """Result of one part of the benchmark: its measurements, or the reason why it failed."""
 
     found: Mapping[str, Any] | None
     """The part's measurements; None if the part failed before it measured any."""

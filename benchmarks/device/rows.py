@@ -67,7 +67,7 @@ def floor_of(found: Mapping[str, Any]) -> Floor:
 
 
 def rate(size: int, seconds: float) -> float:
-    """Return a rate in GiB/s."""
+    """Return the rate in GiB/s at which `size` bytes were moved."""
     return size / GIB / seconds
 
 

@@ -24,7 +24,7 @@ WHOLE = "Protected"
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A boundary in a rank's trace."""
+    """One entry of a rank's trace, written when the rank passes a boundary."""
 
     step: int
     at: float
@@ -67,7 +67,7 @@ class Observed:
     copy_seconds: float
     """Duration of a copy of the rank's whole state."""
     state_mib: int
-    """State of one rank in MiB."""
+    """Size of one rank's state in MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

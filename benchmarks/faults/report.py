@@ -15,7 +15,7 @@ from benchmarks.rows import BUSY, Row, table, verdict_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Observations of one run."""
+    """Results of one execution of the benchmark."""
 
     observed: Sequence[Observed]
     """Observations of each case, at least one."""
@@ -30,7 +30,6 @@ def figures(run: Run) -> list[Figure]:
 
 
 def row(figure: Figure) -> Row:
-    """Return the row of one case."""
     return Row(
         what=figure.name,
         value=figure.ratio,

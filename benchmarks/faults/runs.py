@@ -35,7 +35,7 @@ class Sizes:
     """Minimal number of steps in each span: before, during and after the fault."""
     state_mib: int = 64
     span_seconds: float = 0.15
-    """Minimal duration of the wait that replaces forward and backward."""
+    """Minimum seconds that a step waits in place of the computation of forward and backward."""
 
 
 QUICK = Sizes(steps=12)

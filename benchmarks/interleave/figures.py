@@ -67,7 +67,6 @@ class Figure:
         )
 
     def row(self, scheme: Scheme) -> Row:
-        """Return one scheme's row."""
         return next(row for row in self.rows if row.scheme is scheme)
 
 

@@ -40,7 +40,7 @@ class Network:
 
     @staticmethod
     def address(node: int) -> str:
-        """Return a node's address."""
+        """Return the IP address of the node with this index."""
         return f"{SUBNET}.{node + 1}"
 
     def __enter__(self) -> Network:

@@ -3,10 +3,12 @@
     python -m benchmarks.interleave.node CASE.json NODE DIRECTORY
 
 As in the product, `worker.replication.streams.send_chunks` with its pacers sends the bytes of snapshots, in one stream
-per holder. In cases where not every snapshot fits, the product's budget selects steps (`budgeted`). The benchmark omits
-handshake, slots, capture, digests, resumption and rounds. Its receiver acknowledges each complete transfer. A GEMINI
-receiver copies each chunk out of its buffer before the next chunk. A timed wait replaces this copy. Its rate is the
-link's rate, as GEMINI measured it.
+per holder. If the idle time is too short for a snapshot of every step, the product's budget selects the steps
+(`budgeted`). The benchmark omits handshake, slots, capture, digests, resumption and rounds. The receiving node
+acknowledges each complete transfer.
+
+A receiver of GEMINI copies each chunk out of its buffer before the next chunk arrives. The benchmark replaces this copy
+by a timed wait. The wait assumes that the copy is as fast as the link, as GEMINI measured.
 """
 
 from __future__ import annotations

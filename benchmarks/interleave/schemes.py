@@ -80,7 +80,7 @@ class Case:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one copy."""
+        """Size of one copy of the state, in bytes."""
         return self.state_kib * KIB
 
     @property

@@ -19,7 +19,7 @@ class Line:
         self._reader = line.makefile("r")
 
     def send(self, **message: Any) -> None:
-        """Send one message."""
+        """Send one message to the process at the other end."""
         self._line.sendall(json.dumps(message).encode() + b"\n")
 
     def wait_for(self, **wanted: Any) -> None:

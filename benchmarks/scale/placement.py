@@ -16,7 +16,7 @@ COPIES = (2, 3)
 LOST_NODES = (2, 3, 4, 10, 5000)
 LOST_DOMAINS = (1, 2)
 DOMAIN_NODES = 16
-"""Nodes in one failure domain."""
+"""Number of nodes in one failure domain."""
 CALLS = 5
 """Calls of each function. Each call is timed separately."""
 
@@ -45,7 +45,7 @@ class DomainFigure:
     domains: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """Probability that every shard survives, by the number of failure domains lost together."""
+    """Probability that every shard survives the loss of k failure domains at the same time, by k."""
     blind_odds: dict[int, float]
     odds_seconds: Sequence[float]
 

@@ -65,7 +65,7 @@ class RoundFigure:
 
     @property
     def is_flat(self) -> bool:
-        """True if every agent has a connection to the coordinator."""
+        """True for the flat tree, in which every agent connects directly to the coordinator."""
         return self.arity == FLAT
 
 
@@ -88,7 +88,6 @@ class Timed(Coroutine[Any, Any, Any]):
         return self._inner.throw(*error)
 
     def close(self) -> None:
-        """Close the coroutine."""
         self._inner.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:

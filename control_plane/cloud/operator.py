@@ -100,7 +100,7 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleHook:
-    """A lifecycle hook of a group."""
+    """A lifecycle hook of an Auto Scaling group."""
 
     name: str
     transition: str
@@ -159,11 +159,11 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFailure:
-    """A failed launch."""
+    """One failed launch in an Auto Scaling group's activity history."""
 
     at: datetime
     message: str
-    """AWS's own words."""
+    """Message of AWS, unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

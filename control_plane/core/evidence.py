@@ -100,9 +100,9 @@ class Progress:
     boundary: Step
     committed: Step
     stepped_at: float | None = None
-    """Time at which the first rank passed that boundary, in Unix seconds by the rank's clock.
+    """Time at which the first rank passed `boundary`, in Unix seconds by the rank's clock.
 
-    None if no rank reported it.
+    None if no rank reported this time.
     """
 
 

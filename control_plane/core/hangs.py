@@ -64,7 +64,7 @@ IDLE_SHARE = 0.02
 """Share of one CPU's time below which a rank counts as asleep."""
 LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
-"""Maximum number of different stacks stored per reading."""
+"""Maximum number of different stacks that one event or message about a hang lists."""
 TRAINS = "trains; "
 """First words of the stored reason of a job that trains. A clause about a suspected hang may follow them."""
 PROVEN = "RanksHang"

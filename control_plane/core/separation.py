@@ -236,7 +236,7 @@ class _Search:
         lenders = [index for index, count in spare.items() if count > 0]
         lenders.sort(key=lambda index: (index not in self.touched, -spare[index], index), reverse=True)
         for index in exposed:
-            # All exchanges of these two groups are equivalent.
+            # Every exchange between these two groups has the same effect, so the first exchange is sufficient.
             options = [next(self.exchanges(index, lenders[-1]))] if lenders else []
             if self.ring is not None and self.outside(self.ring, domain) > 1:
                 options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]

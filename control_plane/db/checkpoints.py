@@ -37,7 +37,7 @@ The row remains until the job is deleted. Otherwise agents that still report the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """A stored checkpoint."""
+    """A row of the table of checkpoints."""
 
     generation: int
     step: int

@@ -1,7 +1,7 @@
-"""Detects full disks from failed writes of requests and loops.
+"""Detects a full disk from failed writes of requests and of the server's loops.
 
-    Database.write   reports all failed transactions, SQLite and PostgreSQL
-    Envelope         reports failed requests that write files, such as temporary files of source archives
+    Database.write   reports each failed transaction, on SQLite and on PostgreSQL
+    Envelope         reports each failed request that writes a file, such as a temporary file of a source archive
 
 Invariant: any thread may call any method. No method writes to a disk or raises.
 """

@@ -22,7 +22,7 @@ from control_plane.db.session import record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDrill:
-    """A drill to store."""
+    """A requested drill that has no id yet."""
 
     run_id: str
     job_name: str
@@ -38,7 +38,7 @@ class NewDrill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillRecord(NewDrill):
-    """A stored drill."""
+    """A row of the table of drills."""
 
     id: str
     generation: int

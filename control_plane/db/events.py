@@ -39,7 +39,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord(NewEvent):
-    """A stored event."""
+    """A row of the table of events."""
 
     id: int
 

@@ -49,7 +49,7 @@ class NewIncident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRecord(NewIncident):
-    """A stored incident."""
+    """A row of the table of incidents."""
 
     id: str
     run_id: str

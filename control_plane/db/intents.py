@@ -38,7 +38,7 @@ class IntentState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntentRecord:
-    """A stored intent."""
+    """A row of the table of intents."""
 
     key: str
     subject: str

@@ -96,7 +96,7 @@ class JobTransition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A stored job."""
+    """A row of the table of jobs."""
 
     run_id: str
     name: str

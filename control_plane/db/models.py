@@ -250,7 +250,7 @@ class Node(Base):
     """When the upload of a held node's evidence to S3 was complete."""
     created_at: Mapped[datetime]
     wanted_at: Mapped[datetime | None]
-    """Start of the vacancy that the instance fills. None if the vacancy was not observed."""
+    """When the control plane noticed the missing instance that this instance replaces. None if it noticed none."""
     connected_at: Mapped[datetime | None]
     joined_at: Mapped[datetime | None]
     """When the node's agent first reported with a session.
@@ -602,9 +602,9 @@ class MetricChunk(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     points: Mapped[bytes]
     nodes: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """Node with the minimum of each point, then node with the maximum of each point.
+    """Ids of the nodes that measured each point's minimum, followed by those that measured each point's maximum.
 
-    Empty for values that a script logs.
+    Empty for a metric that a script logs.
     """
 
 

@@ -24,7 +24,7 @@ from control_plane.db.session import changed_rows, record_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A stored node."""
+    """A row of the table of nodes."""
 
     id: str
     fleet_name: str

@@ -37,7 +37,7 @@ class NoticeSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeRecord:
-    """A stored notice."""
+    """A row of the table of AWS notices."""
 
     node_id: str
     kind: str

@@ -19,7 +19,7 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaRecord:
-    """A stored quota."""
+    """A row of the table of project quotas."""
 
     project: str
     max_node_count: int | None

@@ -37,7 +37,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionRecord:
-    """A stored revision."""
+    """A row of the table of job revisions."""
 
     number: int
     at: datetime

@@ -55,7 +55,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """A stored token."""
+    """A row of the table of API tokens."""
 
     id: str
     digest: str

@@ -65,10 +65,10 @@ EC2 itself runs the checks once a minute.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudView:
-    """AWS's answer about one fleet."""
+    """AWS's newest answer about one fleet."""
 
     asked_at: float
-    """Monotonic seconds at which the question was sent."""
+    """Time at which the server sent the request to AWS, in monotonic seconds."""
     group: GroupObserved
     instance_type: str
     availability_zone: str

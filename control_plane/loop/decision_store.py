@@ -255,7 +255,7 @@ def _keeps_its_turn(session: Session, job: jobs.JobRecord, observed: JobObserved
     free nodes must not both be admitted. No other transaction writes until this one ends, so the answer stays valid.
     """
     if job.state != JobState.QUEUED and not observed.gives_way_to:
-        return True  # the queue has no part in the decision
+        return True  # decisions about other jobs do not depend on the queue
     name, run = FleetName(job.fleet_name), RunId(job.run_id)
     turns = schedule_of(fleets.find(session, name), jobs.unfinished(session, name), nodes.of_fleet(session, name), now)
     return (run in turns.admitted, run in turns.giving_way) == (observed.is_admitted, bool(observed.gives_way_to))

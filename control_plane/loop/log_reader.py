@@ -274,7 +274,7 @@ class LogReader:
         return Page(events=tuple(found), first=cursor, last=at)
 
     def backward(self, cursor: Cursor, wanted: LogFilter, limit: int) -> Page:
-        """Return the `limit` events before a cursor that are nearest to it, oldest first."""
+        """Return the last `limit` events before the cursor, oldest first."""
         found: list[LogEvent] = []
         at, scanned = cursor, 0
         for _ in range(SCAN_GENERATIONS):

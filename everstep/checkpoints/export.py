@@ -33,7 +33,7 @@ INDEX: Final = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export."""
+    """The files that an export wrote, and the number and size of their tensors."""
 
     files: tuple[str, ...]
     """Names of the files, in the order in which they were written."""

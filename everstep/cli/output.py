@@ -178,7 +178,7 @@ def step(value: int | None) -> str:
 
 
 def condition_words(shown: Json) -> str | None:
-    """Return the present conditions of a job or a node, one line each; None if there are none."""
+    """Return the conditions of a job or a node as text, one line per condition; None without conditions."""
     lines = (
         f"{each['Type']}{' on ' + each['NodeId'] if 'NodeId' in each else ''}: {each['Message']}"
         for each in shown.get("Conditions", [])

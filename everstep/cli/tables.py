@@ -28,7 +28,7 @@ PROSE_WIDTH: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """A column of sentences, which may be cut."""
+    """A table column of sentences. A narrow terminal cuts its text off."""
 
     field: Field
 

@@ -75,7 +75,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkName:
-    """The parsed name of a chunk."""
+    """The parts of a log chunk's object name."""
 
     node_id: NodeId
     first: int
@@ -90,7 +90,7 @@ class ChunkName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TailName:
-    """The parsed name of a tail."""
+    """The parts of the object name of a tail (see the module's docstring)."""
 
     node_id: NodeId
     """The node that printed the lines."""

@@ -40,7 +40,7 @@ class SlotReference(Message, frozen=True):
 
 
 class ObjectReference(Message, frozen=True):
-    """The location of one S3 object."""
+    """Bucket and key of one S3 object."""
 
     bucket: str
     key: str

@@ -65,7 +65,7 @@ class NodeReport(Message, frozen=True):
 
     node_id: NodeId
     term: int
-    """The newest term of the coordinator that the node has received."""
+    """Highest term of a coordinator from which the node has received an announcement."""
     sequence: int
     ranks: tuple[RankRound, ...]
 

@@ -27,7 +27,7 @@ MIN_INDEX_ROOM_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """One live tensor of the state."""
+    """One tensor of the training state, which snapshots copy."""
 
     name: str
     tensor: torch.Tensor

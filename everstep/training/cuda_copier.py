@@ -224,7 +224,7 @@ def _runtime() -> ctypes.CDLL:
 
 @dataclass(slots=True)
 class _Buffer:
-    """One buffer of the ring."""
+    """One pinned host buffer of the ring, and the copy that uses it."""
 
     memory: torch.Tensor
     event: Event
@@ -642,9 +642,9 @@ def _parts(copies: Copies, device: Device, limit: int) -> Iterator[_Run]:
 
 
 def _rows(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield parts of at most `limit` bytes, in the target's order.
+    """Split a tensor by rows into pieces of at most `limit` bytes; yield each piece as (target, source).
 
-    Each part has a contiguous target.
+    Pieces are in the target's order. The target of each piece is contiguous.
     """
     if target.nbytes <= limit:
         yield target, source

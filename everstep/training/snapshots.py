@@ -545,7 +545,7 @@ class Snapshotter:
                 self._link.let_go()
             if complete_count == len(sources.positions):
                 return
-            # All other bytes before this offset were copied at the boundary.
+            # All bytes before this offset are final: the copier has copied them, or they were copied at the boundary.
             final_bytes = plan.entries[sources.positions[complete_count]].offset + piece_bytes
             if chunks is not None:
                 chunks.reach(final_bytes)

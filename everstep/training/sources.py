@@ -76,11 +76,11 @@ class Sources:
         return True
 
     def marks(self) -> Marks:
-        """Return the current marks."""
+        """Return the present version and address of each tensor."""
         return Marks([tensor._version for tensor in self._counted], list(map(torch.Tensor.data_ptr, self.live)))
 
     def moved(self, since: Marks) -> list[str]:
-        """Return the names of tensors whose marks differ from `since`."""
+        """Return the names of tensors whose version or address differs from `since`."""
         now = self.marks()
         if now == since:
             return []

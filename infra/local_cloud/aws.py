@@ -227,7 +227,7 @@ class LocalAws:
         return self._call(caller.service, environ, _without_cors(start_response))
 
     def _call(self, service: str, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a call of AWS's API, for the service in the request's signature."""
+        """Pass an AWS API call to moto. `service` is the AWS service that the request's signature names."""
         if self.faults.is_throttled(service):
             return _say(start_response, *throttled(service, str(uuid.uuid4())))
         scope = f"AWS4-HMAC-SHA256 Credential=key/date/us-east-1/{service}/aws4_request"

@@ -103,7 +103,7 @@ class Plan:
     at_time: datetime
     how: End
     reason: str
-    """A key of `REASONS`."""
+    """Cause of the end: a key of `REASONS`."""
 
 
 @dataclass(slots=True)

@@ -160,7 +160,7 @@ class SuspendLaunch(_Fault, frozen=True):
 
 
 class KillRank(_OnInstance, frozen=True):
-    """SIGKILL one rank."""
+    """End one rank with SIGKILL."""
 
     rank: RankNumber = None
 

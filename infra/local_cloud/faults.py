@@ -100,7 +100,7 @@ class Faults:
 
     @property
     def conditions(self) -> Conditions:
-        """The present conditions."""
+        """The conditions that apply now, as one immutable object."""
         with self._lock:
             return self._conditions
 

@@ -42,7 +42,7 @@ class Role:
     """A fault target that names a node, rank or shard of a running job."""
 
     job: int | None
-    """Index of the job among the running jobs. None: the job that the previous role selected."""
+    """Index of the job among the running jobs. None selects the job of the previous fault."""
     part: Part
     number: int
     """Index of the node, rank or shard of the job."""

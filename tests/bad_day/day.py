@@ -59,7 +59,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DayOptions:
-    """Settings of a day."""
+    """Length, load and safeguards of a bad day."""
 
     seed: int
     minutes: float

@@ -148,7 +148,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """A violation of a rule."""
+    """A rule, and a sentence that says how the day violated it."""
 
     rule: str
     words: str

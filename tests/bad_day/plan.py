@@ -57,12 +57,12 @@ LINES_CUT: Final = ("rest", "rest", "control-plane", "peers")
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a plan."""
+    """One planned fault, or a planned pair of faults."""
 
     at_seconds: float
     """Seconds after the start of the day."""
     kind: str
-    """A kind of `facts.Strike`, or `pair`: the line terminates one instance of each of two jobs at the same time."""
+    """A kind of `facts.Strike`, or `pair`, which terminates one instance of each of two jobs at the same time."""
     pick: int
     """Index of the target among the possible targets, modulo their number."""
     lasts_seconds: float = 0.0
@@ -112,7 +112,7 @@ def faults(line: Line) -> tuple[AnyFault, ...]:
     Returns:
         One fault, or two for a pair.
     """
-    place = line.pick // 7 % 60  # 60 is a multiple of 1 to 6, so that each of up to six targets is equally likely
+    place = line.pick // 7 % 60  # 60 is divisible by 1 to 6, so each of up to six targets is equally likely
     node, shard = (
         f"{'last job' if line.follows else f'job {line.pick % 6}'} {part} {place}" for part in ("node", "shard")
     )

@@ -70,12 +70,12 @@ _Rule = Callable[[Day], list[str]]
 
 
 def judge(day: Day) -> list[Violation]:
-    """Return all violations of a day."""
+    """Apply every rule to the facts of a day, and return the violations."""
     return [Violation(rule=name, words=words) for name, rule in RULES.items() for words in rule(day)]
 
 
 def has_begun(starts: Iterable[Start]) -> bool:
-    """Return True if the jobs that fill the fleet train, so that strikes have targets."""
+    """Return True if every job has committed a step. Faults are injected only after that."""
     return all(start.committed_step > 0 for start in starts)
 
 

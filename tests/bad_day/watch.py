@@ -100,7 +100,7 @@ class Watch(threading.Thread):
     # Queries of strikes
 
     def training_jobs(self) -> list[roles.TrainingJob]:
-        """Return the jobs that train."""
+        """Return the jobs that were training at the last poll, as targets for faults."""
         return list(self._training.values())
 
     def running(self) -> set[str]:

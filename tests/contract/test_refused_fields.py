@@ -92,7 +92,7 @@ EVIL_PARTS = [
     "{}",
     '["a"]',
 ]
-"""Replacements for a part of a page token. No part of any token has one of these values."""
+"""Replacements for one element of a page token that no token accepts."""
 ODD_PARTS = [
     "0",
     '""',
@@ -104,7 +104,7 @@ ODD_PARTS = [
     "[]",
     "0.5",
 ]
-"""Replacements for a part of a page token that can be valid in some tokens."""
+"""Unusual replacements for one element of a page token. Some tokens accept them, others must reject them."""
 
 ONE_ENGINE = pytest.mark.parametrize("service", ["sqlite"], indirect=True)
 """For tests of bodies, which the service refuses before it uses the database."""

@@ -135,5 +135,8 @@ def confirm(page: Page, name: str, verb: str) -> None:
 
 
 def sentence(text: str) -> str:
-    """Return the part of an API sentence that a page shows unchanged, without first letter and full stop."""
+    """Return a sentence of an API response without its first letter and full stop.
+
+    A page may change these two characters, but shows the text between them unchanged.
+    """
     return text.strip().splitlines()[0].rstrip(".")[1:]

@@ -29,7 +29,7 @@ TABS = ("metrics", "logs", "protection", "checkpoints", "events", "spec")
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture."""
+    """One screenshot of the dashboard: its file name, page, colour scheme and size."""
 
     name: str
     path: str

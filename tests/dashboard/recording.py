@@ -66,7 +66,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded story."""
+    """The database rows and log objects that one story has left."""
 
     story: str
     ended_at: datetime

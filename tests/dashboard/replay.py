@@ -44,5 +44,4 @@ class Replay:
         )
 
     def close(self) -> None:
-        """Close the database."""
         self.database.close()

@@ -149,7 +149,7 @@ class FakeOperator:
         with self._lock:
             self._next_error.append(error)
 
-    # CloudOperator
+    # the methods of `CloudOperator`
 
     def describe_group(self, name: str) -> GroupState:
         """Return the group; see `CloudOperator`."""

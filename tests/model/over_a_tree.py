@@ -181,9 +181,10 @@ class TreeModel(Generic[W]):
 
     @classmethod
     def of(cls, model: Rounds[W], *, arity: int = 1, bug: str | None = None) -> TreeModel[W]:
-        """Return the model over a tree with seat 0 as the root.
+        """Return a model in which a tree of agents transports the messages of `model`. Seat 0 is the root.
 
-        Arity 1 gives a chain, the deepest tree. `bug` names a planted bug of `BUGS`.
+        `arity` is the maximum number of children per node; 1 gives a chain, the deepest tree. `bug` names the entry of
+        `BUGS` that is planted in the model.
         """
         tree = RoundTree.of(NodeId("0"), {NodeId(f"{seat}"): [Rank(seat)] for seat in model.seats}, arity=arity)
         return cls(model, tree, AnyTerm if bug == "any-term" else Reports, bug == "hears-all")

@@ -200,7 +200,7 @@ class Model:
                 return world
             world = stepped
 
-    # -- the connection to the coordinator
+    # -- events of the connection to the coordinator
 
     def _line(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         agent = world.agents[rank]
@@ -288,7 +288,7 @@ class Model:
     def _content(step: int) -> Content:
         return Content(GENERATION, Step(step))
 
-    # -- the agent
+    # -- events of the agent
 
     def _agent(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         agent, process = world.agents[rank], world.processes[rank]
@@ -336,7 +336,7 @@ class Model:
         slots = put(agent.slots, index, SlotView(SlotState.SEALED, self._content(step)))
         return self._with(world, rank, agent._replace(slots=slots, shard=agent.shard.seal(Step(step))))
 
-    # -- the rank
+    # -- events of the rank
 
     def _half(self, agent: Agent) -> AgentHalf:
         shard = agent.shard

@@ -91,7 +91,9 @@ class Plan(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """The progress of a new generation: promises, plan and loads."""
+    """Progress of a new generation until training starts: which nodes have promised, the plan, and which nodes have
+    loaded.
+    """
 
     dead: frozenset[int]
     """Seats whose lost node has no replacement yet."""
@@ -140,7 +142,7 @@ class World(NamedTuple):
     faults: int
     # facts that only the checker uses
     best: int
-    """The newest step ever committed on this lineage."""
+    """The newest step ever committed in this generation or its ancestors."""
     owed: tuple[frozenset[int], ...]
     """Per rank: seats that were in the view at the last commit, or were confirmed since then."""
     stood: tuple[frozenset[int], ...]

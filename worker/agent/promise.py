@@ -113,7 +113,7 @@ class CurrentPromise:
 
     @property
     def run(self) -> RunId | None:
-        """The promised run."""
+        """Run of the promised generation; None without a promise."""
         return RunId(self.value.run) if self.value is not None else None
 
     def resume(self) -> Promise | None:

@@ -58,7 +58,10 @@ class BrokenLine:
 
     @property
     def trouble(self) -> str:
-        """Report about a breaking connection; empty while the connection is sound."""
+        """Message about a connection that breaks again and again; empty for a sound connection.
+
+        The owner's agent reports the message to the control plane.
+        """
         return (
             ""
             if self.cut_count < CUTS

@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 STANDSTILL_SECONDS = 1.0
-"""Gap between two updates of an active sender that proves that the process was stopped.
+"""Minimum gap between two updates, during a transfer, that shows that the process was stopped.
 
-The time of the gap is not counted.
+Such a gap does not count as link time.
 """
 
 

@@ -14,8 +14,6 @@ MAIN_THREAD = "MainThread"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One Python frame."""
-
     function: str
     file: str
     line: int

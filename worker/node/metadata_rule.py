@@ -118,12 +118,12 @@ async def keep_on(
 
 
 def exposure_of(reason: str) -> str:
-    """Return the exposure that the agent reports. Pure.
+    """Return the sentence with which the agent reports that ranks can reach the instance's metadata. Pure.
 
     Args:
         reason: the result of `keep_away`.
 
     Returns:
-        A sentence; empty if the ranks cannot reach the metadata.
+        The sentence; empty if the ranks cannot reach the metadata.
     """
     return f"ranks can reach this instance's metadata, and with it the keys of its role: {reason}" if reason else ""

@@ -25,7 +25,7 @@ LOOPBACK = "lo"
 
 
 class NetworkCard(NamedTuple):
-    """A network card with its address."""
+    """A network card over which agents exchange snapshots, with its IP address."""
 
     address: str
     name: str = ""

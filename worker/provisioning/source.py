@@ -178,7 +178,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, LookupError, ArithmeticError) as error:
         if full_disk_of(error) is not None:
             raise
-        # `tarfile` raises the last three exceptions for invalid numbers and maps in pax headers.
+        # `tarfile` raises the last three exceptions if a pax header contains an invalid number or sparse-file map.
         raise SourceRefused(f"the source archive is not sound: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -21,7 +21,7 @@ LAST_LINES_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """The files of one rank in one generation."""
+    """Paths of the files of one rank in one generation."""
 
     state_dir: Path
     run: RunId

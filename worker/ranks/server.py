@@ -47,7 +47,7 @@ class RankEvents(Protocol):
 
 
 class RankLine:
-    """Connection to one rank."""
+    """The agent's end of the connection to one rank."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer

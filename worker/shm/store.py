@@ -3,13 +3,13 @@
     <root>/<run>/rank-<r>.slot-<i>      a slot (`slot_file`)
     <root>/<run>/rank-<r>.word          a rank's page (`rank_page`)
 
-`worker.core.strays` decides how long slots are kept whose shard the plan places on other nodes.
+`worker.core.strays` decides how long this node keeps a slot whose shard the plan places on another node.
 
-Invariant: `grant` cancels and joins every reader of a slot first. So no task reads or digests the old content of a
-granted slot.
+Invariant: before `grant` returns a slot, it cancels and joins every reader of the slot. No task therefore reads or
+digests the old content of a granted slot.
 
-The module has more than 500 lines. Grants, readers and digests of a slot share its state; dividing them would let a
-reader see a granted slot.
+The module has more than 500 lines, because grants, readers and digests of a slot share its state. If they were divided,
+a reader could see a granted slot.
 """
 
 from __future__ import annotations

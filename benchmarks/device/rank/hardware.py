@@ -120,7 +120,7 @@ class Hardware(Protocol):
         """Return the device's free memory."""
 
     def timeline(self) -> Timeline:
-        """Return an empty timeline."""
+        """Return a timeline without recorded events."""
 
     def synchronizations(self) -> AbstractContextManager[list[str]]:
         """Collect torch's warnings about calls that wait for the device."""

@@ -38,7 +38,6 @@ def prepare() -> None:
 
 
 def make_model() -> torch.nn.Module:
-    """Return a new model."""
     return GPT(GPTConfig(VOCABULARY, 2, 128, 4, CONTEXT, 0.0))
 
 

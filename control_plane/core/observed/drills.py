@@ -35,7 +35,7 @@ class DrillState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillObserved:
-    """A drill as stored."""
+    """A drill, as a pass reads it from the database."""
 
     id: str
     kind: DrillKind

@@ -16,7 +16,7 @@ from everstep.protocol.plan import SourceArchive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
-    """A registered fleet."""
+    """Settings of a registered fleet, as a pass reads them from the database."""
 
     name: FleetName
     group: str

@@ -181,7 +181,7 @@ class DeepSpeedAdapter:
         return {**found, **self._buffers.transient_parts()}
 
     def expect_restore(self) -> Sequence[Arena]:
-        """Return no arenas: `deepspeed.initialize` has already created all state."""
+        """Reserve no memory, because `deepspeed.initialize` has already created all state."""
         return ()
 
     @torch.no_grad()

@@ -216,7 +216,7 @@ class Relaunch:
         return strayed(self.plan) - {rank for rank, _ in self.missing}
 
     def send(self, number: int) -> bool:
-        """Send one of the missing replicas. Return False if its holder has no free slot."""
+        """Send one of the missing replicas to its holder. Return False if the holder has no free slot."""
         rank, holder = self.missing[number % len(self.missing)]
         return self.nodes[holder].receive(rank, self.base)
 
@@ -257,7 +257,8 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
         names, copies, {node: f"d{each}" for node, each in zip(names, labels, strict=True)}
     ).holders
     partners = [[labels[names.index(holder)] for holder in holders[names[place]][1:]] for place in lost]
-    # a spare in a partner's domain usually forces a change of the group
+    # If a spare replaces a lost node and shares the failure domain of that node's partner, placement usually changes
+    # the group.
     spares = [draw(st.sampled_from(each)) for each in partners]
     ranks_per_node = draw(st.integers(1, 2))
     replica_count = count * (copies - 1) * ranks_per_node
@@ -266,9 +267,9 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
 
 
 def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool) -> None:
-    """Deliver replicas and announcements in the order that `numbers` determine, then deliver all others.
+    """Deliver replicas and announcements in the order that `numbers` determine, then deliver the remaining ones.
 
-    The invariants are checked after each delivery.
+    Check the invariants after each delivery.
     """
     relaunch.load()
     best = {node_id: relaunch.best_without(node_id) for node_id in relaunch.nodes}

@@ -33,7 +33,7 @@ STEPS = st.integers(-2, 2**62)
 
 
 def page() -> memoryview:
-    """Return a fresh page."""
+    """Return the memory of a page that was never written."""
     return memoryview(bytearray(RANK_WORD_BYTES))
 
 

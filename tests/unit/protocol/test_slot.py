@@ -134,7 +134,6 @@ def test_what_does_not_fit_is_not_packed(header: SlotHeader) -> None:
 
 
 def index(*entries: TensorEntry, version: int = 1) -> bytes:
-    """Return a packed index."""
     return pack_index(SlotIndex(tensors=entries, values=b"v", version=version))
 
 

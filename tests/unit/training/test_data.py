@@ -124,7 +124,10 @@ def flatten(batch: Any) -> list[float]:
 
 
 def draw(stream: DataStream, count: int) -> list[list[float]]:
-    """Return batches. Training between them draws from the process's generators too."""
+    """Return `count` batches. After each batch, draw one number from each random generator of the process.
+
+    The draws stand for training steps that use the same generators.
+    """
     return [
         [*flatten(stream.next()), float(torch.rand(())), float(np.random.rand()), random.random()] for _ in range(count)
     ]

@@ -39,7 +39,7 @@ class GpuReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the driver."""
+        """Close the connection to the GPU driver."""
         ...
 
 

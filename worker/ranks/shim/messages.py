@@ -90,7 +90,7 @@ class Shutdown(Message, frozen=True):
 
 
 class RankEnd(Message, frozen=True):
-    """End of a rank's process."""
+    """How and when a rank's process ended."""
 
     code: int
     """Exit code, or minus the number of the signal."""

@@ -29,7 +29,7 @@ _decoder = msgspec.json.Decoder(RankRecord)
 
 
 class RankRecords:
-    """The records of one node."""
+    """The files in which a node's shim records each of its ranks."""
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "ranks"

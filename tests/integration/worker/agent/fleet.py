@@ -473,7 +473,7 @@ class Node:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, *, health: HealthWatch | None = None) -> None:
-        """Start an agent."""
+        """Start a new agent on the node's existing files."""
         self.agent = Agent(
             self.settings,
             self._objects,
@@ -520,7 +520,7 @@ class Fleet:
         return [node.shim.ranks[rank] for index, node in enumerate(self.nodes) for rank in self.ranks_of(index)]
 
     def ranks_of(self, index: int) -> tuple[Rank, ...]:
-        """Return the ranks of a node."""
+        """Return the ranks that run on the node with this index."""
         return tuple(Rank(index * self.per_node + local) for local in range(self.per_node))
 
     def members(self, phase: MemberPhase) -> bool:

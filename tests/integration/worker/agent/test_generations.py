@@ -108,7 +108,9 @@ async def test_slots_of_own_ranks_are_made_near_their_gpus(fleet: Fleet, monkeyp
 
 
 def copies(fleet: Fleet) -> list[tuple[Step, float]]:
-    """Return the verified step of each holder of each shard, with its time, as the owners' agents report it."""
+    """Return the newest verified step of each holder and the time of its verification, from the reports of the owners'
+    agents.
+    """
     members = [fleet.control.member(node.id) for node in fleet.nodes]
     return [copy for member in members if member is not None for shard in member.protection for copy in shard.verified]
 

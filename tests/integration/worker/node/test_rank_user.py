@@ -1,5 +1,6 @@
-"""Ranks as a user of their own, with real processes: what they can do, what the kernel denies, and which files they
-leave.
+"""Ranks that run as a user of their own, with real processes.
+
+The tests show what ranks can do, what the kernel denies, and which files remain after a job.
 """
 
 from __future__ import annotations

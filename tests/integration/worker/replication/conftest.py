@@ -1,4 +1,4 @@
-"""A pair of nodes on tmpfs, which the fixture removes after the test."""
+"""Fixtures: a temporary folder on tmpfs, and a pair of nodes that store their slots in it."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ class Pair:
         return found
 
     def holder_states(self) -> list[SlotState]:
-        """Return the states of the holder's slots."""
+        """Return the state of each slot of the shard on the holder."""
         return [slot.file.header.state for slot in self.holder_store.shards.get(RANK, [])]
 
     async def close(self) -> None:

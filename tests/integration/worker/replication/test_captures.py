@@ -206,7 +206,8 @@ class TestTheOwner:
         capture.go_on(2000)
         await pair.until(lambda: arrived(pair, 1) == 2)
         for _ in range(4):
-            await pair.shard.changed.wait(pair.shard.changed.version, 0.5)  # longer than several deadlines
+            # all four waits together take longer than the holder's deadline
+            await pair.shard.changed.wait(pair.shard.changed.version, 0.5)
         assert pair.shard.view == {HOLDER}
         assert pair.shard.slow_holders == {}
         capture.write(pair.payload_bytes)

@@ -715,7 +715,7 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
 
 
 async def test_a_replica_with_another_digest_does_not_count(pair: Pair) -> None:
-    """The holder has a step 1 of this generation with other bytes. It is no copy of the owner's step 1."""
+    """A holder that stores other bytes for step 1 still receives the owner's copy of step 1."""
     async with by_hand(pair) as hand:
         assert isinstance(await hand.whole(1, payload(7, pair.payload_bytes)), ShardSealed)
     pair.hear(-1, 1)

@@ -799,7 +799,7 @@ async def test_a_second_replica_waits_for_the_lease_and_then_takes_over(world: W
     world.start_server()
     world.terminate(world.team()[0])
     await world.tick()
-    # The second server decides nothing before it has seen the lease unrenewed for its whole time.
+    # The second server decides nothing until the lease has passed its full duration without a renewal.
     assert (world.job().state, world.job().generation) == (
         JobState.RUNNING,
         1,

@@ -1,4 +1,4 @@
-"""Records that are stored and read back equal the decided records."""
+"""Conversion between the records of decisions and the rows of the database."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ async def test_a_job_that_waits_does_not_hold_up_the_recovery_of_another(
 
 
 async def nothing() -> None:
-    """Wait for nothing."""
+    """Return immediately. Replaces a coroutine that would wait."""
 
 
 async def test_a_row_that_is_read_slowly_holds_up_its_own_job_only(

@@ -673,9 +673,9 @@ class World:
         return [self.agents[node.node_id] for node in self.plan(name).nodes if node.node_id in self.agents]
 
     async def tick(self, seconds: float = 0.5) -> None:
-        """Advance time and let each agent and loop act once.
+        """Advance time, and let each agent and each control-plane loop act once.
 
-        Work that a sweep starts completes before any agent acts, unless `hangs` is True.
+        Calls to S3 and AWS that a loop starts complete before any agent acts, unless `hangs` is True.
         """
         self.now += timedelta(seconds=seconds)
         self.operator.advance(timedelta(seconds=seconds))

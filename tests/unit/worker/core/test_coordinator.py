@@ -14,7 +14,7 @@ from worker.core.rounds import NONE, Coordinator
 def rank(
     number: int, boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object
 ) -> RankRound:
-    """Return one rank's report."""
+    """Return the report of the rank with this number."""
     return RankRound(
         rank=Rank(number),
         boundary=Step(boundary),
@@ -272,7 +272,7 @@ class TestRestart:
 
 
 class TestStop:
-    """The agreed stop."""
+    """The step at which all ranks agree to stop."""
 
     @staticmethod
     def announced() -> Coordinator:

@@ -1,6 +1,7 @@
-"""The lead of proposals: how many steps ahead of the ranks a step is proposed.
+"""The lead of proposals: how many steps ahead of the ranks the coordinator proposes a step.
 
-The lead shrinks soon after a single late round. It stays longer where a shorter lead is always late.
+After a single late round, the lead soon shrinks again. If every round with a shorter lead is late, the lead shrinks
+only rarely.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def announcement(committed: int, proposed: int) -> Announcement:
 
 
 class Place:
-    """One rank on one node."""
+    """The agent's objects for one rank on one node: slots, page, shard, and a connection that records messages."""
 
     def __init__(
         self, root: Path, plan: GenerationPlan = PLAN, rank: Rank = RANK, peers: tuple[NodeId, ...] = ()
@@ -909,7 +909,7 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     assert place.outbox.due(0.0) is None  # the previous iteration was not measured
     slot = await granted(place, 3)
     pass_boundary(place, 3, 102.0, blocked=0.25)
-    pass_boundary(place, 4, 102.5)  # too early for another point; step 3 is still in transfer
+    pass_boundary(place, 4, 102.5)  # less than `PERIOD_SECONDS` after the last point; step 3 is still in transfer
     place.lines.message(RANK, captured(3, slot))
     clock[0] = 102.75
     await done(place)
@@ -959,7 +959,7 @@ async def test_every_node_tells_what_it_measured_last_and_only_that_of_rank_0_ke
     for step, at in ((1, 100.0), (2, 200.0)):
         pass_boundary(place, step, at, rank=Rank(1))
     assert place.lines.measurements.newest == {"everstep/step_seconds": 100.0, "everstep/snapshot_blocked_seconds": 0.0}
-    pass_boundary(place, 3, 200.5, rank=Rank(1))  # too early for another point
+    pass_boundary(place, 3, 200.5, rank=Rank(1))  # less than `PERIOD_SECONDS` after the last point
     assert place.lines.measurements.newest["everstep/step_seconds"] == 100.0
     assert place.outbox.due(0.0) is None
     await place.lines.close()

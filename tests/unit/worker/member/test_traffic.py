@@ -26,7 +26,7 @@ SPANS = IdleSpans(generation=Generation(1), iteration_seconds=1.0, spans=(IdleSp
 
 
 class Node:
-    """A node that trains with ranks 4 and 5."""
+    """A simulated node with ranks 4 and 5, whose iterations and transfers the test controls."""
 
     def __init__(self, max_slowdown: float = 0.01, *, replica_count: int = 2) -> None:
         self.wire = Wire(10_000_000.0)
@@ -79,12 +79,19 @@ class Node:
         self.traffic.boundary(Rank(rank), message, MOVING, is_sending=sending)
 
     def try_pacing(self, gained: float = 0.1) -> None:
-        """Commit steps until the trial of pacing has a verdict; unpaced iterations take `gained` seconds longer."""
+        """Commit steps until the node has decided between paced and unpaced transfers.
+
+        An unpaced iteration takes `gained` seconds longer than a paced iteration.
+        """
         while self.traffic.trial.verdict is None:
             self.iterate(1.0 if isinstance(self.pacer.current, SpanPacer) else 1.0 + gained, captured=True)
 
     def try_late_pacing(self) -> None:
-        """Run the trial with paced iterations that are a tenth shorter, each followed by one without a capture."""
+        """Run iterations until the node has decided between paced and unpaced transfers.
+
+        A paced iteration takes 1.0 s, an unpaced iteration 1.1 s. No capture takes place in the iteration after a paced
+        iteration.
+        """
         is_late = False
         while self.traffic.trial.verdict is None:
             is_paced = isinstance(self.pacer.current, SpanPacer)
