@@ -24,7 +24,7 @@ def _seed_torch(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-# Slow examples on a busy machine are not failures.
+# A busy machine runs examples slowly, which is no failure.
 settings.register_profile("everstep", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everstep")
 
@@ -44,7 +44,7 @@ def pytest_mark_fast_tests(items: list[pytest.Item]) -> None:
 
 
 RUNNING = pytest.StashKey[pytest.Item]()
-"""Test that this process runs at present."""
+"""The test that this process runs at present."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -107,9 +107,9 @@ def postgresql() -> Iterator[PostgreSql]:
 
 @pytest.fixture(scope="session", autouse=True)
 def sqlite_without_fsync() -> Iterator[None]:
-    """Let SQLite commit without waiting for the disk, which takes longer than the transactions of most tests.
+    """Let SQLite commit without waiting for the disk, because the wait takes longer than most transactions.
 
-    Only a power failure shows the difference, and no test has one. Processes that a test starts still wait.
+    The setting matters only in a power failure, and no test has one. It does not apply to processes that a test starts.
     """
     from sqlalchemy import Connection, Engine, event
 
@@ -126,7 +126,7 @@ def sqlite_without_fsync() -> Iterator[None]:
 
 @pytest.fixture
 def engine() -> str:
-    """Return the database engine of a test. Tests with the mark `BOTH_ENGINES` run on SQLite and on PostgreSQL."""
+    """Return the name of the test's database engine. A test with the mark `BOTH_ENGINES` runs once per engine."""
     return "sqlite"
 
 

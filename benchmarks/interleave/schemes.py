@@ -13,7 +13,10 @@ BUFFERS = 4
 BUFFER_BYTES = 256 * KIB
 """Total size of the receive buffers: GEMINI's 128 MiB, reduced by the same factor as the link's rate."""
 MAX_SLOWDOWN = 0.01
-"""The job's `MaxSlowdown` in cases where not every snapshot fits; the product's default."""
+"""The job's `MaxSlowdown` in cases where the idle time is too short for a snapshot of every step.
+
+The product has the same default.
+"""
 
 
 class Scheme(StrEnum):

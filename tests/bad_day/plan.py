@@ -104,14 +104,7 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
 
 
 def faults(line: Line) -> tuple[AnyFault, ...]:
-    """Return the faults of a line, with roles as targets.
-
-    Args:
-        line: a line of a plan.
-
-    Returns:
-        One fault, or two for a pair.
-    """
+    """Return the faults of a line, each with a role as its target: two faults for a pair, otherwise one."""
     place = line.pick // 7 % 60  # 60 is divisible by 1 to 6, so each of up to six targets is equally likely
     node, shard = (
         f"{'last job' if line.follows else f'job {line.pick % 6}'} {part} {place}" for part in ("node", "shard")
@@ -140,7 +133,7 @@ def faults(line: Line) -> tuple[AnyFault, ...]:
 
 
 def patience_seconds(line: Line) -> float:
-    """Return the maximum time that a line waits for a target."""
+    """Return the maximum seconds that a line waits until an instance or rank that it may hit exists."""
     return FOLLOW_SECONDS if line.follows else HIT_SECONDS
 
 
@@ -168,7 +161,7 @@ def script(lines: Iterable[Line]) -> list[Moment]:
 
 
 def temptation(what: str, *, seed: int) -> list[Line]:
-    """Make a plan of one minute that harms only a control plane without a given safeguard.
+    """Make a plan of one minute that harms only a control plane that lacks one safeguard.
 
     Args:
         what: the safeguard: lease, contract or evidence.

@@ -22,7 +22,7 @@ from typing import Final
 from tests.bad_day.facts import Boundary, Call, Day, Incident, Start, Strike, Violation
 
 KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "links")
-"""Kinds of strikes of which a day needs enough. The other kinds provoke a missing safeguard."""
+"""Kinds of strikes that must occur often enough in a day. The other kinds only show that a safeguard is missing."""
 OBEYED: Final = 200
 ENDS_BY_NAME: Final = "TerminateInstanceInAutoScalingGroup"
 UNREACHABLE: Final = "node_unreachable"
@@ -161,7 +161,7 @@ def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
 
 
 def steady_capacity(day: Day) -> list[str]:
-    # Surplus is no cause.
+    # A surplus of nodes does not explain a change of desired capacity.
     causes = sorted(decision.at for decision in day.decisions if "surplus" not in decision.words)
     moves = _moves(day.calls)
     wrong, used = [], set[int]()

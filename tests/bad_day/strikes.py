@@ -49,12 +49,12 @@ class Strikes:
         self._pending: list[Future[None]] = []
         self._aim = Aim(watch.training_jobs, watch.running)
         self._server = threading.Lock()
-        """Held by the strike that kills the control plane."""
+        """Lock that a strike holds while it kills the control plane."""
 
     def play(self, lines: Iterable[Line], goes_on: Callable[[], bool]) -> None:
-        """Start each line's strike at its time while `goes_on` returns True.
+        """Carry out each line's strike at the line's time, while `goes_on` returns True.
 
-        The call returns after the effect of every strike has been checked, and clears all lasting faults.
+        Return after the effect of every strike has been checked. Clear all lasting faults at the end.
         """
         began = time.monotonic()
         for line in lines:
@@ -166,7 +166,7 @@ class Strikes:
         self._note(at, "throttle", (), effect, seen)
 
     def _end(self, kind: str, groups: list[list[AnyFault]]) -> None:
-        """Terminate instances within one second. Each group counts as one strike."""
+        """Terminate instances within one second. The strike on each Auto Scaling group is recorded separately."""
         inits = {node: identify(pid) for node, pid in self._cluster.instances().items()}
         hits, at = [], time.time()
         for group in groups:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 SHORT_MINUTES = 1.2
 LONG_MINUTES = 10.0
 CAUGHT_BY = {"lease": "ended well", "contract": "decided before it ended", "evidence": "evidence"}
-"""For each missing safeguard, a rule that is then violated. Other rules may be violated too."""
+"""For each missing safeguard, the rule that must report a violation. Other rules may report violations too."""
 
 
 def fresh_seed() -> int:

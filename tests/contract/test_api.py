@@ -330,7 +330,7 @@ def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world,
 
 
 def hold(value: Any, name: str, where: str) -> None:
-    """Assert that a value on the wire matches the model's shape with this name."""
+    """Assert that a value on the wire matches the shape of the service model with this name."""
     shape = MODEL["shapes"][name]
     kind = shape["type"]
     assert value is not None, where

@@ -1,6 +1,6 @@
-"""AWS services that an agent uses beside its object store.
+"""AWS services that an agent uses besides the object store: secrets and roles.
 
-The same tests run against the in-memory stand-in and against moto over the AWS protocols.
+The same tests run against the in-memory fake and against moto over the AWS protocols.
 """
 
 from __future__ import annotations

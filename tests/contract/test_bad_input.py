@@ -119,7 +119,7 @@ class Asker:
         self._service, self._session, self._tokens = service, session, of_role
 
     def holds(self, case: Any, role: Role, *checks: Any) -> None:
-        """Send one request with the token of `role` and check the response against the contract."""
+        """Send one request with the token of `role`, and check that the response satisfies the contract."""
         headers = {"Authorization": f"Bearer {self._tokens[role]}"}
         answer = case.call(
             base_url=f"http://{self._service.address}", headers=headers, session=self._session, timeout=20
@@ -494,7 +494,7 @@ def test_clients_that_send_a_byte_at_a_time_hold_up_nobody(service: Service, htt
 
 
 class Told(logging.Handler):
-    """Counts the log records about clients whose connection the service closes because they do not read."""
+    """Counts log records about clients that the service disconnects because they do not read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ ABSENT = NodeId("i-0123456789abcdef0")
 
 @dataclass
 class World:
-    """An operator, and functions that change its cloud as other parties do."""
+    """An operator, and functions that change its cloud without the operator, as AWS and people do."""
 
     operator: CloudOperator
     make_group: Callable[..., str]

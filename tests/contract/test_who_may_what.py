@@ -126,7 +126,7 @@ def call(
 
 
 def without(said: str, *names: str) -> str:
-    """Return a response text without the given names and the request id, which differ between equal responses."""
+    """Return a response's text without the given names and its request id. Equal responses then have equal text."""
     for name in names:
         said = said.replace(name, "?")
     return re.sub(r'"RequestId":"[^"]*"', "", said)

@@ -3,7 +3,8 @@
     python -m tests.dashboard [--seed N] [--port N] [--recorded] [--pictures DIRECTORY]
 
 Build the dashboard once with `make web`. The fleet's time passes in real time: jobs train, and the shortage continues.
-With `--recorded`, the server shows the incidents recorded from real runs, and the time stands still. Ctrl-C ends it.
+With `--recorded`, the server shows incidents that were recorded from real runs, and the time stands still. Ctrl-C stops
+the server.
 """
 
 from __future__ import annotations

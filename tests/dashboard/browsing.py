@@ -27,7 +27,7 @@ CUT_OFF = (
     "ERR_CONNECTION_RESET",
     "status of 503",
 )
-"""Parts of the browser's messages about an unreachable server."""
+"""Substrings of Chromium's messages about an unreachable server."""
 
 
 @contextmanager
@@ -55,16 +55,16 @@ def watched(
     is_cut: bool = False,
     refusals: tuple[str, ...] = (),
 ) -> Iterator[Page]:
-    """Open a page that nobody has signed in to.
+    """Open a page in a browser context without a session.
 
     Args:
         browser: a started browser.
         url: address of the server.
         size: width and height of the window.
         scheme: light or dark.
-        motion: `reduce`, or `no-preference`. With the latter, tests have to wait for animations.
-        is_cut: True if the test stops the server. Messages about that are then allowed.
-        refusals: parts of other messages that the test expects.
+        motion: `reduce`, or `no-preference`. With `no-preference`, tests have to wait for animations.
+        is_cut: True if the test stops the server. Messages about an unreachable server are then allowed.
+        refusals: substrings of other messages that the test expects.
 
     Yields:
         The page. It is closed at the end of the block.
@@ -126,7 +126,7 @@ def open_job(page: Page, name: str, tab: str = "") -> None:
 
 
 def confirm(page: Page, name: str, verb: str) -> None:
-    """Type the name into the dialog and press its button."""
+    """Type an object's name into the confirmation dialog, and press the dialog's button."""
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("button", name=verb, exact=True)).to_be_disabled()
     dialog.get_by_label("Type the name to go on").fill(name)

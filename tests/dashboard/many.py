@@ -36,7 +36,7 @@ _TYPES = ("JobStateChanged", "NodeExcluded", "CheckpointCompleted", "NodesToBeLe
 
 
 class Many:
-    """The rows of that week.
+    """The rows of a week of history.
 
     Args:
         world: a simulated fleet without jobs.
@@ -246,7 +246,7 @@ class Many:
 
 @contextmanager
 def served(directory: Path) -> Iterator[tuple[Living, Many]]:
-    """Start a server over such a week."""
+    """Start a server over a week of history, as `Many` writes it."""
     with Living(directory, World(directory, nodes=NODES, max_size=NODES + 8)) as made:
         many = Many(made.world)
         many.write()

@@ -23,7 +23,7 @@ FIRST_SCREENS = {
     "crash-loop": "crash-loop",
     "control-plane-asleep": "frozen-control-plane",
 }
-"""Recorded story of each picture."""
+"""Name of the recorded story that each picture shows, by the picture's name."""
 TABS = ("metrics", "logs", "protection", "checkpoints", "events", "spec")
 
 

@@ -45,7 +45,7 @@ STEPS_BEFORE: Final = 45
 STEPS_AFTER: Final = 25
 """Number of steps between the end of the incident and the recording."""
 WAIT_SECONDS: Final = 10.0
-"""Time that a job waits for capacity before it is recorded."""
+"""Seconds that a job waits for capacity before the story is recorded."""
 BROKEN_STEP: Final = 33
 DOWN_SECONDS: Final = 45.0
 """Time for which the control plane is down."""
@@ -84,7 +84,7 @@ class Stage:
         return str(next(node for node in seen["NodeIds"][1:] if node != seen["CoordinatorNodeId"]))
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
-        """Start the command `everstep local fault` with these words."""
+        """Start the command `everstep local fault WORDS`."""
         command = [str(Path(sys.executable).with_name("everstep")), "local", "fault", *words, "--output", "json"]
         environment = {
             **self.cluster.environment(),
@@ -94,14 +94,14 @@ class Stage:
         return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE)
 
     def end(self, running: subprocess.Popen[str], *words: str) -> None:
-        """Wait for the command and store its effect."""
+        """Wait until the command exits, and store its effect."""
         said, _ = running.communicate(timeout=120)
         assert running.returncode == 0, said
         did = EFFECT.decode(said).did if words[0] != "clear" else "; ".join(json.loads(said)["Cleared"])
         self.strikes.append(Strike(command=" ".join(("everstep", "local", "fault", *words)), did=did))
 
     def strike(self, *words: str) -> None:
-        """Run the command `everstep local fault` with these words."""
+        """Run the command `everstep local fault WORDS`, and store its effect."""
         self.end(self.begin(*words), *words)
 
     def describe(self) -> Json:
@@ -193,7 +193,7 @@ def frozen_control_plane(stage: Stage) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """A story, with the cluster that it needs."""
+    """A recorded incident: the function that causes it, and the size of the cluster."""
 
     happens: Callable[[Stage], Iterator[None]]
     """Generator that runs the story. It yields when the story should be recorded."""
@@ -302,7 +302,8 @@ def main() -> None:
     unknown = sorted(set(given.stories) - STORIES.keys())
     if unknown:
         parser.error(f"no such story: {', '.join(unknown)}")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # end the local cloud
+    # SystemExit also ends the local cloud of the story
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for name in given.stories or STORIES:
         sys.stdout.write(f"{record(name)}\n")
         sys.stdout.flush()

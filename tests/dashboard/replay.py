@@ -31,7 +31,7 @@ class Replay:
         dealt = deal(seed, len(recordings))
         self.now = dealt[0].ends_at
         self.jobs = {recording.story: each.job for recording, each in zip(recordings, dealt, strict=True)}
-        """Name of the job by story."""
+        """Name of the replayed job of each story, by the story's name."""
         self.operator = FakeOperator(now=self.now)
         self.objects = MemoryObjectStore(*(f"everstep-{each.fleet}" for each in dealt))
         self.registry = AgentRegistry()

@@ -1,8 +1,8 @@
 """A control plane with five incidents and a queue, made by the real loops over the simulated fleet.
 
-This module writes no incident, event or sentence itself. Agents misbehave, AWS has no capacity, and the control plane
-pauses. Pages show the rows that the loops stored. Names and numbers depend on a seed, so that tests must read them from
-the API.
+This module writes no incident, event or message itself. Its agents misbehave, its AWS has no capacity, and its control
+plane pauses. The loops then store the rows that the pages show. Names and numbers depend on a seed, so that tests must
+read them from the API.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KeyError: {key!r}"""
 
 @dataclass
 class Job:
-    """A job of the story with its speed."""
+    """A job of the story, and the duration of its steps."""
 
     name: str
     step_seconds: float
@@ -94,7 +94,7 @@ class Story:
         """Last printed lines of the failing script, by launch."""
 
     async def tell(self) -> None:
-        """Run the whole story. The shortage then remains the only open incident."""
+        """Run the whole story. At its end, only the incident of the capacity shortage is open."""
         await self._begin()
         await self._bad_gpu()
         await self._partition()

@@ -1,6 +1,6 @@
-"""The real application on loopback, over a recorded or simulated past.
+"""The real application on loopback, over recorded or simulated data.
 
-The dashboard's tests, pictures and benchmarks use these servers, and so do people.
+The dashboard's tests, pictures and benchmarks use these servers. `python -m tests.dashboard` starts one for people.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Past(Protocol):
 
 
 class Served:
-    """A server over a past.
+    """A server over the state of a `Past`.
 
     Args:
         directory: folder for the server's state.
@@ -92,7 +92,7 @@ class Served:
         app.state.services = replace(services, registry=self._past.registry)  # the registry with the simulated agents
 
     def fall_silent(self) -> None:
-        """Stop the server and keep its past."""
+        """Stop the server, and keep the state behind it."""
         self._server.should_exit = True
         self._serving.join(20)
         self._listener.close()

@@ -167,7 +167,7 @@ def test_a_phase_on_the_timeline_leads_to_its_incident(desk: Page, seeded: Seede
     worked = {node["NodeId"] for node in get(api, f"/training-jobs/{name}/nodes")["Nodes"]}
     expect(chart.locator("text.lane")).to_have_count(len(worked) + 2)
     incident = get(api, "/incidents", TrainingJobName=name, SortOrder="Descending", MaxResults=1)["Incidents"][0]
-    # An event, because the chart may still move on the page.
+    # Dispatch an event instead of a mouse move, because the chart may still move on the page.
     chart.get_by_role("link", name=re.compile("^Fault: ")).last.dispatch_event("click")
     expect(desk).to_have_url(re.compile(f"/incidents/{incident['IncidentId']}$"))
 

@@ -16,7 +16,7 @@ from tests.dashboard.service import Seeded
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 PAGE = 1_000
-"""Number of lines that the page requests together."""
+"""Number of lines in one request of the page."""
 
 
 def log(page: Page) -> Locator:
@@ -88,9 +88,9 @@ def test_the_failure_is_one_click_away_and_its_line_has_an_address(
 def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(
     desk: Page, seeded: Seeded, api: httpx.Client
 ) -> None:
-    """A search moves to an older hit, and the page loads the lines before it.
+    """A search jumps to an older hit, and the page then loads lines above the hit.
 
-    The hit stays visible. It is so close to the oldest loaded line that the page loads more.
+    The hit stays visible. The hit is so close to the oldest loaded line that the page loads more lines.
     """
     name = seeded.story.gpu
     hits = {PAGE // 2, PAGE + 5, 2 * PAGE - 5}

@@ -21,7 +21,7 @@ from tests.dashboard.service import Seeded
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 ADMINS = re.compile("^(Change|Act on|Unfreeze|Start the drill|Make a token|Revoke)")
-"""First words of the buttons that only an administrator may press."""
+"""First words in the labels of buttons that only an administrator may press."""
 LEAST_INTERVAL_SECONDS, CLOCK_SECONDS = 2.0, 0.1
 CONNECTIONS = 6
 """Maximum number of connections of a browser to one server, over all tabs."""
@@ -29,7 +29,7 @@ SEEN = """state => {
   Object.defineProperty(document, 'visibilityState', { value: state, configurable: true })
   document.dispatchEvent(new Event('visibilitychange'))
 }"""
-"""Sets the visibility of a page. In Playwright, all pages are visible."""
+"""JavaScript that sets whether a page reports itself as visible. In Playwright, every page does."""
 
 
 def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(

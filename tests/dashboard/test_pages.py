@@ -32,7 +32,7 @@ CHANGES = re.compile(
     "^(Stop|Pause|Resume|Take over|Hand back|Acknowledge|Submit|Change|Act on|Unfreeze|Start the "
     "drill|Make a token|Revoke)"
 )
-"""First words of the buttons that change something."""
+"""First words in the labels of buttons that change an object."""
 
 
 def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_said(
@@ -90,7 +90,7 @@ All rules are checked in both schemes. On a phone, only the rules that depend on
 
 
 def test_every_page_is_clean_for_axe_and_fits_its_width(browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
-    """Each page is loaded once, and follows the system when the color scheme changes."""
+    """Each page is loaded once, and follows a change of the system's color scheme."""
     axe = AXE.read_text()
     found = []
     with signed_in(browser, seeded) as page:

@@ -183,7 +183,7 @@ def times_and_sums_still_add_up(found: Recording, dealt: Deal) -> None:
 
 
 def columns_and_sentences_agree(recording: Recording, found: Recording, dealt: Deal) -> None:
-    """Check that steps in sentences and in columns are scaled by the same factor."""
+    """Check that the shuffle scales steps in sentences and in columns by the same factor."""
     before = {value for value in steps_of(recording) if value > 0}
     after = {value * dealt.step_factor for value in before}
     assert {value for value in steps_of(found) if value > 0} == after

@@ -44,13 +44,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def references(warm_parent: WarmParent) -> References:
-    """Return the source of undisturbed runs."""
+    """Return the object that starts undisturbed runs."""
     return References(warm_parent)
 
 
 @pytest.fixture(scope="session")
 def place(request: pytest.FixtureRequest, references: References) -> Iterator[Workplace]:
-    """Start the cluster that tests share. Some modules replace this fixture by a cluster of their own."""
+    """Yield the cluster that most modules share. Some modules replace this fixture by a cluster of their own."""
     with workplace(request.session, references, nodes=NODES, spares=SPARES) as shared:
         yield shared
 
@@ -96,7 +96,10 @@ def workplace(
 
 @pytest.fixture
 def reader(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to an empty directory and set the environment that `everstep local env` prints."""
+    """Change to an empty directory, and set the environment that `everstep local env` prints.
+
+    A reader of the documents starts with the same environment.
+    """
     for name, value in place.cluster.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -39,7 +39,7 @@ def wait_until(
     tell: Callable[[], object] = lambda: "",
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Any:
-    """Poll `arrived` until it returns a true value, and return that value."""
+    """Poll `arrived` until its result is true, and return the result. Fail after a timeout."""
     deadline = time.monotonic() + patience_seconds
     while not (answer := arrived()):
         if time.monotonic() > deadline:
@@ -73,7 +73,7 @@ MAX_WORLD = 10
 
 @dataclass(frozen=True)
 class Workplace:
-    """Resources that tests share: a cluster, its client, and the results of undisturbed runs."""
+    """The cluster that tests share, its client, and the results of undisturbed runs."""
 
     cluster: LocalCluster
     client: Any
@@ -229,7 +229,7 @@ class Job:
         return seen
 
     def wait_standing(self, moment: str) -> None:
-        """Wait until every rank waits at the moment."""
+        """Wait until every rank waits at the moment `generation:step`."""
         ranks = [self.gate / f"reached {moment} {rank}" for rank in range(self.shape.world)]
 
         def arrived() -> bool:
@@ -240,7 +240,7 @@ class Job:
         wait_until(f"{self.name} to stand at {moment}", arrived, lambda: self._told(self.describe()))
 
     def let_go(self, moment: str) -> None:
-        """Release the ranks that wait at the moment."""
+        """Release the ranks that wait at the moment `generation:step`."""
         (self.gate / f"hold {moment}").unlink()
 
     def node_of(self, rank: int) -> str:
@@ -248,7 +248,7 @@ class Job:
         return str(self.describe()["NodeIds"][rank // self.shape.ranks_per_node])
 
     def kill_rank(self, rank: int) -> int:
-        """Kill one rank with SIGKILL."""
+        """Kill one rank with SIGKILL, on the instance where it runs."""
         return self.place.cluster.kill_rank(self.node_of(rank), rank)
 
     def terminate(self, *instance_ids: str) -> None:

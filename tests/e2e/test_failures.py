@@ -54,7 +54,7 @@ def start(place: Workplace, request: pytest.FixtureRequest) -> Callable[..., Job
 
 
 def in_mid_training(job: Job, moment: str = FIRST) -> None:
-    """Return when all ranks wait at the moment and one of the latest steps is committed."""
+    """Wait until all ranks wait at the moment `generation:step` and one of the latest steps is committed."""
     job.reference()  # the undisturbed run ends before the fault, so that it does not slow the recovery
     job.wait_standing(moment)
     job.wait_committed(int(moment.split(":")[1]) - MOST_LOST)  # waiting ranks commit no later step

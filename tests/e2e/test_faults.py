@@ -162,7 +162,7 @@ def test_a_host_dies_without_a_word_of_aws(place: Workplace) -> None:
 def test_a_holders_replica_is_corrupt_when_it_is_needed(place: Workplace) -> None:
     """The owner's instance is lost, and the digests of the only other copy do not match.
 
-    The job restores the checkpoint, and nothing of the corrupt copy.
+    The job restores the checkpoint from S3, and reads no bytes of the corrupt copy.
     """
     interval = 4
     job = in_training(place, "corrupt", request={"CheckpointConfig": {"EverySteps": interval}})

@@ -59,7 +59,7 @@ def test_a_script_that_always_ends_at_the_same_step(place: Workplace) -> None:
 
 
 def attempts_at(place: str, seen: dict[str, Any]) -> int:
-    """Return the number of attempts, which the reason and the generation must both show."""
+    """Return the number of launches of a job. The job's reason and its generation must both show this number."""
     told = re.search(rf"the same failure (\d+) times {place}", seen["FailureReason"])
     assert told is not None, seen["FailureReason"]
     assert seen["Generation"] == int(told[1])

@@ -1,4 +1,7 @@
-"""Requests of people and policies to nodes and jobs at work. Only failures cost steps; requests cost none."""
+"""Requests of people and policies that affect nodes and jobs during training.
+
+A request costs the job no step; only a failure may cost steps.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ def test_a_job_of_higher_priority_takes_the_nodes_of_a_preemptible_one(place: Wo
 
 
 def test_ranks_have_the_data_packages_secrets_and_role_that_were_asked_for(place: Workplace, tmp_path: Path) -> None:
-    """A rank on each node writes the data, package, secret and role that it received. Unit tests cover each of them."""
+    """A rank on each node writes the data, package, secret and role that it received. Unit tests cover the details."""
     source = tmp_path / "source"
     make_wheel(source / "wheels", "everstep_example", "1.5")
     (source / "requirements.txt").write_text("--no-index\n--find-links ./wheels\neverstep_example\n")

@@ -1,4 +1,4 @@
-"""A cloud in memory, for tests and simulators. One contract suite tests it and the local cloud.
+"""A cloud in memory, for tests and simulators. The same contract tests run against it and against the local cloud.
 
 The caller controls time: nothing happens until the caller calls `advance`. Instances boot after `boot_delay`. A
 terminating hook holds an instance until the hook's timeout.
@@ -91,7 +91,10 @@ class FakeOperator:
         availability_zones: tuple[str, ...] = ("us-east-1a",),
         instance_type: str = "p5.48xlarge",
     ) -> None:
-        """Create a group as its owner would, without the contract, and launch its desired capacity."""
+        """Create a group that does not satisfy Everstep's contract yet, and launch its desired capacity.
+
+        A group's owner creates it in the same way.
+        """
         state = GroupState(
             name=name,
             desired_count=desired,

@@ -218,7 +218,7 @@ class Teller:
         await self.tell()
 
     async def tell(self) -> None:
-        """Return the records and messages since the last call."""
+        """Return the records and messages that the control plane has stored or sent since the last call."""
         world = self.world
         with world.database.read() as session:
             found = events.page(session, events.EventFilter(after_id=self.told_events), limit=1000)

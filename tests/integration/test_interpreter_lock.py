@@ -29,7 +29,10 @@ pytestmark = pytest.mark.integration
 SIZE = 4 * 1024 * 1024
 """Bytes of one call: the size of a chunk."""
 CALLS = 10_000
-"""Most calls before a test gives up: many seconds of work. The other thread usually runs during the first call."""
+"""Maximum number of calls before a test fails: many seconds of work.
+
+The other thread usually runs during the first call.
+"""
 Work = Callable[[], object]
 
 
@@ -145,7 +148,10 @@ def test_others_run_while_many_bytes_are_received() -> None:
 
 
 def test_nobody_runs_while_what_holds_the_lock_is_at_work() -> None:
-    """An assignment between memory views holds the lock: the other tests would pass for any work without this one."""
+    """An assignment between memory views holds the lock, so no other thread runs.
+
+    This proves that the other tests can fail.
+    """
     source, target = memoryview(bytearray(SIZE)), memoryview(bytearray(SIZE))
 
     def assign() -> None:

@@ -29,7 +29,7 @@ from worker.ranks.supervisor import ExitedRank, MemoryPaths, Supervisor
 pytestmark = pytest.mark.integration
 
 PRELOADED = ("graphlib",)
-"""A small module that no script imports by itself, so that only a warm rank has it loaded."""
+"""A small module that only warm ranks have loaded, because no script imports it."""
 NOTHING = Supplied()
 LEAVE_A_CHILD = (
     "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n"
@@ -39,7 +39,7 @@ WAIT_FOR_EVER = "import signal\nprint('up', flush=True)\nsignal.pause()\n"
 
 
 class Bench:
-    """A state folder, a script, and the supervisors that a test starts one after another."""
+    """A state folder, a script, and the supervisors that a test starts one after another on this folder."""
 
     def __init__(self, folder: Path, is_warm: bool) -> None:
         self.state = folder / "state"
@@ -246,7 +246,7 @@ print(json.dumps(facts))
 
 
 class Kernel:
-    """Memory files of the kernel, in a folder of the test."""
+    """A folder with copies of the kernel's memory files, whose contents the test sets."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = MemoryPaths(folder / "proc", folder / "cgroup", folder / "kmsg")
@@ -568,7 +568,7 @@ async def test_shims_that_die_at_once_leave_nothing_and_are_told_once(
 ) -> None:
     """Every shim ends while it starts, as with a full disk or another shim that holds the lock.
 
-    No process of a shim stays, and the supervisor logs the failure once.
+    No process of a shim remains, and the supervisor logs the failure once.
     """
     monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
     launch, python = cold.supervisor._launch, sys.executable

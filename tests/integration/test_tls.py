@@ -162,7 +162,7 @@ def test_a_server_that_others_reach_needs_a_certificate(tmp_path, files) -> None
 
 
 def agent_arguments(folder: Path, url: str) -> list[str]:
-    """Return the arguments that an agent requires to start."""
+    """Return the command-line arguments without which an agent does not start."""
     words = {"--control-plane-url": url, "--instance-id": "i-1", "--address": "127.0.0.2"}
     return [word for pair in words.items() for word in pair] + ["--state-dir", str(folder / "s")]
 

@@ -12,7 +12,7 @@ Event = tuple[object, ...]
 
 
 class Searchable(Protocol[W]):
-    """The interface of a model that the searches use."""
+    """The methods of a model that the searches call."""
 
     def first(self) -> W: ...
     def moves(self, world: W) -> Iterator[tuple[Event, W]]: ...

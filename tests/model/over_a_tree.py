@@ -47,7 +47,7 @@ class Rounds(Searchable[W], Protocol[W]):
 
 
 class StepRounds(step_protocol.Model):
-    """The rounds of the step protocol."""
+    """The model of the step protocol, with the methods of `Rounds`."""
 
     def word(self, world: World) -> Word | None:
         core = world.coordinator
@@ -121,7 +121,7 @@ class Announced(NamedTuple):
 
 
 class Relay(NamedTuple):
-    """A node in the tree, with its knowledge of the nodes below and of the coordinator."""
+    """A node in the tree: the newest reports of the nodes below it, and the newest announcement of the coordinator."""
 
     known: Reports = Reports()
     announced: Announced = Announced()
@@ -153,7 +153,7 @@ class AnyTerm(Reports):
         return AnyTerm(term, MappingProxyType(kept)) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> Reports:
-        """Take a report and keep the planted bug in the result."""
+        """Process a report, and return an object that has the same planted bug."""
         known = super().take(*reports)
         return AnyTerm(known.term, known.newest)
 
@@ -165,13 +165,13 @@ OF_THE_TREE = {
     "restart": 0.4,
     "drop": 0.1,
 }
-"""Weights of the kinds of events. Restarts and abandoned steps are frequent, because they stress the tree."""
+"""Weights of the kinds of events in a random walk. Restarts and abandoned steps are frequent, to stress the tree."""
 BUGS = ("any-term", "hears-all")
 
 
 @dataclass(frozen=True)
 class TreeModel(Generic[W]):
-    """The events of the rounds and of the tree that transports them."""
+    """The model of the rounds together with the tree that transports their messages."""
 
     model: Rounds[W]
     tree: RoundTree

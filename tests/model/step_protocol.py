@@ -81,11 +81,11 @@ WEIGHTS = {
 Training is slow and faults are rare, because otherwise no step is ever committed.
 """
 SLOWLY = {**dict.fromkeys(WEIGHTS, 0.0), "boundary": 0.05}
-"""Weights for walks without spontaneous faults, in which snapshots keep up with training."""
+"""Weights for walks without spontaneous faults, in which replication keeps up with training."""
 
 
 class Violation(Exception):
-    """An invariant does not hold."""
+    """A state violates an invariant."""
 
 
 @dataclass(frozen=True)
@@ -240,11 +240,11 @@ class Model:
         )
 
     def path(self, world: World) -> recovery.Path:
-        """Return the path of the newest started generation."""
+        """Return the path of the newest started generation: the generation and its ancestors."""
         return _path(world.lineage, world.generation)
 
     def half(self, world: World, rank: int) -> AgentHalf:
-        """Return the agent's half of a rank's page, as `OwnedShard` writes it."""
+        """Return the agent's half of a rank's page, with the content that `OwnedShard` writes."""
         shard = world.shards[rank]
         voted = shard.proposed if shard.vote is not Vote.NONE else NONE
         return AgentHalf(

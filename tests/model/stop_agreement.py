@@ -38,11 +38,11 @@ RARELY = {"ask": 0.1, "restart": 0.03, "halt": 0.02, "give up": 0.01, "end final
 
 
 class Violation(Exception):
-    """An invariant does not hold."""
+    """A state violates an invariant."""
 
 
 class Mode(IntEnum):
-    """Situation of a rank.
+    """Position of a rank relative to a boundary or to the end.
 
     AT a boundary; BETWEEN two boundaries; WAITING at an announced stop; STOPPED at a confirmed stop; CLOSING inside
     `close()`; CLOSED.

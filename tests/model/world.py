@@ -87,7 +87,7 @@ class Plan(NamedTuple):
     base: int
     origin: int
     keep: tuple[tuple[frozenset[Content], ...], ...]
-    """The keep list per seat and rank."""
+    """Contents that a node must keep, by seat and rank."""
 
 
 class Restore(NamedTuple):
@@ -117,7 +117,7 @@ class World(NamedTuple):
     """The newest started generation."""
     issued: int
     lineage: tuple[tuple[int, int, int], ...]
-    """(generation, parent, base) of every started generation."""
+    """Every started generation as (generation, parent, base)."""
     base: int
     origin: int
     """The generation that captured the base."""
@@ -127,11 +127,14 @@ class World(NamedTuple):
     granted: tuple[int, ...]
     processes: tuple[Process, ...]
     slots: tuple[tuple[Pair, ...], ...]
-    """The slots per rank and holder."""
+    """The slots of each shard on each of its holders, by rank and then by holder."""
     streams: tuple[tuple[Stream, ...], ...]
     restore: Restore | None
     limbo: tuple[tuple[tuple[int, Pair], ...] | None, ...]
-    """Per seat: the (rank, slots) that an unreachable node still holds, or None."""
+    """Per seat: the slots that an unreachable node still holds, as pairs of rank and slots.
+
+    None for every other seat.
+    """
     limbo_commits: tuple[tuple[int, int], ...]
     """Per seat in limbo: the generation and C on the page of the unreachable node."""
     recorded: int
@@ -144,7 +147,10 @@ class World(NamedTuple):
     best: int
     """The newest step ever committed in this generation or its ancestors."""
     owed: tuple[frozenset[int], ...]
-    """Per rank: seats that were in the view at the last commit, or were confirmed since then."""
+    """Per rank: the seats that must have the newest commit.
+
+    They were in the view at that commit, or were confirmed since then.
+    """
     stood: tuple[frozenset[int], ...]
     """Per rank: seats that were in the view when the owner last acknowledged."""
     dropped: frozenset[tuple[int, int]]
@@ -198,7 +204,7 @@ class Shape:
 
 
 def put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
-    """Return `items` with `item` at `index`."""
+    """Return a copy of `items` in which `item` replaces the entry at `index`."""
     return (*items[:index], item, *items[index + 1 :])
 
 

@@ -40,7 +40,7 @@ def operations() -> dict[str, str]:
 
 
 def names(file: Path) -> Iterator[str]:
-    """Yield every attribute and string of a module, because clients call operations by attribute or by string."""
+    """Yield every attribute name and string of a module, because clients call operations by either of them."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Attribute):
             yield node.attr

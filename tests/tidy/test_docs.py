@@ -21,7 +21,7 @@ NAMED = (
 FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|txt|json|toml|ini|mako)")
 SYMBOL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?")
 EXTERNAL = frozenset({"ec2", "httpx", "moto", "msgspec", "rich", "torch", "boto3", "asyncio", "atexit"})
-"""First words of dotted names of other projects."""
+"""First components of dotted names that belong to other projects."""
 
 
 def test_generated_documents_are_current() -> None:

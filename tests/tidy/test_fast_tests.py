@@ -137,7 +137,7 @@ def test_every_fast_test_of_this_run_has_the_mark(request):
 
 
 def test_this_process_refuses_heavy_fixtures(request):
-    """A fast test that requests a heavy fixture while it runs is rejected by a hook of `tests/conftest.py`."""
+    """A hook of `tests/conftest.py` fails a fast test that requests a heavy fixture while it runs."""
     request.node.add_marker("fast")
     with pytest.raises(pytest.fail.Exception, match="requests the fixture 'browser'"):
         request.getfixturevalue("browser")

@@ -31,7 +31,7 @@ OF_THIS_RUN = ("EVERSTEP_", "PYTEST_", "PYTHON", "COV_")
 
 
 class Drift(AssertionError):
-    """A step of the page no longer fits the code."""
+    """A step of the page does not fit the present code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def steps_of(part: str, page: str) -> list[Step]:
 
 
 def hunks(block: str) -> Iterator[Hunk]:
-    """Yield the passages of a diff block: each follows a line with `@@`, and a file follows `+++`."""
+    """Yield the changed passages of a diff block. A line `+++` names a file, and a line `@@` begins a passage."""
     for of_file in re.split(r"^\+\+\+ ", block, flags=re.MULTILINE)[1:]:
         file, _, places = of_file.partition("\n")
         for one in re.split(r"^@@ ", places, flags=re.MULTILINE)[1:]:

@@ -21,7 +21,7 @@ NO_SUBJECT = re.compile(
 )
 """First words of a docstring without subject and verb."""
 NO_VERB = re.compile(r"(The|A|An|This|These|All|Any|Each|Every|One|No|None|Its|Their|It|They|There|Nobody|Somebody)\b")
-"""First words of a function's docstring that does not begin with what the function does."""
+"""First words of a function's docstring that does not say what the function does."""
 BANNED = re.compile(
     r"\b(tells?|told|let(s)? go|be had|is had|are had|was had|looked at|looks? at|whoever|it is said|is said|are said|"
     r"is known to|takes? in)\b",

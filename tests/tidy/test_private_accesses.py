@@ -1,8 +1,8 @@
 """Few tests read private attributes of the product.
 
-Such a test fails at each rename and shows nothing to a user. A test observes an object by its public methods, messages
-and files, or by a method such as `idle` that waits for background work. Limits are options, which a test sets at
-construction.
+Such a test fails at each rename, and tests no behaviour that a user sees. A test should observe an object through its
+public methods, messages and files, or through a method such as `idle` that waits for background work. Limits are
+options, which a test sets at construction.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def defined(tree: ast.AST) -> set[str]:
 
 
 def accesses(tree: ast.AST, names: set[str]) -> Iterator[str]:
-    """Return each access to one of these names of another object, including `monkeypatch.setattr`."""
+    """Return each access to a private name of another object, including `monkeypatch.setattr`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in names and not is_own(node.value):
             yield ast.unparse(node)

@@ -61,7 +61,7 @@ def test_nothing_is_left_for_later() -> None:
 
 
 def test_nobody_sleeps() -> None:
-    """Also where the linter's ban does not look: an alias, a bare `sleep`."""
+    """Finds calls that the linter's ban on sleeps misses: through an alias, or as a bare `sleep`."""
     sleeping = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in python_files()
@@ -105,7 +105,7 @@ def is_sleep(node: ast.AST) -> bool:
 
 
 def undescribed(path: Path) -> Iterator[tuple[str, Definition]]:
-    """Yield the public names without a docstring. A Protocol or a base class may also hold the docstring."""
+    """Yield the public names without a docstring. The docstring may be in a Protocol or a base class instead."""
     for scope, found in public(tree_of(path)):
         if ast.get_docstring(found) or (scope is not None and found.name in promised(path.parent, scope)):
             continue

@@ -24,7 +24,7 @@ DECISION = re.compile(r"\bADR\s+(\d{4})\b")
 UNKNOWN_SECTION = "\N{SECTION SIGN}"
 """Matches the number of a section. Numbers change, so references use anchors."""
 WRITTEN_LATER = frozenset({"docs/benchmarks-device.md"})
-"""Pages that a benchmark writes on hardware that has not been available yet."""
+"""Pages that a benchmark writes on hardware that was not available so far."""
 BUILT = ("control_plane/static/", "web/dist/", "web/node_modules/", "docs/pictures/")
 """Folders of generated files."""
 TEXT = (".py", ".md", ".ts", ".tsx", ".toml", ".cpp", ".css", ".mako", ".ini", "Makefile")
@@ -121,7 +121,7 @@ def test_every_path_in_a_document_exists(name: str) -> None:
 
 @pytest.mark.parametrize("name", MARKDOWN)
 def test_every_short_path_in_a_document_ends_one_of_a_file(name: str) -> None:
-    """A short path such as `core/moves.py` stands for `control_plane/core/moves.py`."""
+    """A short path such as `core/moves.py` is the end of the path of a file, here `control_plane/core/moves.py`."""
     named = set(SHORT.findall(prose_of(name))) - {path for path, _ in PATH.findall(prose_of(name))}
     assert sorted(path for path in named if not any(f"/{file}".endswith(f"/{path}") for file in tracked())) == []
 

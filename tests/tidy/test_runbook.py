@@ -1,4 +1,4 @@
-"""The runbook has a section for each link of the dashboard to it.
+"""The runbook has a section for every link that leads from the dashboard to the runbook.
 
 The dashboard also describes every cause and status.
 """

@@ -1,6 +1,7 @@
 """A small training run with a minimum step time: three gloo ranks average the gradients of a small network.
 
-It trains alike with and without Everstep. Each rank appends a line per boundary to a file in the folder `trace`.
+Its results are the same with and without Everstep. Each rank appends a line per boundary to a file in the folder
+`trace`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ INPUTS, WIDTH, CLASSES = 16, 32, 8
 
 
 class Points(Dataset):
-    """Random points. The target is a function of the point."""
+    """A data set of random points. Each target is a function of its point."""
 
     def __init__(self) -> None:
         self.points = torch.randn((512, INPUTS), generator=torch.Generator().manual_seed(settings.seed))

@@ -33,7 +33,7 @@ The name lacks Everstep's prefix, so that ranks inherit the variable from their 
 
 
 class Moment(StrEnum):
-    """Point of the work at which a process receives the signal. The process is an agent, except for CAPTURE."""
+    """Moment at which a process receives the signal. For CAPTURE, the process is a rank; otherwise it is an agent."""
 
     CAPTURE = "capture"
     """A rank has copied half of its tensors in the background."""
@@ -52,7 +52,7 @@ class Moment(StrEnum):
     PROMISED = "promised"
     """The promise is on disk, and no action has followed."""
     VERIFIED = "verified"
-    """The agent has verified one own slot of the base, and not yet the next."""
+    """The agent has verified one slot of the base of its own ranks, and has not started with the next slot."""
     BASE_SENT = "fetch sent"
     """A node has sent the first chunk of a base to the node that lacks it."""
     BASE_RECEIVED = "fetch received"
@@ -60,7 +60,7 @@ class Moment(StrEnum):
     LOADED = "loaded"
     """The phase "loaded" is on disk, and has not been reported."""
     RUNNING = "running"
-    """The phase "running" is on disk, and no rank has been requested."""
+    """The phase "running" is on disk, and the agent has not requested any rank."""
     STARTED = "started"
     """The agent has requested the first rank of this node."""
 

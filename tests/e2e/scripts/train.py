@@ -1,7 +1,7 @@
 """A small deterministic training run.
 
-It contains the state that a resume must restore: batch norm, dropout, an embedding, a schedule, and data in mid-epoch.
-The script trains alike with and without Everstep.
+It contains the state that a resume must restore: batch norm, dropout, an embedding, a schedule, and a position in the
+middle of an epoch. Its results are the same with and without Everstep.
 
 A test can make all ranks wait at a *moment*. While the file `<gate>/hold 1:8` exists, the ranks of generation 1 wait
 between steps 8 and 9. Each rank writes the digest of every tensor, every loss as hexadecimal, and its next random draw.

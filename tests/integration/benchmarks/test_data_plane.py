@@ -41,7 +41,7 @@ RUN = "0" * 31 + "1"
 
 
 class Alone:
-    """A rendezvous of a single rank."""
+    """A rendezvous with only one rank, which never waits."""
 
     rank = 1
 
@@ -52,7 +52,7 @@ class Alone:
 
 
 class Memory:
-    """An adapter that keeps clones of the state; the test decides which of them it forgets."""
+    """An adapter that keeps clones of the state. The test chooses the clones that the adapter forgets."""
 
     gives_back_own_state = True
 

@@ -45,7 +45,7 @@ PIECE_BYTES = 256
 
 
 class Line:
-    """The agent's state of one rank."""
+    """The fake agent's state of the connection to one rank."""
 
     def __init__(self, directory: Path, rank: int, generation: int) -> None:
         self.rank = rank
@@ -108,7 +108,10 @@ class FakeAgent:
         """Set when `commit_target` steps are committed."""
         self.is_held = False
         self._arrives = arrives
-        """Whether bases still arrive when ranks connect. Each base then starts over once, in the middle."""
+        """True if a base may arrive while its rank is connected.
+
+        The agent then writes each base twice; the first attempt stops in the middle and contains wrong bytes.
+        """
         self._on_message = on_message
         self._server: socket.socket | None = None
         self._threads: list[threading.Thread] = []

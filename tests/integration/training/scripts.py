@@ -154,7 +154,7 @@ def gathered(registered: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A regression problem; `noisy` adds noise to each sample when it is fetched."""
+    """A data set for regression. `noisy` adds noise to each sample when the sample is fetched."""
 
     def __init__(self, count: int = 96, noisy: bool = False) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -570,9 +570,10 @@ def momentum_encoder() -> Scenario:
 
 
 def kept_gradients() -> Scenario:
-    """Return a scenario that distinguishes zero gradients from missing ones.
+    """Return a scenario whose result depends on whether a gradient is zero or missing.
 
-    It calls zero_grad with set_to_none=False, and has a frozen layer and a branch that only the first steps use.
+    It calls zero_grad with set_to_none=False. A frozen layer and a branch that only the first steps use have such
+    gradients.
     """
     model = nn.ModuleDict(
         {"body": network(), "side": nn.Linear(1, 1), "never": nn.Linear(1, 1), "frozen": nn.Linear(1, 1)}

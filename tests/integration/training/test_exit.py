@@ -186,8 +186,9 @@ def test_how_a_script_failed_is_seen_although_its_slots_were_being_mapped(tmp_pa
 
 
 def test_a_script_that_is_interrupted_while_it_closes_ends_by_that(tmp_path: Path) -> None:
-    """SIGINT arrives while the training thread waits at the guard and the copier is inside torch. The script ends by
-    SIGINT.
+    """SIGINT arrives while the training thread waits at the guard and the copier runs inside torch.
+
+    The script ends by SIGINT.
     """
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(INTERRUPTED, agent, tmp_path) as (rank,):
         assert rank.wait() == -signal.SIGINT, (tmp_path / "0.log").read_text()[-2000:]

@@ -1,4 +1,4 @@
-"""The shards of every kind of training make the whole tensors that its framework gathers, element by element."""
+"""For every kind of training, the shards combine to the whole tensors that the framework itself gathers."""
 
 from __future__ import annotations
 

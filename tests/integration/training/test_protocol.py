@@ -67,7 +67,7 @@ def _rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """Makes one optimizer step of a small model."""
+    """Callable that makes one optimizer step of a small model."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -119,7 +119,7 @@ def join_slot_mapper() -> None:
 
 
 def wait_told(agent: FakeAgent, boundary: int) -> None:
-    """Wait until the agent has received a boundary."""
+    """Wait until the agent has received a boundary message."""
     agent.wait_for(lambda: any(message.boundary == boundary for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
 
 
@@ -173,7 +173,7 @@ def outcomes(agent: FakeAgent, session: TrainingSession, step: Callable[[], None
 
 
 def settled(agent: FakeAgent, step: int) -> list[Captured | Abandoned]:
-    """Return the messages by which the agent learned that a proposed step was captured or abandoned."""
+    """Return the messages that report a proposed step as captured or abandoned."""
     with agent.changed:
         return [
             message

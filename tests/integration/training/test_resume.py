@@ -1,5 +1,6 @@
-"""Every kind of training, killed and resumed from a snapshot in new processes, ends bit for bit like an undisturbed
-run.
+"""Every kind of training is killed, and resumed from a snapshot in new processes.
+
+Its result equals the undisturbed run bit for bit.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def check(
 def differences(one: dict[str, str], other: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
     """Return the items that differ between two digests.
 
-    A run that has captured also lists gradients that it once saw accumulating. Such an entry in only one of the
-    digests is no difference.
+    A run that captured snapshots also lists gradients that it observed while they accumulated. An entry for such a
+    gradient in only one of the digests is no difference.
     """
     names = {
         name

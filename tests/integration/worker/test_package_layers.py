@@ -34,7 +34,7 @@ if any("pip" in word or "wheels_only" in word for word in sys.orig_argv):
 
 
 class Node:
-    """The supplies of one node, and jobs that request them."""
+    """A node that installs packages of jobs."""
 
     def __init__(self, state: Path, **options: bool) -> None:
         self.state = state

@@ -102,7 +102,7 @@ def spec_of(name: str, run: str, nodes: int, copies: int, ranks_per_node: int = 
 
 @dataclass
 class SimulatedJob:
-    """The data that the database would store about a job."""
+    """The facts about a job that the real control plane would read from its database."""
 
     spec: JobSpec
     record: JobRecord
@@ -163,7 +163,7 @@ class Simulation:
         """Nodes that have lost only their data plane."""
         self.histories: dict[NodeId, dict[str, Implication]] = {}
         self.has_told: set[NodeId] = set()
-        """Nodes whose own agent has reported a fault that justifies the node's termination."""
+        """Nodes whose agent has reported a fault that justifies terminating the node."""
         self.people_say: set[NodeId] = set()
         """Nodes whose termination a person has requested."""
         self.last_decisions: list[Decision | FleetDecision] = []
@@ -183,7 +183,7 @@ class Simulation:
         self.due: dict[NodeId, float] = {}
         """The announced times at which AWS will end instances."""
         self.losses = 0
-        """Number of messages that will be lost next."""
+        """Number of messages to lose, starting with the next message."""
         self.upload_seconds = 1.0
         """Seconds from the end of all ranks, with success, to the end of their last upload."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))

@@ -163,7 +163,7 @@ def is_drawn(bits: int, holder: NodeId, rank: Rank) -> bool:
 
 
 def come_to_rest(simulation: Simulation) -> None:
-    """Run passes until all pending work is done, then assert that further passes cause no action."""
+    """Run passes until no work is pending. Then assert that further passes request no action."""
     in_between = {NodeState.JOINING, NodeState.REBOOTING, NodeState.DRAINING, NodeState.HELD}
     quiet_steps = 0
     for _ in range(1200):
@@ -241,7 +241,10 @@ def test_a_second_loss_during_the_restore_costs_no_committed_step(
 
 
 PARTS_OF_A_SHARD_PAIR = 0b0000_0000_0010_0000
-"""Bits with a single lagging replica: that of the first rank of a node with two ranks, at holder i-1."""
+"""Value of the lag bits for which a single replica lags.
+
+The replica is that of the first rank of a node with two ranks, at holder i-1.
+"""
 
 
 @settings(max_examples=30)

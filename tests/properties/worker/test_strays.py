@@ -33,7 +33,7 @@ SLOTS = 2
 
 @dataclass
 class Node:
-    """A node with exactly the memory that its planned shards need."""
+    """A node whose memory is exactly the size that its planned shards need."""
 
     node_id: NodeId
     room: int
@@ -185,7 +185,7 @@ class Relaunch:
         )
 
     def load(self) -> None:
-        """Load the plan: every node keeps what its keep list names, and every owner gets the base."""
+        """Load the plan: each node keeps the contents of its keep list, and each owner gets the base."""
         for member in self.plan.nodes:
             node = self.nodes[member.node_id]
             before, node.steps = frozenset(node.steps), {}

@@ -1,4 +1,4 @@
-"""The benchmark of the service: from samples to values, verdicts and a report."""
+"""The benchmark of the service computes values, verdicts and a report from samples."""
 
 from __future__ import annotations
 

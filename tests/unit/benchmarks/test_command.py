@@ -1,4 +1,4 @@
-"""The start of a benchmark, and its early end."""
+"""A benchmark's checks before its start, and its end when it cannot run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_run_that_is_terminated_ends_what_it_has_started() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed(BenchmarkRun):
-    """Results of a benchmark that measures one value."""
+    """Results of a benchmark that measures a single value."""
 
     milliseconds: float
 

@@ -169,10 +169,10 @@ def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
 
 
 def test_the_floor_of_a_row_is_the_sum_that_its_limit_is_made_of() -> None:
-    """A row's lower bound is the sum of the measurements that form its limit.
+    """A row's lower bound is the sum of the measurements that form the row's limit.
 
-    A digest that varies by half hardly changes a large sum. A constant sum may consist of two measurements that
-    vary.
+    One measurement of a sum may vary by half and hardly change the sum. Two measurements may also vary in opposite
+    directions, so that the sum stays constant.
     """
     half_more = floor(31.0, 31.0, 46.5)
     found = verdicts(floors={**FLOORS, "digest": half_more})["commit"]
@@ -502,7 +502,7 @@ def test_the_report_has_every_row_and_renews_only_its_section(tmp_path: Path) ->
     assert "are audited: copied whole" in again
     assert "private memory of an agent while nothing runs: a baseline, not counted above | **45** MiB" in again
     assert "| 256 MiB | memcpy into warm shared memory | 60, 60, 60 | 0% | 1, 1, 1 |" in again
-    assert "- lm-resiliency" not in again  # its result is certain; the note on its interval does not count
+    assert "- lm-resiliency" not in again  # the verdict about lm-resiliency is certain, so the page adds no reservation
     rows = json.loads((tmp_path / "bench" / "figures.json").read_text())["figures"]
     assert {"system", "version", "metric", "value", "unit", "n", "low", "high", "verified"} <= rows[0].keys()
     assert [row["verdict"] for row in rows[:2]] == ["pass", "pass"]

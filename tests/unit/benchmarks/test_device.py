@@ -1,5 +1,6 @@
-"""The benchmark of a device: its measurements run here on a fake device that works as late as possible, and give
-verdicts.
+"""The benchmark of a device.
+
+Its measurements run here on a fake device that executes each operation as late as possible, and give verdicts.
 """
 
 from __future__ import annotations

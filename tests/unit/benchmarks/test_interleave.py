@@ -1,5 +1,6 @@
-"""The pure parts of the interleaving benchmark: turns, statistics, verdicts and report, and the removal of its
-network.
+"""The pure parts of the interleaving benchmark: order of the schemes, statistics, verdicts and report.
+
+Further tests remove the benchmark's network and end its nodes after a failure.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def recorded(seconds: dict[Scheme, float] = SECONDS, *, late: int = 0, left_out:
     return evaluate(case, [rank], [agent, other])
 
 
-# -- turns
+# -- order of the schemes
 
 
 def test_every_scheme_has_a_turn_in_every_round_and_all_ranks_agree_on_it() -> None:
@@ -107,7 +108,10 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
 
 
 class Fleet:
-    """Nodes whose iterations take `extra` longer while a snapshot is under way, which lasts `lasts` boundaries."""
+    """Simulated nodes. An iteration takes `extra` longer while a snapshot is in transfer.
+
+    A snapshot lasts `lasts` boundaries.
+    """
 
     def __init__(self, folder: Path, *, extra: float, lasts: int, idle: float = 0.0) -> None:
         self.wires = [Wire(10_000_000.0) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Medians, spreads, lower bounds that vary, and pairs."""
+"""Statistics of the benchmarks: medians, spreads, varying lower bounds, and pairs of launches."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ RUNS: dict[str, BenchmarkRun] = {
     "scale": test_scale.RUN,
 }
 OPTIONAL = {"caveats", "missing", "peer_notes"}
-"""Placeholders of texts that only some runs have."""
+"""Placeholders whose text only some runs supply."""
 BUSY = replace(MACHINE, load_average=(1.01, 0.0, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed(BenchmarkRun):
-    """Results of a benchmark that measures one value."""
+    """Results of a benchmark that measures a single value."""
 
     milliseconds: float
 

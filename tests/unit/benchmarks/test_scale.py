@@ -1,4 +1,4 @@
-"""The benchmark of many nodes: which calls it times, which values it reports, and its page."""
+"""The benchmark of many nodes: the calls that it times, the values that it reports, and its page."""
 
 from __future__ import annotations
 

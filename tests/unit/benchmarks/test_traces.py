@@ -1,4 +1,4 @@
-"""Traces of two ranks: a kill in generation 1 after step 4, and training again from step 3."""
+"""Traces of two ranks of a job: rank 0 is killed in generation 1 after step 4, and training resumes from step 3."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_text_is_what_the_aws_cli_makes_of_it(value, lines):
 
 
 def test_text_of_the_aws_cli_itself():
-    """The output equals the output of the AWS CLI's own formatter."""
+    """The output of `--output text` equals that of the AWS CLI's own formatter."""
     from io import StringIO
 
     from awscli.text import format_text

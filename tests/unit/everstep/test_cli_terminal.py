@@ -30,7 +30,7 @@ UNSAFE = re.compile(
 )
 FLAGS = Path(__file__).parents[2] / "tidy" / "flags.txt"
 OTHERS = {"configure", "doctor", "local", "server", "agent", "wait"}
-"""Commands that print nothing of a job."""
+"""Commands that print no text of a job."""
 ENDLESS = {"jobs wait"}
 """Commands that end with the job, which never ends in these answers.
 

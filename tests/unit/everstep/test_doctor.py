@@ -1,4 +1,4 @@
-"""Findings that `everstep doctor` derives from facts, and that it collects the facts without a change."""
+"""`everstep doctor` collects facts without changing anything, and derives findings from them."""
 
 from __future__ import annotations
 

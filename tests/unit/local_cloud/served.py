@@ -1,4 +1,4 @@
-"""The local AWS in a process of its own, for every test that needs AWS."""
+"""Runs the local AWS in a process of its own, for every test that needs AWS."""
 
 from __future__ import annotations
 

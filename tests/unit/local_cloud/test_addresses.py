@@ -15,7 +15,7 @@ from infra.local_cloud.errors import StartFailed
 
 
 class Same(random.Random):
-    """A random generator that proposes the same block first."""
+    """A random generator whose first proposal is always the same block of addresses."""
 
     def __init__(self) -> None:
         super().__init__(0)

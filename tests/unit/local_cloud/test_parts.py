@@ -1,4 +1,4 @@
-"""Recorded parts: detached processes with a record on disk."""
+"""The recorded processes of a local cluster: they are detached, and each has a record on disk."""
 
 from __future__ import annotations
 

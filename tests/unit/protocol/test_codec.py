@@ -1,4 +1,4 @@
-"""Every message survives encoding and decoding. Invalid bytes raise the specific error."""
+"""Every message survives encoding and decoding. Decoding invalid bytes raises the codec's own error."""
 
 from __future__ import annotations
 

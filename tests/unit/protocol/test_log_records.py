@@ -1,4 +1,4 @@
-"""Log records for machines: one line of valid JSON each, with the objects that the record is about."""
+"""Log records for machines: each is one line of valid JSON, and names the objects that the record is about."""
 
 from __future__ import annotations
 

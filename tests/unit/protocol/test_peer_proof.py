@@ -41,7 +41,7 @@ class Proof:
 
 
 def other(**fields: object) -> Open:
-    """Return a first message that differs in one field."""
+    """Return the first message of a session, changed in one field."""
     return msgspec.structs.replace(OPEN, **fields)
 
 

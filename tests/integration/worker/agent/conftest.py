@@ -1,4 +1,4 @@
-"""A fleet of three agents on tmpfs, which the fixture removes after the test."""
+"""Fixture: a fleet of three agents with their slots in a temporary folder on tmpfs."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ TIMEOUTS = Timeouts(
 
 
 def state(rank: int, step: int) -> bytes:
-    """Return the state of a rank after a step."""
+    """Return the content of a rank's state after a step."""
     seed = hashlib.sha256(f"{rank} {step}".encode()).digest()
     return seed * (STATE_BYTES // len(seed))
 
@@ -118,7 +118,7 @@ def payload(rank: int, step: int) -> tuple[bytes, int]:
 
 
 async def until(what: str, arrived: Callable[[], object]) -> None:
-    """Wait until other tasks of this loop have made a condition true."""
+    """Wait until a condition is true; other tasks of the event loop change it."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not arrived():  # noqa: ASYNC110   # no common signal covers the conditions of all tasks
@@ -128,7 +128,7 @@ async def until(what: str, arrived: Callable[[], object]) -> None:
 
 
 class ControlPlane:
-    """A control plane that records reports and sends the messages of the test."""
+    """A control plane that records the agents' reports, and sends the messages that the test passes."""
 
     def __init__(self) -> None:
         self.reports: dict[NodeId, AgentReport] = {}
@@ -185,7 +185,7 @@ class ControlPlane:
 
 @dataclass
 class ScriptedRank:
-    """A rank whose steps the test makes."""
+    """A rank that makes a step when the test calls `step`."""
 
     plan: GenerationPlan
     rank: Rank
@@ -198,11 +198,11 @@ class ScriptedRank:
     arriving: Arriving | None = None
     restored: bytes | None = None
     captures: bool = True
-    """Whether the rank captures granted steps; if not, it looks like a rank in the middle of a capture."""
+    """False makes the rank leave granted steps uncaptured, like a rank whose capture never ends."""
     stops_at: int | None = None
-    """Bytes after which its copier pauses; None: it copies the whole state without a pause."""
+    """Number of bytes after which the rank's copier pauses. None: the copier does not pause."""
     half_captured: Capturing | None = None
-    """Its last message about a paused capture."""
+    """The rank's newest message about a paused capture."""
     slots: SlotsGranted | None = None
     refusals: list[str] = field(default_factory=list)
     connection_count: int = 0
@@ -449,7 +449,7 @@ class Shim:
 
 
 class Node:
-    """One agent's machine, whose folders and shim outlive the agent."""
+    """One machine with an agent. Its folders and its shim outlive the agent."""
 
     def __init__(
         self, node_id: NodeId, state_dir: Path, slots: Path, objects: MemoryObjectStore, control: ControlPlane
@@ -511,7 +511,7 @@ class Fleet:
         self.generation = 0
         self.plan: GenerationPlan | None = None
         self.per_node = 1
-        """Ranks of each node; a test changes the number before the first launch only."""
+        """Number of ranks per node. A test may change it only before the first launch."""
         self.holder_distance = 1
         """Nodes between an owner and its holder; a test may change the number between two launches."""
 
@@ -594,17 +594,16 @@ class Fleet:
                 await asyncio.sleep(0.005)
 
     def is_expected(self) -> bool:
-        """Return whether every rank holds a granted slot for a future boundary, so that the next step misses no
-        capture.
-        """
+        """Return whether every rank holds a granted slot for a boundary that it has not reached."""
         return all(rank.word.slot != NONE and rank.word.proposed > rank.boundary for rank in self.ranks)
 
     def is_committed(self, step: int) -> bool:
         return all(rank.word.committed >= step for rank in self.ranks)
 
     def make_plan(self) -> GenerationPlan:
-        """Return a plan with each shard on its owner's node and one holder; its base is the newest step that all ranks
-        can get.
+        """Return a plan that places each shard on its owner's node and one holder.
+
+        Its base is the newest step of which every rank can get its shard.
         """
         count = len(self.nodes) * self.per_node
         found: dict[int, dict[Step, list[ShardSource]]] = {rank: {} for rank in range(count)}

@@ -21,7 +21,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def part_at_holder(fleet: Fleet, rank: int) -> int:
-    """Return how many chunks of a rank's capture its holder has verified."""
+    """Return how many chunks of a rank's unfinished capture its holder has verified."""
     holder = fleet.nodes[(rank + 1) % len(fleet.nodes)].agent.lifecycle.member
     assert holder is not None
     found = [
@@ -43,8 +43,9 @@ def sealed_steps(fleet: Fleet, rank: int) -> set[int]:
 
 
 async def half_captured(fleet: Fleet) -> int:
-    """Train a few steps, pause every rank in a capture whose first part its holder has received, and return the
-    step.
+    """Train a few steps, then pause every rank in the middle of a capture, and return the captured step.
+
+    Each holder has then received the first part of the capture.
     """
     await fleet.launch()
     await fleet.train(2)

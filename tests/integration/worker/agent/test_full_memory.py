@@ -1,4 +1,7 @@
-"""Another process has filled a node's tmpfs. The job does not fail for good, and no generation waits for that node."""
+"""Another process has filled a node's tmpfs.
+
+The job does not fail permanently, and no generation waits for that node.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Generations on real agents: promise, load, start and rounds, the next generation, and an agent restarted in each
-phase.
+"""Generations on real agents: promise, load, start, rounds, and the next generation.
+
+Some tests restart an agent in each of these phases.
 """
 
 from __future__ import annotations
@@ -512,7 +513,10 @@ def is_in_full_view(fleet: Fleet, node: Node) -> bool:
 
 
 async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
-    """Peers cannot reach the node at its old port, so that the next generation announces another one."""
+    """Another process uses the port of the previous agent.
+
+    Peers cannot reach the node at that port, so the next generation announces a new port.
+    """
     await fleet.launch()
     await fleet.train(2)
     node = fleet.nodes[1]
@@ -531,7 +535,10 @@ async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])
 async def test_restarted_in_the_middle_of_a_capture(fleet: Fleet, number: int) -> None:
-    """The slot that the previous agent granted to the rank stays reserved for the rank, which may still write to it."""
+    """An agent is restarted while its rank captures into a granted slot.
+
+    The next agent keeps the slot reserved, because the rank may still write to it.
+    """
     await fleet.launch()
     await fleet.train(4)
     rank = fleet.ranks[number]
@@ -580,7 +587,10 @@ async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet
 
 
 async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Fleet) -> None:
-    """The control plane repeats a request for a checkpoint during training. Every node uploads the same step once."""
+    """The control plane repeats a request for a checkpoint during training.
+
+    Every node uploads the same step, and uploads it once.
+    """
     await fleet.launch()
     await fleet.train(3)
     wanted = max(rank.word.committed for rank in fleet.ranks)

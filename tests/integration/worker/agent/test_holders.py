@@ -1,6 +1,6 @@
-"""Agents report connections to peers that do not answer, for as long as they do not answer.
+"""Agents report connections to peers that do not answer, until the peers answer.
 
-Commits continue without a holder that does not answer. The holder counts again when it holds the committed step.
+Commits continue without a holder that does not answer. The holder counts again once it stores the committed step.
 Without the coordinator, no step is committed.
 """
 
@@ -100,7 +100,7 @@ def told_of_coordinator(fleet: Fleet) -> list[list[str]]:
 
 
 def protection_after_steps(fleet: Fleet, holder: str) -> bool:
-    """Make a step if one is expected, and return whether the holder counts again."""
+    """Make a step if every rank can capture it. Return whether the holder counts again."""
     if fleet.is_expected():
         for rank in fleet.ranks:
             rank.step()

@@ -14,8 +14,9 @@ pytestmark = pytest.mark.integration
 
 
 async def test_an_instance_of_an_image_of_a_running_node_joins_as_a_new_one(fleet: Fleet, tmp_path: Path) -> None:
-    """The image holds the other node's session and port, and a promise of a generation to which the new node does not
-    belong.
+    """The image contains the session and the port of another node, and a promise of that node's generation.
+
+    The new instance ignores them and joins as a new node.
     """
     await fleet.launch()
     await fleet.train(3)

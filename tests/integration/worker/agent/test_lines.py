@@ -1,5 +1,6 @@
-"""Printed lines of ranks through real agents: uploaded, forwarded to followers, and numbered alike by a restarted
-agent.
+"""Lines that ranks print, through real agents.
+
+The lines are uploaded and forwarded to followers. A restarted agent gives them the same numbers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
 
 
 def tails(fleet: Fleet, node_id: NodeId) -> list[list[LogLine]]:
-    """Return the lines of a node that its peers have stored."""
+    """Return the lines of a node that its peers have stored as tails."""
     objects = fleet.objects.objects[BUCKET]
     found = [
         key
@@ -225,9 +226,9 @@ async def test_what_was_stored_at_the_exit_is_not_sent_again_at_the_release(
 async def test_a_lost_node_takes_no_line_of_a_committed_step_with_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, per_node: int
 ) -> None:
-    """A node is lost after a commit. Every line before the committed step is stored.
+    """A node is lost after a commit. S3 contains every line that was printed before the committed step.
 
-    This holds even if the node could upload no line, and if its holder's agent was restarted after the commit.
+    This also holds if the node had uploaded no line, and if its holder's agent was restarted after the commit.
     """
     put_file, step = fleet.objects.put_file, ScriptedRank.step
     fleet.per_node = per_node

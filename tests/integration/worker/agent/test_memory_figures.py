@@ -1,4 +1,4 @@
-"""An agent reports the memory of its node and of its ranks, and adds it to the values of its job."""
+"""An agent reports the memory of its node and of its ranks, and adds the values to the metrics of its job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files that an agent opens to the user of its ranks: the slots of its own ranks, their pages, the socket, and the
-folders above.
+"""Files that an agent opens to the user of its ranks.
 
-Slots that the node holds for others stay closed.
+These files are the slots of its own ranks, their pages, the socket, and the folders above. Slots that the node holds
+for other nodes stay closed.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ async def test_agents_open_what_their_ranks_need_and_nothing_else(fleet: Fleet) 
 
 
 async def test_what_a_restarted_agent_finds_is_opened_again(fleet: Fleet) -> None:
-    """Ranks start as the agent's user. The next agent has a rank user, and opens their files to it when it welcomes
-    them.
+    """An agent without a rank user starts ranks. The next agent has a rank user.
+
+    It opens the ranks' files to this user when the ranks reconnect.
     """
     await fleet.launch()
     await fleet.train(2)

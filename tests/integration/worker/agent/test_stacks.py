@@ -1,4 +1,4 @@
-"""Stacks of ranks, requested from a real agent about real processes, one of which a signal has stopped."""
+"""A real agent reads the stacks of real rank processes on request. A signal has stopped one of the processes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ async def test_a_stopped_rank_is_found_and_let_be(fleet: Fleet, rank_process: su
 
 
 async def test_a_rank_that_has_no_process_yet_is_told_so(fleet: Fleet) -> None:
-    """A rank waits for the template, which may compile for minutes: the agent reports no hang."""
+    """A rank waits for the template, which may compile for minutes.
+
+    The agent reports that the rank has no process, and no hang.
+    """
     await fleet.launch()
     taken = await look(fleet, 1)
     assert "no process of it has been started yet" in taken.error

@@ -1,5 +1,6 @@
-"""Inputs, packages and credentials of ranks on real agents: complete before a rank starts, or the load fails with a
-reason.
+"""Inputs, packages and credentials of ranks on real agents.
+
+They are complete before a rank starts. Otherwise the load fails, and the report contains the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SET = InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/
 
 @dataclass
 class Needs:
-    """A fleet whose jobs need supplies besides their source."""
+    """A fleet whose jobs need inputs, packages or credentials besides their source."""
 
     fleet: Fleet
     script: dict[str, Any]

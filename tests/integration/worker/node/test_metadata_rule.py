@@ -1,5 +1,6 @@
-"""The firewall rule against a real metadata service, in the test's own network: one user is refused, all others are
-served.
+"""The firewall rule against a simulated metadata service, in a network namespace of the test.
+
+The rule refuses requests of the ranks' user, and no others.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ async def metadata_service() -> AsyncIterator[None]:
 
 
 def told(user: RankUser) -> list[str]:
-    """Return the answers to a user that requests the credentials of the node's role."""
+    """Return the service's answers to a user that requests the credentials of the node's role."""
     return run_as(user, ASK, *ADDRESSES.values()).stdout.splitlines()
 
 

@@ -56,7 +56,10 @@ pytestmark = [
 USER = RankUser(61_234, 61_235, (61_236,), "ranks-of-a-test")
 BUCKET = "bucket"
 PYTHON = (Path(sys.base_prefix).resolve(), Path(__file__).resolve().parents[3], Path(sys.prefix).resolve())
-"""Python and the modules that it imports; this checkout may be below a closed folder, too."""
+"""Folders of Python and of the modules that it imports.
+
+Other users may be unable to enter a folder above this checkout.
+"""
 LAYOUT = digest(b"layout")
 
 LOOK = """
@@ -178,7 +181,7 @@ class Machine:
         )
 
     def plan(self, script: str) -> tuple[GenerationPlan, Path]:
-        """Put a script where `Member` puts it, with a strict mode in the archive and the local cloud's umask."""
+        """Write a script where `Member` writes it, with a strict mode in the archive and the local cloud's umask."""
         data = script.encode()
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:

@@ -44,7 +44,7 @@ class Clock:
 
 
 class Sts(MemoryAws):
-    """An STS that fails or waits as the test decides."""
+    """A fake of STS. The test decides whether a call fails or waits."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(MemoryObjectStore("bucket"), now=clock)

@@ -1,5 +1,6 @@
-"""Packages of a requirements.txt, installed by the real pip from local wheels: once, in a layer, completely or not at
-all.
+"""Packages of a requirements.txt, which the real pip installs from local wheels.
+
+Each set of requirements is installed once, into a layer. A failed installation leaves no layer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Networks for single tests, in namespaces that one thread enters: a loopback with a chosen speed, and two nodes with
-two cables.
+"""Network namespaces for single tests.
+
+A test gets either a loopback with a chosen rate, or two nodes that two cables connect.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class OwnLoopback:
     """The loopback of the calling thread's namespace."""
 
     def limit(self, bytes_per_second: int) -> None:
-        """Limit the loopback to this rate from now on."""
+        """Limit the rate of the loopback until `unlimited` is called."""
         shape = ("tbf", "rate", f"{8 * bytes_per_second}bit", "burst", "128kb", "latency", "100ms")
         subprocess.run(["tc", "qdisc", "replace", "dev", "lo", "root", *shape], check=True)
 

@@ -94,7 +94,7 @@ class Capture:
 
 
 class Pair:
-    """An owner and a holder; the fixture closes them."""
+    """An owner and a holder on this machine. The fixture closes both."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Pair:
     def send(
         self, *, deadline_seconds: float = 30.0, dialler: Dialler | None = None, printed: Printed | None = None
     ) -> ReplicaSender:
-        """Start a sender that keeps the holder supplied."""
+        """Start a sender that sends the owner's steps to the holder."""
         sender = ReplicaSender(
             self.shard,
             HOLDER,
@@ -231,8 +231,9 @@ class Pair:
         )
 
     async def until(self, reached: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait until a condition of the owner's shard holds. The limit is generous, because a slow link holds a test
-        for 15 s.
+        """Wait until a condition of the owner's shard is true.
+
+        The time limit is long, because a slow link delays a test by up to 15 s.
         """
         async with asyncio.timeout(seconds):
             while not reached():

@@ -1,4 +1,4 @@
-"""Shards that are sent during their capture: range by range, cut off, abandoned, and resumed."""
+"""Shards that the owner sends while the rank still captures them: in ranges, cut off, abandoned, and resumed."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ class TestTheOwner:
         assert pair.held() == {step: payload(step, pair.payload_bytes)}
 
     async def test_what_was_given_up_and_captured_otherwise_is_what_is_sealed(self, pair: Pair) -> None:
-        """The same step is captured again, with other bytes in a chunk that the holder already has."""
+        """A capture is abandoned, and the same step is captured again with other bytes.
+
+        The holder already has a chunk of the abandoned capture. It seals the bytes of the second capture.
+        """
         pair.send()
         pair.hear(-1, 1)
         capture = await pair.begin_capture(1)
@@ -383,7 +386,7 @@ class TestTheHolder:
                 hand.chunks(DATA, await hand.wanted())
             # another step starts before the first is complete
             assert isinstance(await hand.whole(2, payload(2, 4500)), ShardSealed)
-            await hand.name(DATA, 2, 1, transfer=1)  # arrives late
+            await hand.name(DATA, 2, 1, transfer=1)  # arrives after the holder has sealed the next step
         assert pair.held() == {2: payload(2, 4500)}
 
     async def test_word_of_a_shard_that_was_not_begun_ends_the_session(self, pair: Pair) -> None:

@@ -60,7 +60,7 @@ async def test_a_new_session_gives_the_lines_again(pair: Pair) -> None:
     await pair.capture(1)
     await printing.acknowledged(1)
     await pair.stop_sending()
-    printing.kept = Tail()  # the holder's disk is lost, too
+    printing.kept = Tail()  # the holder's disk is lost together with the owner
     pair.hear(1, 2)
     pair.send(printed=printing.printed)
     printing.rows.append(b"two\n")

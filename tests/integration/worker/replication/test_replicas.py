@@ -65,7 +65,7 @@ from worker.tasks import finish
 pytestmark = pytest.mark.integration
 CHUNK = 1000
 RARELY_SECONDS = 36_000.0
-"""Holder deadline so long that only the test itself checks the holder for silence."""
+"""A holder deadline so long that the sender itself never checks the holder for silence during a test."""
 
 
 @pytest.fixture(autouse=True)
@@ -88,14 +88,14 @@ class ByHand:
         await self.finish(data)
 
     async def name(self, data: bytes, first: int, count: int, **other: object) -> None:
-        """Send the digests of a range of chunks."""
+        """Send the digests of a range of chunks to the holder."""
         digests = payload_chunk_digests(data)[16 * max(0, first) : 16 * (max(0, first) + count)]
         await self.session.send(
             ShardDigests(**{"transfer": self.transfer, "first": first, "chunk_digests": digests, **other})
         )  # type: ignore[arg-type]
 
     async def finish(self, data: bytes) -> None:
-        """Send the message that the shard is complete."""
+        """Tell the holder that the shard is complete."""
         await self.session.send(EndShard(transfer=self.transfer, digest=payload_digest(data)))
 
     async def open(self, step: int, data: bytes, *, committed: int = -1, **other: object) -> None:
@@ -183,7 +183,7 @@ async def by_hand(pair: Pair) -> AsyncIterator[ByHand]:
 
 
 class Recorded:
-    """A pair's dialler that keeps its sessions for the test."""
+    """A dialler that opens real sessions of a `Pair`, and keeps them for the test."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -813,7 +813,7 @@ async def test_a_holder_that_nobody_reaches_is_dropped_and_returns_by_receiving_
 
 
 class Held:
-    """A pacer that admits nothing until the test opens its gate."""
+    """A pacer that delays every piece until the test opens the gate."""
 
     chunk_bytes = 300
 
@@ -921,9 +921,9 @@ async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and
 
 
 async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair: Pair) -> None:
-    """A holder's connection works again. After the holder's wait, votes wait for its slow transfer.
+    """A holder's connection works again. After a while, votes wait for the holder's slow transfer.
 
-    Otherwise a holder with a slow transfer would never return.
+    Otherwise a holder with a slow transfer would never return to the view.
     """
     dialler, slow = Breaking(pair), Held()
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -1262,7 +1262,10 @@ async def test_a_holder_that_falls_silent_while_it_should_make_slots_is_not_wait
 
 
 async def test_slots_that_are_reserved_once_more_alike_are_there(pair: Pair) -> None:
-    """A rank repeats its request over a new connection: the owner needs no message and no answer of the holder."""
+    """A rank repeats its request for slots over a new connection.
+
+    The owner sends no message to the holder, and waits for no answer.
+    """
     pair.send(deadline_seconds=RARELY_SECONDS)
     pair.shard.reserve(10_000, LAYOUT)
     assert await pair.shard.holders_ready()
@@ -1373,7 +1376,7 @@ async def test_an_owner_says_in_the_holders_words_why_it_is_out_of_view_and_forg
 
 
 class Fetching:
-    """A dialler of fetch sessions."""
+    """A dialler whose sessions are of the kind `fetch`."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -1412,7 +1415,7 @@ async def fetch(pair: Pair, *, arrived: Arrived | None = None, **other: object) 
 
 
 async def held_by_the_holder(pair: Pair) -> None:
-    """Send step 1 to the holder."""
+    """Send step 1 to the holder, and wait until the holder has sealed it."""
     async with by_hand(pair) as hand:
         assert isinstance(await hand.whole(1, payload(1, 4000)), ShardSealed)
 

@@ -1,7 +1,7 @@
-"""Rounds over real connections, flat and over a deeper tree: reports go up, announcements go down, only the newest
-counts.
+"""Rounds over real connections, in a flat tree and in a deeper tree.
 
-A node that loses its connection joins the rounds again.
+Reports travel up and announcements travel down. Each node uses only the newest message. A node that loses its
+connection joins the rounds again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.integration
 
 
 class Node:
-    """The rounds of an agent with one rank, which votes as soon as it receives a proposal, unless `votes` is false."""
+    """A node's rounds, with one rank. If `votes` is true, the rank votes as soon as it receives a proposal."""
 
     def __init__(self, network: Network, number: int) -> None:
         self.network = network
@@ -112,7 +112,10 @@ class Node:
 
 
 class Network:
-    """Nodes on loopback addresses of their own; the first is the coordinator."""
+    """Several nodes with their rounds, each on its own loopback address.
+
+    The first node is the coordinator.
+    """
 
     def __init__(
         self,
@@ -174,7 +177,7 @@ def note_reports(network: Network, node: Node) -> list[RankRound]:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Network]:
-    """Yield the coordinator and one member, which vote when the test makes them."""
+    """Yield the coordinator and one member. Their ranks vote only when the test calls `say`."""
     made = Network(2)
     for node in made.nodes:
         node.votes = False
@@ -469,7 +472,10 @@ async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> No
 
 
 async def test_a_part_that_begins_again_has_not_been_heard_meanwhile() -> None:
-    """A bug ends a node's rounds repeatedly. Restarts must not reset the time since which its parent is silent."""
+    """A bug ends a node's rounds repeatedly, and the node restarts them.
+
+    A restart must not reset the time since which the node's parent is silent.
+    """
 
     async def dial(peer: NodeId) -> TcpSession:
         raise LookupError("a bug")
@@ -531,8 +537,9 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
 
 
 async def test_a_node_with_nothing_to_say_is_heard_however_often_it_looks() -> None:
-    """Frequent wake-ups without a new report must not postpone the node's next message, or its parent counts it as
-    silent.
+    """A node wakes up often without a new report.
+
+    This must not postpone the node's next message. Otherwise its parent would count it as silent.
     """
     deadline = 1.0
     made = Network(2, deadline_seconds=deadline)

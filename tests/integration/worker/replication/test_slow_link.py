@@ -1,5 +1,6 @@
-"""A link at a hundredth of its usual rate: the owner reports it with its rate, and withdraws the report when the link
-recovers.
+"""A link at a hundredth of its usual rate.
+
+The owner reports the slow link with its rate, and withdraws the report when the link recovers.
 """
 
 from __future__ import annotations

@@ -287,9 +287,9 @@ async def test_what_is_no_report_ends_the_line_and_nothing_else(client, service,
 
 
 async def test_nobody_is_charged_with_what_a_stranger_says(client, service, token, node):
-    """A bad message does not count against a node whose id only the message names.
+    """A malformed message does not count against the node whose id the message contains.
 
-    All instances share the join token, so a node id is only a claim until EC2 has confirmed it.
+    All instances share the join token. A node id in a message is therefore only a claim until EC2 has confirmed it.
     """
     async with line(service, token) as opened:
         await join(opened, node)

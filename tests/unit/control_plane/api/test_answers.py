@@ -24,7 +24,7 @@ class Versions:
 
 
 class Inside:
-    """An application that counts its requests."""
+    """The application behind the cache, which counts its requests."""
 
     def __init__(self) -> None:
         self.count = 0

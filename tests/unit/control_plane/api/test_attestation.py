@@ -43,7 +43,7 @@ def sts() -> Iterator[Sts]:
 
 @dataclass
 class Instance:
-    """An instance of the fleet, with the credentials of its role."""
+    """An EC2 instance of the fleet, with the credentials of its role."""
 
     service: Service
     node: str

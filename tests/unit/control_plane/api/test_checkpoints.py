@@ -21,7 +21,7 @@ GPT = {"TrainingJobName": "gpt"}
 
 @pytest.fixture
 def job(service, client, fleet, source):
-    """Return a job that trains in its first generation."""
+    """Return a running job, which trains in its first generation."""
     job = Job(service, client, source)
     job.launch(1)
     job.write(jobs.transition, before="queued", after="running", now=START, reason="trains", started_at=START)

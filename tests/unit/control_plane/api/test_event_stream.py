@@ -310,7 +310,7 @@ def test_nothing_is_looked_at_while_nobody_follows(service, http) -> None:
 
 
 async def test_what_was_written_between_a_look_and_a_page_comes_once(service) -> None:
-    """A follower receives an event once that is stored between the feed's poll and the follower's read of the table.
+    """An event is stored between the feed's poll and the follower's read of the table. The follower receives it once.
 
     The follower's position is then behind this event, so the feed does not send the event again.
     """

@@ -18,7 +18,7 @@ from tests.unit.control_plane.api.conftest import START, Clock
 
 
 class Desk:
-    """Held tokens over a database, and another process's connection to the same database."""
+    """A cache of tokens over a database, and a connection of another process to the same database."""
 
     def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()

@@ -1,4 +1,4 @@
-"""The last entry of a page and the first entry of the next page."""
+"""Consecutive pages neither repeat nor skip an entry."""
 
 from __future__ import annotations
 

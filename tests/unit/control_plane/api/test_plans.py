@@ -1,4 +1,4 @@
-"""The plan in the response of a dry run."""
+"""The plan that a dry run of CreateTrainingJob returns."""
 
 from __future__ import annotations
 

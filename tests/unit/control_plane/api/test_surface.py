@@ -1,4 +1,4 @@
-"""Rules that every operation follows.
+"""Rules that apply to every operation.
 
 The service verifies the token before it reads the body, and each response has the security headers.
 """

@@ -421,7 +421,7 @@ def test_an_instance_that_a_person_put_aside_is_no_member_too_many() -> None:
 def test_nobody_waits_for_instances_that_nobody_needs() -> None:
     """The fleet lowers the capacity to the number of present instances before it terminates surplus members by name.
 
-    A job of six nodes has given up waiting: three of its nodes arrived and three were never launched.
+    In this test, a job of six nodes no longer waits. Three instances arrived, and three were never launched.
     """
     decision = decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6))
     lowered, *ended = decision.actions

@@ -98,7 +98,7 @@ def test_every_group_has_as_many_domains_as_copies_if_no_domain_is_too_large(
 
 
 def domains_of(labels: str) -> dict[NodeId, str]:
-    """Return the failure domains of nodes n0, n1, … : one letter of `labels` per node."""
+    """Return the failure domain of each of the nodes n0, n1, …: one letter of `labels` per node."""
     return dict(zip(nodes(len(labels)), labels, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The main job over the real loops: one failure of each kind, and the incident that records it."""
+"""The job of the simulated fleet over the real loops: one failure of each kind, and the incident that records it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Events of a queue on their way to the loops.
+"""The notice reader passes events from a queue to the loops.
 
-Events may be duplicated, late, malformed or about foreign instances, and several servers read the queue.
+Events may be duplicated, late, malformed or about foreign instances. Several servers read the queue.
 """
 
 from __future__ import annotations

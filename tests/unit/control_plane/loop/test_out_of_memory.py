@@ -1,6 +1,6 @@
 """A rank runs out of memory, over the real loops.
 
-The incident and the job's reason say so, and no node gets the blame.
+The incident and the job's reason name this cause, and no node is blamed.
 """
 
 from __future__ import annotations

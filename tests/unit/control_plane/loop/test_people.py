@@ -39,7 +39,7 @@ async def trains(world: World) -> NodeId:
 
 
 async def left(world: World) -> None:
-    """Complete the agreed stop of all ranks, and run the loops until the job trains on other nodes."""
+    """Complete the agreed stop of all ranks. Run the loops until the job trains without the released node."""
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
@@ -225,7 +225,7 @@ async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> N
     )
 
 
-# Jobs that a person has taken over
+# Takeovers: jobs that a person controls instead of Everstep
 
 
 def take_over(world: World) -> None:

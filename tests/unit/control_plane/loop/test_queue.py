@@ -25,7 +25,7 @@ def small(tmp_path: Path):
 
 
 async def stands(world: World, name: str = "low") -> None:
-    """Run the loops until all ranks of a job have agreed on a stop and ended."""
+    """Run the loops until all ranks of a job have agreed on a stop and have ended."""
     await world.until(lambda: world.job(name).state == JobState.PAUSING and world.is_stopped)
     world.finish(name)
     await world.tick()

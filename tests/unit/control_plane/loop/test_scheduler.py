@@ -14,7 +14,7 @@ LIMIT = 3
 
 
 class Work:
-    """Work that blocks for the keys in `gates` and records its runs."""
+    """A function that the scheduler runs per key. It blocks for the keys in `gates`, and records its runs."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.now = 0.0

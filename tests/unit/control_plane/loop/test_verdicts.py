@@ -1,4 +1,4 @@
-"""Time until a verdict about a node, and the data kept of a node that is held for inspection."""
+"""Verdicts about a node: the seconds until a verdict, and the evidence in S3 about a held node."""
 
 from __future__ import annotations
 

@@ -110,10 +110,10 @@ class Agent:
     slots: dict[tuple[int, int, int], SlotRecord] = field(default_factory=dict)
     boundary: dict[Rank, int] = field(default_factory=dict)
     unheard: int = 0
-    """Steps that the node's ranks complete between the agent's last report and the ranks' end."""
+    """Steps that the node's ranks complete after the agent's last report and before the ranks end."""
     ended: EndedRanks | None = None
     commits: tuple[PageCommit, ...] = ()
-    """The commits on the pages of the node's ranks. A load clears the pages."""
+    """The newest commit on each page of the node's ranks. A load clears the pages."""
     exits: dict[Rank, RankExit] = field(default_factory=dict)
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
@@ -121,11 +121,12 @@ class Agent:
     """Announcements in the instance's own metadata."""
     uploads: tuple[UploadedShard, ...] = ()
     leaves_much: bool = False
-    """True if output of ranks that ended well is still being uploaded. Until the upload ends, the agent reports running
-    ranks.
+    """True while the agent uploads output of ranks that ended with success.
+
+    Until the upload ends, the agent reports these ranks as running.
     """
     has_decided: bool = False
-    """True once the final round of its ranks is decided. The ranks train no further, but have not ended."""
+    """True once the final round is decided. The agent's ranks then make no further step, but have not ended."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     fails_load: bool = False
     load_fault: str = FaultCode.SOURCE_MISMATCH
@@ -156,12 +157,12 @@ class Agent:
     evidence_key: str = ""
     exposure: str = ""
     sources: tuple[str, ...] = ()
-    """SHA-256 digests of the source archives that the agent has ready."""
+    """SHA-256 digests of the source archives that this agent has downloaded and verified."""
     wanted_checkpoint: int = -1
     target: int = 0
     measured: dict[str, float] = field(default_factory=dict)
     verified: dict[tuple[Rank, NodeId], tuple[Step, float]] = field(default_factory=dict)
-    """The newest step that each holder is known to hold for each rank of this node, with the time of that knowledge."""
+    """For each rank of this node and each holder: the newest step verified there, and the time of the verification."""
 
     def connect(self) -> None:
         hello = Hello(
@@ -271,9 +272,9 @@ class Agent:
         return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
 
     def seen(self, rank: Rank, holder: NodeId) -> tuple[Step, float]:
-        """Return the newest step that a holder is known to hold for a rank, and when the step became known.
+        """Return the newest step that the owner has verified on a holder for a rank, and the time of the verification.
 
-        If the holder is unreachable, return the last known step.
+        If the holder is unreachable, return the last verified step.
         """
         before = self.verified.get((rank, holder), (Step(-1), 0.0))
         if not self.world.serves(holder) or not self.world.serves(self.node_id):
@@ -557,7 +558,7 @@ class World:
             agent.connection = None
 
     def note(self, hello: Hello) -> None:
-        """Store the facts of a hello message, as the websocket route does."""
+        """Store the facts of an agent's hello message, as the websocket route does."""
         facts = nodes.AgentFacts(
             node_id=hello.node_id,
             fleet_name=self.fleet_of(hello.node_id),
@@ -770,7 +771,7 @@ class World:
         return next(agent for agent in self.agents.values() if agent.run is None)
 
     def wish(self, **wishes: object) -> None:
-        """Change settings of the fleet as its owner would."""
+        """Change settings of the fleet, as its owner does."""
         with self.database.write() as session:
             fleets.set_wanted(session, FLEET, **wishes)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Checkpoints in a folder, made of arrays that a test cuts into parts."""
+"""Builds checkpoints in a folder from arrays that a test divides among ranks."""
 
 from __future__ import annotations
 

@@ -108,7 +108,10 @@ def test_a_damaged_checkpoint_leaves_no_file(tmp_path: Path, manifest: Path) -> 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model.safetensors.index.json"])
 def test_a_folder_that_holds_a_model_is_refused(tmp_path: Path, manifest: Path, file: str) -> None:
-    """An interrupted second export would otherwise leave files of two steps that look like one model."""
+    """The export refuses a folder that already contains a model.
+
+    Otherwise an interrupted second export would leave files of two steps that look like one model.
+    """
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / file).write_text("earlier")
     with pytest.raises(CheckpointError, match=f"holds an exported model already .{file}."):
