@@ -74,7 +74,7 @@ class ApiError(Exception):
 
 
 class InvalidRequest(ApiError):
-    """The request is not valid. The attribute `fields` lists the invalid fields."""
+    """The request is not valid. The response's member `Fields` lists the invalid fields."""
 
     status = 400
     code = "ValidationException"

@@ -3,15 +3,15 @@
 The loops read the newest answer and never wait for AWS.
 
 - Groups and instances: every `POLL_SECONDS`, and immediately after a lost connection, an AWS event or a change of the
-  group.
+group.
 - Scheduled events and network topology: every `CLOSE_SECONDS`, and immediately for new instances.
 - Status checks: every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent.
 
-Invariant: each answer carries the time of its question. An answer that is older than a change of the group is not used
-for decisions about the group. Notices from AWS are stored in the database, where the server that holds the job's lease
-reads them.
+Invariant: each answer contains the time of its request. If the request is older than a change of the group, the loops
+do not use the answer for decisions about the group. Notices from AWS are stored in the database, where the server that
+holds the job's lease reads them.
 
-The module has more than 500 lines. The questions to AWS and the reading of the answers share one cache per fleet, and a
+The module has more than 500 lines. The requests to AWS and the reading of the answers share one cache per fleet, and a
 second module would need access to all of its fields.
 """
 
@@ -73,7 +73,7 @@ class CloudView:
     instance_type: str
     availability_zone: str
     conditions: Mapping[NodeId, tuple[InstanceCondition, str]]
-    """Condition of each node's instance, and AWS's words for it."""
+    """Condition of each node's instance, and AWS's text about it."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class _Known:
 
     looked_closely_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)
-    """Nodes for which EC2 was asked for the network topology."""
+    """Nodes for which this server has requested the network topology from EC2."""
     suspects: dict[NodeId, float] = field(default_factory=dict)
     """Nodes with a silent agent, and the monotonic time of the newest call of `suspect`."""
     looked_at_suspects_at: float = float("-inf")
@@ -151,12 +151,12 @@ class CloudWatch:
             await pause(POLL_SECONDS, until=wake)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
-        """Ask AWS about each fleet for which no earlier question is still unanswered.
+        """Request the present state of each fleet from AWS, unless an earlier request of the fleet has no answer yet.
 
         Fleets are polled in parallel, so that a hanging call does not delay other fleets.
 
         Args:
-            patience_seconds: time limit of this call in seconds. Slower questions continue in the background. None:
+            patience_seconds: time limit of this call in seconds. Slower requests continue in the background. None:
                 wait for all answers.
         """
         for fleet in await asyncio.to_thread(self._fleets):
@@ -215,20 +215,23 @@ class CloudWatch:
         self.look_now()
 
     def changed(self, fleet: FleetName) -> None:
-        """Invalidate all answers to older questions.
+        """Invalidate all answers to older requests.
 
-        The executor calls it when it has requested a change of the fleet's group.
+        The executor calls this method when it has requested a change of the fleet's group.
         """
         self._not_before[fleet] = self._monotonic()
         self._look.set()
 
     def group(self, fleet: FleetName) -> CloudView | None:
-        """Return the newest answer about the group, or None if a change was requested after AWS was asked."""
+        """Return the newest answer about the group.
+
+        Return None if the group was changed after that request to AWS.
+        """
         view = self._views.get(fleet)
         return view if view is not None and view.asked_at > self._not_before.get(fleet, float("-inf")) else None
 
     def condition(self, fleet: FleetName, node_id: NodeId) -> tuple[InstanceCondition, str]:
-        """Return the condition of a node's instance and AWS's words for it.
+        """Return the condition of a node's instance and AWS's text about it.
 
         ENDED never expires. PRESENT becomes UNKNOWN when the answer is older than `FORGET_SECONDS`.
         """
@@ -250,7 +253,8 @@ class CloudWatch:
     def complaint(self, fleet: FleetName, node_id: NodeId) -> str:
         """Return a clause that names the impaired status checks of a running instance.
 
-        Callers append the clause after `and`. It is empty if EC2 reported no impaired check within `FORGET_SECONDS`.
+        Callers append the clause after `and`. The clause is empty if EC2 reported no impaired check within
+        `FORGET_SECONDS`.
         """
         known = self._known.get(fleet)
         asked_at, failed = known.failed_checks.get(node_id, (0.0, ())) if known is not None else (0.0, ())

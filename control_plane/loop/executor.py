@@ -286,7 +286,7 @@ class Executor:
         for action in actions:
             try:
                 if isinstance(action, MemberAction):
-                    # Invalidate answers before and after the call: AWS may answer a concurrent question from the time
+                    # Invalidate answers before and after the call: AWS may answer a concurrent request with the state
                     # before the change.
                     changed()
                     await self._change(lease, action)

@@ -27,7 +27,7 @@ IDENTITY = """<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/20
 
 @dataclass(frozen=True)
 class Keys:
-    """Credentials of a role's session, as their holder and STS store them."""
+    """Temporary credentials of a role, which both the client and the fake STS know."""
 
     access_key: str
     secret_key: str

@@ -1,4 +1,4 @@
-"""The benchmark of the data plane: from samples to values, verdicts and a report, and the measured loop itself."""
+"""The benchmark of the data plane: values, verdicts and the report from samples, and the measured loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of a rank reach its agent. The test holds the agent's end of the socket."""
+"""The messages that a rank sends reach its agent. The test holds the agent's end of the socket."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def loader_of(shape: Shape, shared: torch.Generator, number: int) -> Any:
 
 
 class Run:
-    """A training loop that reads a batch of each loader and draws noise in every step."""
+    """A training loop that reads one batch of each loader and draws noise in every step."""
 
     def __init__(self, shapes: list[Shape], noise: str) -> None:
         self.shared = torch.Generator().manual_seed(5)

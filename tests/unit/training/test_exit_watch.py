@@ -1,4 +1,4 @@
-"""The way in which a script exits determines the fate of its session. The tests use real processes."""
+"""How a script exits determines what happens to its session. The tests use real processes."""
 
 from __future__ import annotations
 

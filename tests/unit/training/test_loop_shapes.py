@@ -29,7 +29,7 @@ STEPS = 6
 
 
 class Loop:
-    """A loop of one shape: a model of two parts. The part `unused` has a gradient in odd steps only."""
+    """A training loop with a model of two modules. The module `unused` has a gradient in odd steps only."""
 
     def __init__(self, optimizers: Callable[[Loop], dict[str, torch.optim.Optimizer]]) -> None:
         torch.manual_seed(3)

@@ -1,6 +1,6 @@
-"""A failure at a boundary costs a snapshot and training continues.
+"""A failure at a boundary costs one snapshot. Training continues.
 
-The agent gets a report, the script gets no error.
+The agent receives a report, and the script sees no error.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Unplannable(torch.Tensor):
 def granted(
     tmp_path: Path, state: State, link: Link, copier: CpuCopier, guard: Guard, told: list[object]
 ) -> Snapshotter:
-    """Return a snapshotter with granted slots."""
+    """Return a snapshotter whose slots the agent has granted."""
     never = lambda _: False  # noqa: E731
     snapshotter = Snapshotter(state, link, copier, guard, told.append, is_crowded=True, await_pause=never)  # type: ignore[arg-type]
     snapshotter.prepare()

@@ -54,7 +54,7 @@ def round_trip(value: object) -> Any:
 
 
 def typed(value: object) -> object:
-    """Return the value with the type of every part, because 1, 1.0 and True compare equal."""
+    """Return the value with the type of every element, because 1, 1.0 and True compare equal."""
     if isinstance(value, dict):
         return type(value), [(typed(key), typed(item)) for key, item in value.items()]
     if isinstance(value, (list, tuple)):

@@ -60,7 +60,7 @@ def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
     ("view", "word", "expected"),
     [
         (view(), half(), NOTHING),
-        (view(), half(proposed=5, slot=1), NOTHING),  # Nobody would get the report of a capture.
+        (view(), half(proposed=5, slot=1), NOTHING),  # No agent would receive the report of a capture.
         (view(), half(proposed=4), NOTHING),
         (
             view(echo_step=5),

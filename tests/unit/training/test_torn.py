@@ -203,7 +203,7 @@ class Story:
 
 
 def orders(one: tuple[str, ...], other: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield all interleavings of two rows of events."""
+    """Yield all interleavings of two sequences of events."""
     for places in itertools.combinations(range(len(one) + len(other)), len(one)):
         rest, first = iter(other), iter(one)
         yield tuple(next(first) if place in places else next(rest) for place in range(len(one) + len(other)))

@@ -90,7 +90,7 @@ class Shutdown(Message, frozen=True):
 
 
 class RankEnd(Message, frozen=True):
-    """How and when a rank's process ended."""
+    """The end of a rank's process: exit code, time, and whether the agent requested it."""
 
     code: int
     """Exit code, or minus the number of the signal."""

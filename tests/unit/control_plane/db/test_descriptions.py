@@ -1,4 +1,7 @@
-"""The description of a job contains the results of the separate queries for its parts."""
+"""The description of a job equals the results of separate queries.
+
+The separate queries read the job's incidents, checkpoints and other objects.
+"""
 
 from __future__ import annotations
 

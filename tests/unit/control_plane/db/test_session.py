@@ -185,7 +185,7 @@ def test_a_reader_sees_one_state_whatever_is_committed_meanwhile(database: Datab
 def test_how_transactions_see_each_other_is_no_matter_of_the_databases_settings(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Transactions use their own isolation levels, whatever default the database has.
+    """Transactions set their own isolation levels, independent of the database's default.
 
     Under a stricter level, a writer would read the state from before it acquired the lock.
     """
@@ -211,7 +211,10 @@ def test_a_reader_cannot_write(database: Database) -> None:
 def test_a_writer_that_says_nothing_more_is_given_up_and_stores_nothing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database aborts the transaction of a server that freezes in the middle, so that others can write."""
+    """A server freezes in the middle of a transaction.
+
+    The database aborts the transaction, so that others can write.
+    """
     monkeypatch.setitem(
         session_module.POSTGRESQL, "options", "-c idle_in_transaction_session_timeout=2000 -c lock_timeout=20000"
     )
@@ -261,9 +264,9 @@ def test_connections_that_were_cut_are_made_again(database: Database, postgresql
 
 
 def test_what_ranks_print_can_be_stored_whatever_it_is(database: Database) -> None:
-    """The database accepts any text that ranks print, because a job's reason contains the last lines of a failed rank.
+    """The database accepts any text that ranks print.
 
-    A pass whose result cannot be stored would repeat forever.
+    A job's reason contains the last lines of a failed rank. A pass whose result cannot be stored would repeat forever.
     """
     with database.write() as session:
         tags = {"a": "1\x00", "b": "\\u0000"}

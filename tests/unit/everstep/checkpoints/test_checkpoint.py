@@ -103,7 +103,10 @@ def test_every_flipped_byte_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_that_was_changed_is_refused_although_each_chunk_of_data_is_whole(tmp_path: Path) -> None:
-    """Two tensors of two chunks each exchange their names in the header. The digests of their chunks still fit."""
+    """The header exchanges the names of two tensors of two chunks each.
+
+    The digests of their chunks are still correct.
+    """
     count = 2 * CHUNK_BYTES // 4
     manifest = store(tmp_path, {0: [Stored("model/a", array(count)), Stored("model/b", array(count))]})
     (path,) = tmp_path.rglob("*.safetensors")

@@ -1,4 +1,4 @@
-"""The agent's connection to the control plane, with a full disk, and with a session that the control plane rejects."""
+"""The agent's connection to the control plane: on a full disk, and after the control plane has rejected the session."""
 
 from __future__ import annotations
 
@@ -105,10 +105,9 @@ async def test_a_session_that_is_not_known_and_cannot_be_removed_does_not_keep_t
 async def test_a_session_that_was_refused_once_is_tried_again_where_the_join_token_is_of_no_use_any_more(
     tmp_path: Path,
 ) -> None:
-    """The first answer is a 403, for example of a proxy. The node has joined, so that the join token is no longer
-    valid.
+    """The first answer is a 403, for example from a proxy.
 
-    The agent tries its session again.
+    The node has joined, so that its join token is no longer valid. The agent therefore retries with its session.
     """
     (tmp_path / "token").write_text("session-mine")
 

@@ -12,8 +12,9 @@ from worker.core.broken_line import CUTS, BrokenLine
 
 
 def cut(count: int) -> BrokenLine:
-    """Return a connection on which `count` transfers in a row were cut short, the last one of step 10. The rest of each
-    step arrived.
+    """Return the state of a connection after `count` interrupted transfers in a row, the last one of step 10.
+
+    A further transfer completed each interrupted step.
     """
     line = BrokenLine()
     for left in reversed(range(count)):

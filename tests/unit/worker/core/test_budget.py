@@ -71,8 +71,9 @@ def test_snapshots_that_last_for_several_iterations_cost_that_much_more() -> Non
 
 @pytest.mark.parametrize("blocked", [0.0, 0.2])
 def test_a_snapshot_costs_what_all_its_iterations_took_longer_together(blocked: float) -> None:
-    """One of three iterations under a snapshot takes longer. The cost covers all three, whereas their median shows
-    none.
+    """A snapshot takes three iterations, one of which becomes longer.
+
+    The snapshot's cost is the delay of all three together. The median of the three would show no delay.
     """
     budget = Budget(0.01)
     for _ in range(ENOUGH_QUIET):
@@ -188,6 +189,6 @@ def test_a_snapshot_that_now_and_then_lasts_longer_costs_one_proposal_at_a_rest(
         budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=number % 8 != 7)
     assert 1.0 < budget.iterations_per_snapshot < 1.5
     assert budget.distance == 2
-    # A snapshot that began before the pause lasts until it.
+    # The snapshot from before the pause still loads the first iteration of the pause.
     budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False)
     assert budget.distance == 2, "nothing quiet was seen: it rests again"

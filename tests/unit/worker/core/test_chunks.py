@@ -31,7 +31,7 @@ from worker.core.chunks import (
 GBIT = 1e9 / 8
 MIB = 1024 * 1024
 BUFFERS = {"buffer_bytes": 128 * MIB, "buffers": 4}
-"""R and p of the paper, section 7.1."""
+"""Total size R and number p of the buffers in the paper, section 7.1."""
 
 
 def spans(*seconds: float, gap: float = 1.0) -> list[IdleSpan]:
@@ -48,8 +48,9 @@ def sent(chunks: Sequence[ScheduledChunk]) -> int:
 
 
 def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
-    """75.2 GB per machine take 1.5 s at 400 Gbit/s. An iteration of 62 s has many times that idle (sections 5.2,
-    7.2).
+    """A snapshot of 75.2 GB per machine takes 1.5 s at 400 Gbit/s.
+
+    The idle time in an iteration of 62 s is many times longer (sections 5.2 and 7.2).
     """
     shard = int(75.2e9)
     chunks = partition(
@@ -63,9 +64,10 @@ def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
 
 
 def test_p3dn_gpt2_40b_needs_partitions() -> None:
-    """30 GB per machine take 2.4 s at 100 Gbit/s.
+    """A snapshot of 30 GB per machine takes 2.4 s at 100 Gbit/s.
 
-    To use the longest span of Figure 16, 1.6 s, as a whole, a machine would need a buffer of 20 GB, 2.5 GB per GPU.
+    To fill the longest span of Figure 16, 1.6 s, with one transfer, a machine would need a buffer of 20 GB, or 2.5 GB
+    per GPU.
     """
     shard = int(30e9)
     link = Link(100 * GBIT)
@@ -101,12 +103,12 @@ def test_what_does_not_fit_follows_the_last_span() -> None:
 
 
 class Endless(Exception):
-    """The loop makes no progress."""
+    """The printed algorithm makes no progress in a loop."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """Flags for the lines that stay as printed; the other lines are corrected."""
+    """For each corrected line of the algorithm: True uses the line as the paper prints it."""
 
     cost_of_the_rest: bool = False
     one_copy_too_many: bool = False
@@ -272,7 +274,7 @@ def assert_each_byte_once(chunks: Sequence[ScheduledChunk], size: int, copies: i
 
 @given(lengths=lengths_lists, chunk=st.integers(1, 300))
 def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float], chunk: int) -> None:
-    """Whole chunks sent one after the other at their openings fill each span as Algorithm 2 does with whole buffers."""
+    """The pacer admits whole chunks one after the other. They fill each span as Algorithm 2 does with whole buffers."""
     link, profiled = Link(100.0), spans(*lengths)
     windows = [usable(span, 0.8) for span in profiled]
     at, found = 0.0, 0

@@ -28,7 +28,7 @@ def rank(
 def both(
     boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object
 ) -> tuple[RankRound, RankRound]:
-    """Return the same report of two ranks."""
+    """Return the report that two ranks send when they have the same state."""
     return rank(0, boundary, committed, proposed, vote, **more), rank(1, boundary, committed, proposed, vote, **more)
 
 
@@ -104,8 +104,9 @@ def test_a_step_is_never_proposed_twice() -> None:
 
 
 def test_after_one_late_round_every_step_is_proposed_again_soon() -> None:
-    """One late round doubles the lead for a few rounds only, so that a short training does not lose half of its
-    commits.
+    """One late round makes the lead two steps for a few rounds only.
+
+    Otherwise a short training would lose half of its commits.
     """
     core = begun().report(*both(2, NONE, 1, Vote.ABANDON, is_late=True))
     proposed = [core.proposed]
@@ -315,7 +316,7 @@ class TestStop:
 
 
 class TestEnd:
-    """The final round."""
+    """The final round, which commits the last step of the training."""
 
     @staticmethod
     def closing(

@@ -1,4 +1,4 @@
-"""Paths of objects below a channel's directory, and the inputs that are removed to make room."""
+"""Local paths of a channel's objects, and the choice of inputs to remove when the disk is full."""
 
 from __future__ import annotations
 

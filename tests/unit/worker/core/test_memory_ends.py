@@ -1,4 +1,4 @@
-"""Which evidence proves that a rank ran out of memory, and which only suggests it."""
+"""The evidence that proves that a rank ran out of memory, and the evidence that only suggests it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks of a shard that a transfer sends, and the number of its streams."""
+"""Which chunks of a shard a transfer sends, and over how many streams."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_lies_elsewhere_at_the_same_place_is_found_and_nothing_else() -> No
 
 
 def streams(carries: list[float], *, limit: int = 32) -> StreamCount:
-    """Measure until the number of streams is settled; `carries[n]` is the rate with 2**n streams."""
+    """Measure transfers until the number of streams is fixed; `carries[n]` is the rate with 2**n streams."""
     count = StreamCount(limit=limit)
     for _ in range(10 * TRIES):
         count = count.measured(carries[count.count.bit_length() - 1])

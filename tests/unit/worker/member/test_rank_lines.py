@@ -1,5 +1,6 @@
-"""Effects of a rank's messages on its shard: `RankLines` with real slots and pages, and a connection that records
-messages.
+"""Effects of a rank's messages on its shard.
+
+The tests use `RankLines` with real slots and pages, and a connection that records messages.
 """
 
 from __future__ import annotations
@@ -666,8 +667,9 @@ async def done(place: Place) -> None:
 
 
 async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
-    """A rank captures a step once. Its message arrives while no step is proposed, and counts when the step is proposed
-    again.
+    """A rank captures a step once, and its message arrives while no step is proposed.
+
+    The capture counts when the step is proposed again.
     """
     await begin(place)
     slot = await granted(place, 3)

@@ -1,4 +1,7 @@
-"""Decisions that an agent derives from its ranks' iterations: paced senders, and an interval that the budget allows."""
+"""Decisions that an agent derives from the durations of its ranks' iterations.
+
+The agent decides whether senders are paced, and how many steps apart the coordinator proposes steps.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +185,7 @@ def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(
 def test_chunks_go_at_once_where_iterations_are_no_shorter_for_pacing() -> None:
     """Pacing does not shorten iterations, for example because agents and ranks share the cores.
 
-    The node sends without pacing.
+    The node therefore sends chunks without pacing.
     """
 
     def work() -> None:

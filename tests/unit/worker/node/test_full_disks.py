@@ -1,4 +1,4 @@
-"""Failed writes that report a full disk, and the duration of the report."""
+"""Which failed writes report a full disk, and how long the report lasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A port that one agent stores for the next, on disks in any state."""
+"""An agent stores its port on disk for the next agent. The disk may be full or contain an invalid file."""
 
 from __future__ import annotations
 

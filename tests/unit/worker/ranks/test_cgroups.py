@@ -1,6 +1,6 @@
-"""Cgroups for ranks: where the agent may create them, and that it can end all their processes.
+"""Cgroups for ranks: where the agent may create them, and how it ends all their processes.
 
-The tests use real cgroups where this machine allows it.
+The tests use real cgroups where this machine permits it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[cgroups.RankCgroups]:
 
 @pytest.mark.integration
 def test_whoever_was_started_in_a_cgroup_is_killed_with_it(place: cgroups.RankCgroups) -> None:
-    """A child in another session and a stopped process are killed, too."""
+    """A kill of the cgroup also ends a child in another session and a stopped process."""
     script = (
         "import os\nif os.fork() == 0: os.setsid()\nos.write(1, b'%d\\n' % os.getpid())\nimport signal; signal.pause()"
     )

@@ -1,4 +1,7 @@
-"""Programs beside a rank, with real processes: their environment, their end, and that none of their processes stays."""
+"""Programs that a user runs beside a rank, with real processes.
+
+The tests cover their environment and their end. No process of such a program remains.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def python(code: str) -> tuple[str, ...]:
 
 
 class Desk:
-    """The commands of a node, and their answers in order."""
+    """Runs commands on a node, and records their answers in order."""
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[CommandEnded] = asyncio.Queue()

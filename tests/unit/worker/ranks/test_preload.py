@@ -53,7 +53,7 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_spoilt", [True, False])
 def test_whether_forks_could_use_cuda_is_asked_of_one(is_spoilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The preloader asks a fork, because torch detects unusable CUDA only there."""
+    """The preloader checks CUDA in a fork, because torch detects unusable CUDA only in a fork."""
     parent = os.getpid()
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt and os.getpid() != parent)
     assert _spoils_forks() is is_spoilt

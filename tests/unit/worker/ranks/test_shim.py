@@ -1,5 +1,6 @@
-"""Parts of the shim that need no processes: members of a process tree, reasons for a cold start, records on disk,
-lines.
+"""Functions of the shim that need no processes.
+
+They determine the members of a process tree, reasons for a cold start, records on disk, and printed lines.
 """
 
 from __future__ import annotations

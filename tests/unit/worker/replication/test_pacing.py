@@ -1,4 +1,7 @@
-"""Times at which chunks leave, on a loop with a virtual clock: hours pass immediately, and every time is exact."""
+"""Times at which chunks are sent, on an event loop with a virtual clock.
+
+Hours of virtual time pass immediately, and every time is exact.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +182,7 @@ def test_the_link_is_what_the_fastest_of_enough_transfers_says() -> None:
 
 
 def learnt(wire: Wire, *sizes: int, verified_seconds: float = 0.0) -> float:
-    """Return the rate that the pacer measures over repeated groups of simultaneous transfers."""
+    """Return the rate that the pacer measures when groups of simultaneous transfers repeat."""
     for _ in range(ENOUGH_TRANSFERS):
         wire.carry(*sizes, verified_seconds=verified_seconds)
         wire.wait(5.0)

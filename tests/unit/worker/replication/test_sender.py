@@ -1,4 +1,7 @@
-"""The sender's decision whether a holder's link is slow, given the share that the node's other transfers leave."""
+"""The sender decides whether a holder's link is slow.
+
+The decision accounts for the share of the link that the node's other transfers use.
+"""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ async def test_a_line_that_cannot_be_watched_is_lost(
 
 
 async def test_a_handshake_takes_its_own_words_alone(lines: tuple[socket.socket, socket.socket]) -> None:
-    """A handshake reads only its own messages. Later bytes belong to the stream's thread."""
+    """A handshake reads only its own messages. The stream's thread reads the bytes after them."""
     _, there = sessions(lines)
     lines[0].send(frame(SMALL) + b"chunk")
     assert await there.receive() == SMALL

@@ -247,8 +247,9 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 
 async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
-    """Parts of a chunk count as progress. Otherwise a link of 2 MB/s would seem blocked for seconds, and its holder be
-    dropped.
+    """Sent parts of a chunk count as progress.
+
+    Otherwise a link of 2 MB/s would appear blocked for seconds, and the owner would drop the holder.
     """
     sender, receiver = connected()
     streams, queue = Streams(), ChunkQueue()
@@ -273,10 +274,10 @@ async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_nobody_reads_a_slot_any_more_whose_sending_was_given_up(count: int) -> None:
-    """After a cancelled transfer, no thread reads its slot any more.
+    """After a cancelled transfer, no thread reads the transfer's slot.
 
-    Both an abandoned capture and a new grant of the slot cancel the transfer, so that it may be cancelled more than
-    once.
+    An abandoned capture and a new grant of the slot both cancel the transfer, so that the transfer may be cancelled
+    twice.
     """
     sender, receiver = connected()
     streams, queue, is_read, loop = Streams(), ChunkQueue(), asyncio.Event(), asyncio.get_running_loop()

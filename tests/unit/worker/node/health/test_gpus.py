@@ -32,7 +32,7 @@ class NVMLError_Timeout(NVMLError):
 
 
 class FakeNvml(SimpleNamespace):
-    """The calls of pynvml that the product uses, with values of the test."""
+    """The functions of pynvml that the product calls. The test sets their results."""
 
     NVMLError, NVMLError_GpuIsLost, NVMLError_Timeout = NVMLError, NVMLError_GpuIsLost, NVMLError_Timeout
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, nvmlEventTypeXidCriticalError = 1, 0, 8
