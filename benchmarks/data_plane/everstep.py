@@ -40,7 +40,7 @@ SCRIPT = Path(__file__).parent / "rank" / "everstep_job.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """One restore of one rank."""
+    """One rank's restore after a kill, with its source and durations."""
 
     rank: int
     source: str
@@ -188,7 +188,7 @@ def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
 
 
 def _stop(bench: Bench, job: BenchJob) -> None:
-    """Remove a failed job from the nodes, because later measurements need the nodes."""
+    """Stop a failed job and wait until its nodes are free, because later measurements need the nodes."""
     if job.describe()["TrainingJobStatus"] not in ENDED:
         bench.client.stop_training_job(TrainingJobName=job.name)
     job.wait("its end", lambda seen: seen["TrainingJobStatus"] in ENDED)

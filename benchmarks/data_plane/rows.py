@@ -116,7 +116,7 @@ def moved_together(parts: Sequence[LaunchFloor]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Of:
-    """Measurements of one system with one state size."""
+    """All measurements of one system with one state size."""
 
     system: str
     version: str
@@ -167,7 +167,7 @@ class Goal:
     floors: tuple[str, ...] = ()
     """Floors whose sum, times `factor`, is the limit. Without floors, `factor` itself is the limit."""
     watched: tuple[str, ...] = ()
-    """Floors that affect the measured value but not the limit."""
+    """Floors that affect the measured value but not its limit. The row is inconclusive if such a floor changes."""
     statistic: Callable[[Sequence[float]], float] = statistics.median
     suffix: str = ""
     unit: str = "ms/GiB"
@@ -302,9 +302,9 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 
 
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
-    """Return the relative change of a goal's floor; None without floors.
+    """Return the relative change of the floor of a goal during the measurement; None without floors.
 
-    The floor is the sum of floors behind the limit. Without this sum, the watched floor with the largest change counts.
+    This is the largest change of the watched floors and of the sum of the floors that form the limit.
     """
     ratios = [moved_together([floors[name]]) for name in goal.watched]
     if goal.floors:

@@ -98,7 +98,7 @@ def attempt(part: str, work: Callable[[str], dict[str, Any]], say: Callable[[str
 
 
 def run_one(part: str, sizes: Sizes, home: Path, say: Callable[[str], None], *, device: str = CUDA) -> dict[str, Any]:
-    """Run one part.
+    """Run one part of the benchmark, and return its measurements.
 
     Args:
         part: name of the part.

@@ -59,7 +59,7 @@ class Place:
     """Node of the job's coordinator; empty before a job runs."""
 
     def of(self, seen: Json) -> Place:
-        """Return the place of a job from its API description."""
+        """Return the `Place` of a job, from the API's description of the job."""
         return replace(self, nodes=tuple(seen["NodeIds"]), coordinator=seen["CoordinatorNodeId"])
 
     @property
@@ -94,7 +94,7 @@ Strike = Callable[[Place], AbstractContextManager[Struck]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One fault with its description."""
+    """One fault, with its description and the function that injects it."""
 
     name: str
     strike: Strike
@@ -127,7 +127,7 @@ def stopped_in_a_snapshot(place: Place) -> Iterator[Struck]:
     deadline = time.monotonic() + STRIKE_SECONDS
     while time.monotonic() < deadline:
         if not _is_arriving(holder, rank):
-            continue  # the right moment lasts a few milliseconds in each step
+            continue  # In each step, the transfer lasts only a few milliseconds.
         with _stopped(agent) as at:
             pause(SURE_SECONDS)
             if _is_arriving(holder, rank):
@@ -154,7 +154,7 @@ def _stopped(agent: Process) -> Iterator[float]:
 
 
 def _is_arriving(node: str, rank: int) -> bool:
-    """Return True if part of a rank's shard is on a node that holds it for another."""
+    """Return True if a node has a slot of this rank's shard that is still being written."""
     for path in memory_directory(node).glob(f"*/rank-{rank}.slot-*"):
         try:
             with path.open("rb") as file:

@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Observations of one case."""
+    """Observations of one case: the ranks' boundaries, and the API's protection reports."""
 
     name: str
     ranks: tuple[tuple[Boundary, ...], ...]
@@ -126,7 +126,10 @@ def step_seconds(passed: Sequence[Boundary], span: Span) -> list[float]:
 
 
 def commits_ratio(passed: Sequence[Boundary], span: Span) -> float:
-    """Return commits ÷ steps of a span, as one rank saw them. A commit in time is visible at the next boundary."""
+    """Return commits ÷ steps of a span, as one rank saw them.
+
+    A commit counts if the rank's page shows it at the next boundary.
+    """
     steps = steps_in(passed, span)
     return sum(later.committed > earlier.committed for earlier, later in steps) / len(steps)
 

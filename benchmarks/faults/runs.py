@@ -86,7 +86,7 @@ class Running:
         return time.monotonic()
 
     def wait_steps(self, count: int) -> Span:
-        """Wait until all ranks have made this many additional steps; return the monotonic time of this moment."""
+        """Wait until all ranks have made this many more steps. Return the time span of the wait."""
         begin = time.monotonic()
         end = self.wait(
             f"{count} steps",
@@ -95,7 +95,7 @@ class Running:
         return Span(begin, end)
 
     def wait_whole(self) -> float:
-        """Wait until the API reports Protected; return the monotonic time of this moment."""
+        """Wait until the API reports Protected. Return the time of that report in monotonic seconds."""
         return self.wait("protection", lambda: self.word == WHOLE)
 
 

@@ -39,7 +39,7 @@ Kind = Literal["rank_exit", "instance_terminated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """One failure with its cost."""
+    """One failure of the job, with the duration of its recovery and its lost steps."""
 
     cause: Kind
     restore_source: str

@@ -34,7 +34,7 @@ The file contains two steps, because a node may read it just before or just afte
 
 
 class Budgeted:
-    """One node's part of the scheme EVERSTEP with a budget.
+    """One node's state in the scheme EVERSTEP with a budget.
 
     Args:
         node: number of the node; node 0 proposes steps.

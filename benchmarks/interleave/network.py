@@ -27,7 +27,7 @@ seconds. One iteration in twenty then took 20 to 90 ms longer, with or without c
 
 
 class Network:
-    """Nodes 0 … n-1 at `address(i)`, each in the namespace `namespace(i)`."""
+    """Virtual nodes 0 … n-1. Node i has the address `address(i)` and the namespace `namespace(i)`."""
 
     def __init__(self, nodes: int, link_megabits: int) -> None:
         self._nodes = nodes

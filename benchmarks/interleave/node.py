@@ -53,7 +53,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The bytes of a snapshot or a part of it, in the form that `send_chunks` needs."""
+    """A snapshot's bytes, or some of them, in the form that `send_chunks` needs."""
 
     memory: memoryview
 

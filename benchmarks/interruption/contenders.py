@@ -58,7 +58,7 @@ class Contender(Protocol):
         """Return the process ids of the ranks, in the order of ranks."""
 
     def hurt(self, fault: Fault) -> None:
-        """Cause the fault in rank 1 or in rank 1's node."""
+        """Inject the fault: end rank 1, or the node on which rank 1 runs."""
 
     def phases(self) -> dict[str, float]:
         """Return the duration of each phase of the last fault, as the system recorded it; empty without a record."""

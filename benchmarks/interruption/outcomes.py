@@ -29,7 +29,7 @@ class Job(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """One failure with its cost."""
+    """One failure, with the time and the steps that it cost."""
 
     system: str
     job: Job
@@ -39,7 +39,7 @@ class Interruption:
     lost_steps: int
     """Steps that had finished before the fault and were repeated after it."""
     came_back: bool = True
-    """True if the system recovered in time, False if the benchmark had to restart it."""
+    """True if the system recovered in time. False if the benchmark had to restart its job."""
     stopped_seconds: float | None = None
     """Seconds from the fault until all other ranks of the old launch had ended.
 

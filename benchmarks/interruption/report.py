@@ -35,7 +35,7 @@ class Run(BenchmarkRun):
 
 
 def of(run: Run, system: str, job: Job, fault: Fault) -> list[Interruption]:
-    """Return one system's interruptions by one kind of fault."""
+    """Return the interruptions of one system by one kind of fault."""
     return [each for each in run.interruptions if (each.system, each.job, each.fault) == (system, job, fault)]
 
 

@@ -173,7 +173,7 @@ class ControlClient:
         return token
 
     def _keep(self, token: str) -> None:
-        """Use this session token from now on, and store it for this node's next agent if the disk permits."""
+        """Use a new session token, and store it for this node's next agent if the disk permits."""
         self._session = token
         scratch = self._token_path.with_suffix(".new")
         try:

@@ -46,7 +46,7 @@ class Link:
     alpha_seconds: float = 0.0
 
     def seconds(self, bytes_count: int) -> float:
-        """Return for how many seconds a chunk of `bytes_count` bytes occupies the link."""
+        """Return the seconds for which a chunk of `bytes_count` bytes occupies the link."""
         return self.alpha_seconds + bytes_count / self.bandwidth_bytes_per_second
 
     def bytes_within(self, seconds: float) -> int:
@@ -61,10 +61,10 @@ class ScheduledChunk:
     copy: int
     """Index of the sent copy, from 0."""
     offset: int
-    """Position in the snapshot, bytes."""
+    """Position of the chunk in the snapshot, in bytes."""
     bytes_count: int
     span: int
-    """Index of the idle span. A chunk that fits into no span has the number of spans."""
+    """Index of the idle span. For a chunk that fits into no span, this is the number of spans."""
     begin_seconds: float
     """Seconds from the boundary to the start of the chunk."""
 

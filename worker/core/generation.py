@@ -89,7 +89,10 @@ class Answer(StrEnum):
     The agent records the promise, ends all older ranks and streams, and then reports the promise.
     """
     REPEAT = "repeat"
-    """The node has already promised this generation, but the report was lost. The agent sends the report again."""
+    """The node has already promised this generation.
+
+    The control plane has not received the report of the promise, so the agent sends the report again.
+    """
     REFUSE = "refuse"
     """The Prepare is late: its generation is below the promised one."""
 

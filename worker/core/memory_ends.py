@@ -61,7 +61,7 @@ class MemoryUse:
     used_bytes: int | None = None
     """Used memory of the rank's cgroup if that cgroup has a limit, otherwise of the node."""
     total_bytes: int | None = None
-    """The limit that applies to `used_bytes`."""
+    """Limit of the memory that `used_bytes` counts: the cgroup's limit, otherwise the node's memory."""
 
 
 UNMEASURED = MemoryUse()
@@ -73,7 +73,7 @@ class LostLoaders:
 
     pids: tuple[int, ...]
     words: str
-    """The line of the rank's stderr that names them."""
+    """The line of the rank's stderr that names the workers."""
 
 
 def lost_loaders(last_lines: str) -> LostLoaders | None:

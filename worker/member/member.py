@@ -57,7 +57,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 AGAIN_SECONDS = 1.0
-"""Seconds before a background task that raised an unexpected exception is started again."""
+"""Seconds between an unexpected exception of a background task and the restart of the task."""
 
 
 @dataclass(frozen=True, slots=True)

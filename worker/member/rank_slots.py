@@ -287,7 +287,7 @@ class RankSlots:
             self._on_snapshot(captured.seconds)
 
     def abandoned(self, shard: OwnedShard, abandoned: Abandoned) -> None:
-        """Release the slot of an abandoned step, and vote."""
+        """Release the slot of a step that the rank has abandoned, and vote ABANDON for the step."""
         self._store.settle_copiers(shard.rank)
         self._store.give_up(shard.rank, shard.content(abandoned.step))
         had_none = NO_LAYOUT if self._unprepared.get(shard.rank) == abandoned.step else ""

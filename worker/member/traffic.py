@@ -117,7 +117,7 @@ class Traffic:
         return self._trials[self._is_every_step]
 
     def hear(self, pacing: Pacing) -> None:
-        """Apply the announced pacing from the next boundary on."""
+        """Apply the coordinator's announced pacing mode, from the next boundary on."""
         if pacing is not self._pacing:
             log.info("replicas %s", SAID[pacing])
             self._pacing = pacing

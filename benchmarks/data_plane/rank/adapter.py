@@ -1,4 +1,4 @@
-"""Operations of a compared system."""
+"""Interface through which the measured loop calls a compared system."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Adapter(Protocol):
     """
 
     gives_back_own_state: bool
-    """True: `restore_peer` restores the rank's own state.
+    """True: `restore_peer` restores the state of the rank that calls it.
 
     False: it restores rank 0's state, as for a joining replica.
     """

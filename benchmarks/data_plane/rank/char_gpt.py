@@ -148,14 +148,14 @@ class Nobody:
         self._model = model
 
     def boundary(self, number: int, /) -> None:
-        """Keep the state after a step.
+        """Keep the state after a step, as the block's system does.
 
         Args:
-            number: number of the step in this launch; all systems' steps are counted.
+            number: number of the step in this launch, counted over the blocks of all systems.
         """
 
     def kept(self, numbers: Collection[int], /) -> int:
-        """Return how many of these steps were kept on both nodes at any time."""
+        """Return how many of these steps were stored on both nodes at some time."""
         return len(numbers)
 
     def is_last_kept(self) -> bool:

@@ -29,9 +29,9 @@ from everstep.training.session import TrainingSession
 
 LOOK_SECONDS = 0.002
 QUIET_RATIO = 0.9
-"""Pause after a boundary before the first check for its commit, relative to the fastest earlier commit.
+"""Pause between a boundary and the first check for its commit, relative to the fastest earlier commit.
 
-Each check takes 0.1 ms of CPU time from the measured work.
+The pause limits the number of checks. Each check uses 0.1 ms of CPU time that the measured work could use.
 """
 FIRST_SNAPSHOTS = 4
 """Number of first snapshots of a launch that are measured separately: the audited snapshots and one more."""

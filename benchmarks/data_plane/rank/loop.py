@@ -40,7 +40,7 @@ class Samples:
     restore_local: list[float] = field(default_factory=list)
     restore_peer: list[float] = field(default_factory=list)
     verified: dict[str, bool] = field(default_factory=dict)
-    """Results of independent comparisons of bytes, by metric."""
+    """Whether the bytes were equal in each independent comparison, by metric."""
     private_before_bytes: int = 0
     private_after_bytes: int = 0
     tmpfs_before_bytes: int = 0
@@ -132,11 +132,11 @@ def _snapshots(
 
 
 def do_nothing() -> None:
-    """Do nothing: the preparation of a restore that needs none."""
+    """Prepare nothing. Used for a restore that needs no preparation."""
 
 
 def _steps(adapter: Adapter, state: State, meeting: Meeting, count: int, span_seconds: float) -> list[float]:
-    """Train with a snapshot at every step; return the blocked time of each step."""
+    """Train with a snapshot at every step. Return the seconds for which each step was blocked."""
     taken: list[float] = []
     at_boundary = 0.0
     for number in range(count + 1):

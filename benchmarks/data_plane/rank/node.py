@@ -8,7 +8,7 @@ that fetch ends before a rank has built its model. Here, the harness starts the 
 
 A line on stdin is a command. The answer is one line of JSON on stdout.
 
-Invariant: all parts are the product's own, except for the control plane, which this program replaces.
+Invariant: the measured code is the product's own. Only the control plane is missing, which this program replaces.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _archive() -> bytes:
 
 
 class _Ear:
-    """The `RankEvents` of a generation. It records whether the generation's rank has connected."""
+    """Receives the `RankEvents` of a generation, and records whether the generation's rank has connected."""
 
     def __init__(self, lines: RankLines) -> None:
         self._lines = lines

@@ -71,7 +71,7 @@ class Model:
 
 
 def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[str, object]:
-    """Capture a graph during a snapshot's copy, and replay the graph with a snapshot after each replay.
+    """Capture a CUDA graph during a snapshot's copy. Then replay the graph, and take a snapshot after each replay.
 
     Args:
         hardware: the device.
@@ -142,7 +142,7 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
 
 
 class _Kept:
-    """A slot that receives the model's snapshots."""
+    """A slot into which the model's snapshots are copied."""
 
     def __init__(self, model: Model, path: Path) -> None:
         tensors = [StateTensor(name, tensor, True) for name, tensor in model.tensors().items()]

@@ -38,7 +38,7 @@ class Registration:
         self._changed = threading.Condition()
 
     def add(self, size: int, seconds: float, *, is_taken: bool) -> None:
-        """Record a piece."""
+        """Record one registered piece of memory."""
         with self._changed:
             if is_taken:
                 self.pieces.append((size, seconds))
@@ -90,7 +90,7 @@ class WatchedDevice(CudaDevice):
 
 
 class Timeline(Protocol):
-    """Time marks on the training stream."""
+    """Records time marks on the training stream."""
 
     def mark(self) -> None:
         """Record a mark at the current end of the training stream, without waiting."""
