@@ -147,7 +147,7 @@ class AwsFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All gathered facts."""
+    """All facts that the doctor has gathered about this machine, the service and AWS."""
 
     now: datetime
     is_node: bool

@@ -71,7 +71,7 @@ class AwsOperator:
         self._tagged: set[str] = set()
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the group; see `CloudOperator`."""
+        """Return the present state of a group (see `CloudOperator.describe_group`)."""
         group = self._describe(name)
         template = _template(group.get("LaunchTemplate"))
         members = tuple(_member(member) for member in group["Instances"])
@@ -97,7 +97,7 @@ class AwsOperator:
         )
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
-        """Return the state of every given instance; see `CloudOperator`."""
+        """Return the state of every given instance (see `CloudOperator.describe_instances`)."""
         found: dict[NodeId, InstanceState] = {}
         for ids in _batches(sorted(set(instance_ids)), FILTERED_PER_CALL):
             # With InstanceIds instead of a filter, one unknown id would fail the whole call.
@@ -113,7 +113,7 @@ class AwsOperator:
         return {id: found.get(id) or InstanceState(instance_id=id, state=Ec2State.ABSENT) for id in instance_ids}
 
     def set_desired(self, name: str, desired_count: int) -> None:
-        """Set desired capacity; see `CloudOperator`."""
+        """Set a group's desired capacity (see `CloudOperator.set_desired`)."""
         self._require_tag(name)
         with translated():
             self._auto_scaling.set_desired_capacity(
@@ -121,7 +121,7 @@ class AwsOperator:
             )
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
-        """Terminate one member; see `CloudOperator`."""
+        """Terminate one instance of a group (see `CloudOperator.terminate_member`)."""
         with translated():
             answer = self._auto_scaling.describe_auto_scaling_instances(InstanceIds=[instance_id])
         if not answer["AutoScalingInstances"]:
@@ -136,13 +136,13 @@ class AwsOperator:
             )
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
-        """Reboot one member; see `CloudOperator`."""
+        """Reboot one instance of a group (see `CloudOperator.reboot_member`)."""
         self._require_member(group, instance_id)
         with translated():
             self._ec2.reboot_instances(InstanceIds=[instance_id])
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """Terminate one member without notice to its group; see `CloudOperator`."""
+        """Terminate one instance of a group, as a failure would (see `CloudOperator.strike_member`)."""
         self._require_member(group, instance_id)
         with translated():
             self._ec2.terminate_instances(InstanceIds=[instance_id])
@@ -153,7 +153,7 @@ class AwsOperator:
             raise NotFound(f"{instance_id} is not a member of the Auto Scaling group {group!r}, or is leaving it")
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Release an instance that a hook holds; see `CloudOperator`."""
+        """Release an instance that a terminating hook holds (see `CloudOperator.complete_termination`)."""
         self._require_tag(group)
         try:
             with translated():
@@ -168,7 +168,7 @@ class AwsOperator:
                 raise
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Extend a hook's hold on an instance; see `CloudOperator`."""
+        """Extend the time for which a terminating hook holds an instance (see `CloudOperator.hold_termination`)."""
         self._require_tag(group)
         try:
             with translated():
@@ -180,7 +180,7 @@ class AwsOperator:
                 raise
 
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
-        """Return scheduled events and failed checks; see `CloudOperator`."""
+        """Return scheduled events and failed checks of instances (see `CloudOperator.statuses`)."""
         found: dict[NodeId, InstanceStatus] = {}
         for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
             found |= self._statuses(ids)
@@ -205,7 +205,7 @@ class AwsOperator:
         return {NodeId(status["InstanceId"]): _status(status) for status in statuses}
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
-        """Return network nodes; see `CloudOperator`."""
+        """Return the network nodes above each instance (see `CloudOperator.network_nodes`)."""
         found: dict[NodeId, tuple[str, ...]] = {}
         for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
             with translated():
@@ -217,13 +217,13 @@ class AwsOperator:
         return {id: network for id, network in found.items() if network}
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
-        """Return failed launches since the last success; see `CloudOperator`."""
+        """Return a group's failed launches since its last success (see `CloudOperator.recent_launch_failures`)."""
         with translated():
             answer = self._auto_scaling.describe_scaling_activities(AutoScalingGroupName=name, MaxRecords=100)
         return tuple(_failures_since_success(answer["Activities"]))
 
     def protect_new_instances(self, name: str) -> None:
-        """Protect future instances; see `CloudOperator`."""
+        """Make a group protect new instances from scale-in (see `CloudOperator.protect_new_instances`)."""
         self._require_tag(name)
         with translated():
             self._auto_scaling.update_auto_scaling_group(
@@ -231,7 +231,7 @@ class AwsOperator:
             )
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
-        """Protect members; see `CloudOperator`."""
+        """Protect instances of a group from scale-in (see `CloudOperator.protect_members`)."""
         self._require_tag(name)
         for ids in _batches(sorted(instance_ids), MEMBERS_PER_CALL):
             with translated():
@@ -240,7 +240,7 @@ class AwsOperator:
                 )
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
-        """Suspend processes; see `CloudOperator`."""
+        """Suspend Auto Scaling processes of a group (see `CloudOperator.suspend_processes`)."""
         if not processes:
             return  # AWS applies an empty list to all processes
         self._require_tag(name)
@@ -248,7 +248,7 @@ class AwsOperator:
             self._auto_scaling.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
 
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
-        """Resume processes; see `CloudOperator`."""
+        """Resume Auto Scaling processes of a group (see `CloudOperator.resume_processes`)."""
         if not processes:
             return  # AWS applies an empty list to all processes
         self._require_tag(name)
@@ -256,7 +256,7 @@ class AwsOperator:
             self._auto_scaling.resume_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
-        """Create or replace a hook; see `CloudOperator`."""
+        """Create or replace a group's terminating hook (see `CloudOperator.put_termination_hook`)."""
         self._require_tag(name)
         with translated():
             self._auto_scaling.put_lifecycle_hook(

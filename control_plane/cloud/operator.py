@@ -176,7 +176,7 @@ class ScheduledEvent:
     `instance-stop`.
     """
     description: str
-    """AWS's own words."""
+    """Text with which AWS describes the event."""
     not_before: datetime | None
     """The start of the event's time window."""
 

@@ -33,19 +33,19 @@ class S3ObjectStore:
         self._s3 = connection.client("s3")
 
     def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
-        """Write a small object; see `ObjectStore`."""
+        """Write a small object (see `ObjectStore.put`)."""
         with translated():
             self._s3.put_object(Bucket=reference.bucket, Key=reference.key, Body=body)
         return self.head(reference)
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
-        """Write a large object; see `ObjectStore`."""
+        """Write a large object from a file (see `ObjectStore.put_file`)."""
         with translated():
             self._s3.upload_fileobj(_Unclosed(file), reference.bucket, reference.key, Config=_TRANSFER)
         return self.head(reference)
 
     def get(self, reference: ObjectReference) -> bytes:
-        """Return an object whole; see `ObjectStore`."""
+        """Return the whole content of an object (see `ObjectStore.get`)."""
         with translated():
             body: bytes = self._s3.get_object(Bucket=reference.bucket, Key=reference.key)["Body"].read()
         return body
@@ -79,7 +79,7 @@ class S3ObjectStore:
         )
 
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects by prefix; see `ObjectStore`."""
+        """Yield the objects whose keys have a prefix (see `ObjectStore.list`)."""
         with translated():
             for page in self._s3.get_paginator("list_objects_v2").paginate(
                 Bucket=prefix.bucket, Prefix=prefix.key, StartAfter=after
@@ -103,7 +103,7 @@ class S3ObjectStore:
         return SignedUpload(url, {"x-amz-checksum-sha256": checksum})
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete objects; see `ObjectStore`."""
+        """Delete the objects with these keys (see `ObjectStore.delete`)."""
         if not keys:
             return
         with translated():

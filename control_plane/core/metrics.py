@@ -30,12 +30,12 @@ class Point:
     """The values logged in a span of steps."""
 
     step: int
-    """The first step with a value."""
+    """The first step of the span that has a value."""
     last_step: int
     at: float
     """Time at which the script or node logged the last value, in Unix seconds."""
     count: int
-    """The number of values."""
+    """Number of values in the span."""
     finite_count: int
     minimum: float
     """The minimum of the finite values.
@@ -45,7 +45,7 @@ class Point:
     mean: float
     maximum: float
     last: float
-    """The last value, finite or not."""
+    """The last value of the span, finite or not."""
     least_on: str = ""
     """The node with the minimum, for metrics measured on several nodes.
 

@@ -54,7 +54,7 @@ SCAN_LINES: Final = 100_000
 A filter that matches few lines therefore yields short pages.
 """
 SCAN_GENERATIONS: Final = 100
-"""Limit of generations examined per page."""
+"""Maximum number of generations that the reader examines for one page."""
 CACHED_BYTES: Final = 8 * 1024 * 1024
 """Limit of the cache of decoded chunks, counted in stored bytes. The newest chunk of most nodes is small."""
 PATIENCE: Final = timedelta(seconds=30)
@@ -96,7 +96,7 @@ class LogFilter:
     end_ms: int | None = None
     """End of the time range in Unix milliseconds. The range excludes it."""
     text: str = ""
-    """Substring of the line."""
+    """Substring that a line must contain."""
 
     def has(self, event: LogEvent, ranks: Mapping[NodeId, tuple[Rank, ...]]) -> bool:
         """Return whether the filter selects an event."""
@@ -126,7 +126,7 @@ class GenerationFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Result of one read."""
+    """The events of one read, with the cursors from which reading can continue."""
 
     events: tuple[LogEvent, ...]
     """Events, oldest first."""

@@ -36,7 +36,7 @@ class MetricInbox:
         self.filled.set()
 
     def empty(self) -> dict[NodeId, Received]:
-        """Return all batches and remove them."""
+        """Remove all batches from the inbox, and return them."""
         received, self._received = self._received, {}
         self.filled.clear()
         return received

@@ -165,7 +165,7 @@ class Hearing:
 
 
 class Observer:
-    """Builds the input of a pass."""
+    """Reads rows, reports and AWS answers, and builds the input of a pass from them."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class Surroundings:
     fleets: Mapping[FleetName, fleets.FleetRecord]
     """All fleets, by name."""
     jobs: tuple[jobs.JobRecord, ...]
-    """The fleet's unfinished jobs."""
+    """The fleet's jobs that have not ended."""
     nodes: Mapping[NodeId, nodes.NodeRecord]
     """The fleet's nodes. Ended nodes are included, because their end is evidence."""
     notices: Mapping[NodeId, tuple[Notice, ...]]

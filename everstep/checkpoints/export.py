@@ -39,7 +39,7 @@ class Exported:
     """Names of the files, in the order in which they were written."""
     tensors: int
     bytes: int
-    """Bytes of all tensors."""
+    """Total size of all tensors, in bytes."""
 
 
 def export_safetensors(

@@ -67,7 +67,7 @@ class StoredObject(ABC):
 
 
 class Store(Protocol):
-    """A place for objects with names."""
+    """A place that stores objects under names: a folder or an S3 prefix."""
 
     def open(self, key: str) -> StoredObject:
         """Open an object for reading.

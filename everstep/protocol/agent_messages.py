@@ -132,7 +132,7 @@ class MemoryEnd(Message, frozen=True):
     used_bytes: int | None = None
     """Memory in use on the node, or in its cgroup if the cgroup has a limit."""
     total_bytes: int | None = None
-    """The limit that applies to `used_bytes`."""
+    """Limit of the memory that `used_bytes` counts, in bytes."""
     words: str = ""
     """The first line of the rank's last exception.
 

@@ -31,7 +31,7 @@ class SlotRecord(Message, frozen=True):
 
 
 class SlotReference(Message, frozen=True):
-    """Identifies one sealed content exactly."""
+    """Identifies the content of a sealed slot by its owner, generation, step and digest."""
 
     owner_rank: Rank
     origin_generation: Generation

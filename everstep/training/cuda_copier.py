@@ -72,7 +72,7 @@ documentation does not promise that two adjacent registered pieces count as one.
 
 
 class Event(Protocol):
-    """A point in a stream."""
+    """A mark in a stream. The stream reaches the mark after all work that it received earlier."""
 
     def record(self, stream: Any) -> None:
         """Place the event after all work that the stream has received so far."""
@@ -100,7 +100,7 @@ class Device(Protocol):
         """
 
     def new_stream(self) -> Any:
-        """Return a new stream."""
+        """Return a new stream of this device."""
 
     def current_stream(self) -> Any:
         """Return the calling thread's current stream."""
@@ -137,7 +137,7 @@ class Device(Protocol):
         ...
 
     def unregister(self, address: int) -> None:
-        """Undo `register`."""
+        """End the registration of memory that `register` has registered."""
 
 
 _NON_BLOCKING = 1

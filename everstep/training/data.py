@@ -427,7 +427,7 @@ def _draws_once(items: object) -> bool:
     """
     sampler = items.sampler if type(items) is BatchSampler else items
     if type(sampler) is RandomSampler and sampler.generator is not None:
-        # Otherwise it draws repeatedly.
+        # In all other cases, a `RandomSampler` draws repeatedly.
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     return type(sampler) in _DRAW_ONCE
 

@@ -50,7 +50,7 @@ Read = Callable[[], tuple[list[Interval], list[float]]]
 
 
 class Trace(Protocol):
-    """Records the use of the network."""
+    """Records when the network is in use."""
 
     def begin(self) -> bool:
         """Start to record. Return False if a recording cannot start now."""

@@ -54,7 +54,7 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     adapters: bytes
     """Adapter values, encoded by `state_tree.encode`. A restore needs them before all other values."""
     others: bytes
-    """All other values, encoded by `state_tree.encode`."""
+    """All values that are not adapter values, encoded by `state_tree.encode`."""
 
 
 _SLOT_VALUES = msgspec.msgpack.Decoder(SlotValues)

@@ -250,7 +250,7 @@ def set_generator_state(generator: Generator, state: Tree) -> None:
 
 
 def generator_states(generators: Iterable[Generator]) -> list[Tree]:
-    """Return the state of each generator."""
+    """Return the state of each generator, in the order of `generators`."""
     return [generator_state(generator) for generator in generators]
 
 
@@ -261,7 +261,7 @@ def set_generator_states(generators: Sequence[Generator], states: Sequence[Tree]
 
 
 def seed_generator(generator: Generator, number: int) -> None:
-    """Seed a generator with 64 bits."""
+    """Seed one random generator with a number of 64 bits."""
     if isinstance(generator, torch.Generator):
         generator.manual_seed(number)
     elif isinstance(generator, np.random.Generator):

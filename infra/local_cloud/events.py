@@ -68,7 +68,7 @@ class Owner:
     region: str
 
     def instance_arn(self, instance_id: str) -> str:
-        """Return the ARN of an instance."""
+        """Return the ARN of an instance in this account and region."""
         return f"arn:aws:ec2:{self.region}:{self.account}:instance/{instance_id}"
 
 

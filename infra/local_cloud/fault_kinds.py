@@ -140,7 +140,7 @@ class SlotsTaken(_Fault, frozen=True):
 
 
 class BadEvents(_Fault, frozen=True):
-    """Delay, duplicate or drop events."""
+    """Delay, duplicate or drop events that AWS sends."""
 
     delay: Annotated[Delay, msgspec.Meta(description="seconds, or JSON as for slow-boot")] = 0.0
     double: Annotated[Share, msgspec.Meta(description="share of events that are duplicated")] = 0.0
@@ -241,7 +241,7 @@ LASTING: Final = WARNINGS | {
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of an injected fault."""
+    """What an injected fault did: a sentence for users, and facts that a test can verify."""
 
     fault: str
     target: str
@@ -262,5 +262,5 @@ def kinds() -> dict[str, type[msgspec.Struct]]:
 
 
 def name_of(fault: AnyFault) -> str:
-    """Return a fault's name."""
+    """Return the name of a fault's kind, as in the command line and in fault scripts."""
     return _kebab(type(fault).__name__)

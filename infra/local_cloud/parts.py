@@ -27,7 +27,7 @@ LOG_LINES_SHOWN: Final = 12
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored record with which other commands find a process."""
+    """The record of one process on disk, with which other commands find the process."""
 
     name: str
     pid: int

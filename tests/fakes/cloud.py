@@ -155,14 +155,14 @@ class FakeOperator:
     # the methods of `CloudOperator`
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the group; see `CloudOperator`."""
+        """Return the present state of a group (see `CloudOperator.describe_group`)."""
         with self._lock:
             self._maybe_fail()
             group = self._group(name)
             return replace(group.state, members=tuple(member.state for member in group.members.values()))
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
-        """Return the state of every given instance; see `CloudOperator`."""
+        """Return the state of every given instance (see `CloudOperator.describe_instances`)."""
         with self._lock:
             self._maybe_fail()
             return {
@@ -171,7 +171,7 @@ class FakeOperator:
             }
 
     def set_desired(self, name: str, desired_count: int) -> None:
-        """Set desired capacity; see `CloudOperator`."""
+        """Set a group's desired capacity (see `CloudOperator.set_desired`)."""
         with self._lock:
             self._maybe_fail()
             group = self._group(name)
@@ -186,7 +186,7 @@ class FakeOperator:
             self._reconcile()
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
-        """Terminate one member; see `CloudOperator`."""
+        """Terminate one instance of a group (see `CloudOperator.terminate_member`)."""
         with self._lock:
             self._maybe_fail()
             group = next((group for group in self._groups.values() if instance_id in group.members), None)
@@ -208,7 +208,7 @@ class FakeOperator:
             self._reconcile()
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
-        """Reboot one member; see `CloudOperator`."""
+        """Reboot one instance of a group (see `CloudOperator.reboot_member`)."""
         with self._lock:
             self._maybe_fail()
             member = self._group(group).members.get(instance_id)
@@ -217,7 +217,7 @@ class FakeOperator:
             self.calls.append(("reboot_member", group, instance_id))
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """Terminate one member without notice to its group; see `CloudOperator`."""
+        """Terminate one instance of a group, as a failure would (see `CloudOperator.strike_member`)."""
         with self._lock:
             self._maybe_fail()
             member = self._group(group).members.get(instance_id)
@@ -228,7 +228,7 @@ class FakeOperator:
             self._reconcile()
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Release an instance that a hook holds; see `CloudOperator`."""
+        """Release an instance that a terminating hook holds (see `CloudOperator.complete_termination`)."""
         with self._lock:
             self._maybe_fail()
             member = self._group(group).members.get(instance_id)
@@ -238,7 +238,7 @@ class FakeOperator:
                 self._reconcile()
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Extend a hook's hold on an instance; see `CloudOperator`."""
+        """Extend the time for which a terminating hook holds an instance (see `CloudOperator.hold_termination`)."""
         with self._lock:
             self._maybe_fail()
             member = self._group(group).members.get(instance_id)
@@ -248,7 +248,7 @@ class FakeOperator:
                 member.due_at = self.now + held.heartbeat_timeout
 
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
-        """Return scheduled events and failed checks; see `CloudOperator`."""
+        """Return scheduled events and failed checks of instances (see `CloudOperator.statuses`)."""
         with self._lock:
             self._maybe_fail()
             found = {
@@ -258,23 +258,23 @@ class FakeOperator:
             return {id: status for id, status in found.items() if status != InstanceStatus()}
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
-        """Return network nodes; see `CloudOperator`."""
+        """Return the network nodes above each instance (see `CloudOperator.network_nodes`)."""
         with self._lock:
             self._maybe_fail()
             return {id: self.topology[id] for id in instance_ids if self.topology.get(id)}
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
-        """Return failed launches since the last success; see `CloudOperator`."""
+        """Return a group's failed launches since its last success (see `CloudOperator.recent_launch_failures`)."""
         with self._lock:
             self._maybe_fail()
             return tuple(reversed(self._group(name).failures))
 
     def protect_new_instances(self, name: str) -> None:
-        """Protect future instances; see `CloudOperator`."""
+        """Make a group protect new instances from scale-in (see `CloudOperator.protect_new_instances`)."""
         self._change(name, "protect_new_instances", lambda state: replace(state, new_instances_protected=True))
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
-        """Protect members; see `CloudOperator`."""
+        """Protect instances of a group from scale-in (see `CloudOperator.protect_members`)."""
         with self._lock:
             self._maybe_fail()
             group = self._group(name)
@@ -288,7 +288,7 @@ class FakeOperator:
                 group.members[id].state = replace(group.members[id].state, is_protected=True)
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
-        """Suspend processes; see `CloudOperator`."""
+        """Suspend Auto Scaling processes of a group (see `CloudOperator.suspend_processes`)."""
         self._change(
             name,
             "suspend_processes",
@@ -296,7 +296,7 @@ class FakeOperator:
         )
 
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
-        """Resume processes; see `CloudOperator`."""
+        """Resume Auto Scaling processes of a group (see `CloudOperator.resume_processes`)."""
         self._change(
             name,
             "resume_processes",
@@ -304,7 +304,7 @@ class FakeOperator:
         )
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
-        """Create or replace a hook; see `CloudOperator`."""
+        """Create or replace a group's terminating hook (see `CloudOperator.put_termination_hook`)."""
 
         def put(state: GroupState) -> GroupState:
             return replace(state, hooks=(*(other for other in state.hooks if other.name != hook.name), hook))
@@ -419,7 +419,7 @@ class MemoryObjectStore:
         self._objects: dict[str, dict[str, tuple[bytes, ObjectInfo]]] = {bucket: {} for bucket in buckets}
 
     def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
-        """Write a small object; see `ObjectStore`."""
+        """Write a small object (see `ObjectStore.put`)."""
         with self._lock:
             bucket = self._bucket(reference)
             etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
@@ -428,11 +428,11 @@ class MemoryObjectStore:
             return info
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
-        """Write a large object; see `ObjectStore`."""
+        """Write a large object from a file (see `ObjectStore.put_file`)."""
         return self.put(reference, file.read())
 
     def get(self, reference: ObjectReference) -> bytes:
-        """Return an object whole; see `ObjectStore`."""
+        """Return the whole content of an object (see `ObjectStore.get`)."""
         with self._lock:
             return self._object(reference)[0]
 
@@ -448,7 +448,7 @@ class MemoryObjectStore:
             return self._object(reference)[1]
 
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects by prefix; see `ObjectStore`."""
+        """Yield the objects whose keys have a prefix (see `ObjectStore.list`)."""
         with self._lock:
             found = [
                 info
@@ -469,7 +469,7 @@ class MemoryObjectStore:
         return None
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete objects; see `ObjectStore`."""
+        """Delete the objects with these keys (see `ObjectStore.delete`)."""
         with self._lock:
             objects = self._bucket(ObjectReference(bucket=bucket, key=""))
             for key in keys:

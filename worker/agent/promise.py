@@ -124,7 +124,7 @@ class CurrentPromise:
         return promise
 
     def set(self, promise: Promise) -> None:
-        """Set the promise in memory only."""
+        """Change the promise in memory, without writing it to disk."""
         self.value = promise
         self._on_run(RunId(promise.run))
 

@@ -69,7 +69,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFacts:
-    """State of one network card."""
+    """State and error counter of one network card."""
 
     name: str
     is_up: bool
@@ -81,7 +81,7 @@ class LinkFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskQueue:
-    """Request counts of one volume."""
+    """Counts of the I/O requests of one volume."""
 
     finished_count: int
     """Counter of the finished requests of all kinds."""

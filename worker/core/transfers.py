@@ -30,7 +30,7 @@ One flow on AWS sends this amount in 0.1 s, which is a hundred times as long as 
 
 
 def chunk_digest(chunk_digests: bytes, index: int) -> bytes:
-    """Return the digest of chunk `index`."""
+    """Return the digest of one chunk from a shard's concatenated chunk digests."""
     return chunk_digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
 
 
@@ -54,7 +54,7 @@ def found_elsewhere(chunk_digests: bytes, wanted: Iterable[int], others: Sequenc
 
 
 def ranges(chunks: Collection[int]) -> Ranges:
-    """Return chunk indices as ranges."""
+    """Combine consecutive chunk indices into (first, count) ranges."""
     found: list[tuple[int, int]] = []
     for index in sorted(chunks):
         if found and index == sum(found[-1]):

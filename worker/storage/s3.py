@@ -450,7 +450,7 @@ class _Part:
         return self._pieces[first]
 
     def tell(self) -> int:
-        """Return the number of bytes read."""
+        """Return the number of bytes that botocore has read from this part."""
         return sum(len(piece) for piece in self._pieces[: self._next])
 
     def seek(self, offset: int) -> int:

@@ -107,7 +107,7 @@ class Notice:
 
     kind: NoticeKind
     message: str
-    """AWS's own words."""
+    """Text with which AWS announced the event."""
     ends_at: float | None = None
     """Time at which AWS may end the instance, in Unix seconds. None if AWS names no time."""
 

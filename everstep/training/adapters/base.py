@@ -451,7 +451,7 @@ class ExtraStates:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the states."""
+        """Names of the modules' extra states."""
         return list(self._modules)
 
     def observe(self) -> dict[str, Tree]:

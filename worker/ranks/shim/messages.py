@@ -146,7 +146,7 @@ class RankExited(Message, frozen=True):
 
 
 class Ranks(Message, frozen=True):
-    """The shim's full state."""
+    """The shim's full state: the records of its ranks, and the state of its template."""
 
     pid: int
     records: tuple[RankRecord, ...]
