@@ -70,11 +70,11 @@ def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
 
 
 def position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return the checked parts of a token.
+    """Return the checked elements of a token.
 
     Args:
         token: text that the caller sent.
-        *kinds: one check per part: `whole`, `number`, `text`, `moment`, or a function that raises ValueError.
+        *kinds: one check per element: `whole`, `number`, `text`, `moment`, or a function that raises ValueError.
 
     Returns:
         One value per check.
@@ -94,28 +94,28 @@ def refused(message: str = NOT_OURS) -> InvalidRequest:
 
 
 def whole(part: Any) -> int:
-    """Return the part if it is an integer of at least 0 that a database can store, else raise ValueError."""
+    """Return an element of a token as an integer of at least 0 that a database can store, or raise ValueError."""
     if type(part) is not int or not 0 <= part <= MAX_WHOLE_NUMBER:
         raise ValueError(NOT_OURS)
     return part
 
 
 def number(part: Any) -> float:
-    """Return the part as a finite float, or raise ValueError."""
+    """Return an element of a token as a finite float, or raise ValueError."""
     if type(part) not in (int, float) or not math.isfinite(found := float(whole(part) if type(part) is int else part)):
         raise ValueError(NOT_OURS)
     return found
 
 
 def text(part: Any) -> str:
-    """Return the part if it is text that a database can store, else raise ValueError."""
+    """Return an element of a token as text that a database can store, or raise ValueError."""
     if not isinstance(part, str) or text_complaint(part) is not None:
         raise ValueError(NOT_OURS)
     return part
 
 
 def moment(part: Any) -> datetime:
-    """Return the part as a time in UTC, or raise ValueError."""
+    """Return an element of a token as a time in UTC, or raise ValueError."""
     found = datetime.fromisoformat(text(part))
     if found.tzinfo is None:
         raise ValueError(NOT_OURS)

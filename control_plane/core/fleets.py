@@ -635,7 +635,7 @@ def _without_hope(group: GroupObserved, desired: int) -> int:
     """Return the desired capacity without pending launches that the fleet no longer needs.
 
     The fleet cancels pending launches before it terminates surplus nodes. Otherwise the pending instances would arrive
-    and be surplus in turn. Every instance is protected from scale-in. Lowering the capacity to the number of present
+    and would also be surplus. Every instance is protected from scale-in. Lowering the capacity to the number of present
     instances therefore terminates no instance. If an instance arrives in the meantime, the fleet later terminates it as
     surplus.
     """

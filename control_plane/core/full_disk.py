@@ -2,7 +2,7 @@
 
     a write fails for lack of space                                         full
     a write succeeds, the last failure is `QUIET_SECONDS` old,
-    and at least `LEAST_FREE_BYTES` are free, or free space is unknown      not full any more
+    and at least `LEAST_FREE_BYTES` are free, or free space is unknown      usable again
 
 The quiet time keeps the condition active while small writes succeed and larger writes fail.
 

@@ -592,7 +592,7 @@ class Metric(Base):
 
 
 class MetricChunk(Base):
-    """Packed points of one metric and width (`metrics.pack`)."""
+    """A chunk of consecutive points of one metric at one width, encoded by `metrics.pack`."""
 
     __tablename__ = "metric_chunk"
 

@@ -435,5 +435,5 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:
-    """Return why the fleet itself launches no further nodes, or an empty string if it may launch some."""
+    """Return the reason why the fleet itself launches no further nodes; empty if it may launch some."""
     return fleet.reason if fleet is not None and (NOT_REPLACED in fleet.reason or NOT_JOINED in fleet.reason) else ""

@@ -63,8 +63,8 @@ class Joined:
 def join(indexes: Mapping[int, SlotIndex]) -> Joined:
     """Return the logical tensors that the shards of all ranks hold.
 
-    Of equal boxes, one is taken: each rank of a data-parallel group holds the same parameters. Buffers that differ
-    between ranks, such as the statistics of a batch normalization, are those of the lowest rank.
+    If several ranks hold the same box, the copy of the lowest rank is used. Ranks of a data-parallel group hold equal
+    parameters. Their buffers may differ, for example the statistics of a batch normalization.
 
     Args:
         indexes: the index of each rank's shard.

@@ -217,7 +217,7 @@ class CudaDevice:
 def _runtime() -> ctypes.CDLL:
     """Return the CUDA runtime that torch has loaded.
 
-    The loader finds it by its soname, independent of its path.
+    The dynamic loader finds the library by its soname, independent of its path.
     """
     return ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').split('.')[0]}")
 
@@ -274,7 +274,7 @@ class _Run:
     complete_count: int
     """Number of tensors at the start of the list of copies that are complete after this run."""
     before_bytes: int = 0
-    """Bytes of the tensor that precede this part; 0 unless the tensor is copied in parts."""
+    """Bytes of the tensor before this run; 0 unless the tensor is copied in several runs."""
 
     @property
     def begin(self) -> int:
@@ -318,7 +318,7 @@ class _Run:
     def is_small(self) -> bool:
         """True if every tensor of the run is small enough to be gathered with other tensors.
 
-        False for a part of a tensor.
+        False if the run is only a part of a tensor.
         """
         return self.complete_count > self.number and not self.before_bytes and self.targets[-1].nbytes <= SMALL_BYTES
 
@@ -597,9 +597,9 @@ class CudaCopier:
         return slot is not None and piece.data_ptr() + piece.numel() <= slot.end
 
     def _cut(self, target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield target and source in matching parts.
+        """Yield matching pieces of target and source.
 
-        No part crosses the end of a registered piece.
+        No piece crosses the end of a registered piece of the slot.
         """
         begin, done = target.data_ptr(), 0
         slot = self._slot_at(begin)

@@ -82,7 +82,7 @@ class Resumable(Protocol):
         """End the epoch: until the next `begin`, `state_dict` returns a position between two epochs."""
 
     def state_dict(self) -> dict[str, Tree]:
-        """Return the source's part of the position."""
+        """Return the source's position, which is a part of the stream's position."""
         ...
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
@@ -149,7 +149,7 @@ class DataStream:
         return self._source
 
     def state_dict(self) -> dict[str, Tree]:
-        """Return the position as a tree."""
+        """Return the position of the stream as a state tree."""
         return {"epoch": self.epoch, "consumed": self.consumed_count, "source": self._source.state_dict()}
 
     def load_state_dict(self, state: dict[str, Tree]) -> None:
@@ -545,13 +545,14 @@ class _OwnState:
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         self._epoch = cast(int, state["epoch"])
-        _set_epoch(self._loader, self._epoch)  # before its state, because set_epoch resets the position of some loaders
+        # called before the state is loaded, because set_epoch resets the position of some loaders
+        _set_epoch(self._loader, self._epoch)
         self._loader.load_state_dict(cast("dict[str, object]", state["state"]))
         self._is_resuming = consumed_count > 0
 
 
 class _Replayed:
-    """An iterable whose epochs can only be read from their beginning."""
+    """An iterable that cannot start in the middle of an epoch, so each epoch is read from its beginning."""
 
     def __init__(self, name: str, iterable: Iterable[object]) -> None:
         self._name = name

@@ -48,7 +48,7 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """Values of one record whose copies from one device have not ended yet."""
+    """Values of one record whose copies from one device are still in progress."""
 
     places: _Places
     taken: Mapping[str, int]
@@ -158,7 +158,7 @@ class DeviceNumbers:
 
 
 def _sent(places: _Places, tensors: Mapping[str, torch.Tensor]) -> _Coming:
-    """Enqueue copies of the values on the training stream, and return them as values in flight."""
+    """Enqueue copies of the values on the training stream, and return the record of these copies."""
     device, stream, event = places.device, places.device.current_stream(), places.device.new_event()
     taken = {name: places.free.pop() for name in tensors}
     for name, place in taken.items():

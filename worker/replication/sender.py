@@ -62,7 +62,7 @@ Only the time in which the transfer sends counts.
 After the full deadline the link is reported as slow.
 """
 TELLING_BYTES = 64 * 1024 * 1024
-"""Minimum bytes of a transfer from which the rate of the network is measured."""
+"""Minimum size of a transfer whose rate is measured, in bytes. Smaller transfers say little about the link."""
 LOOKS_PER_DEADLINE = 10
 """Number of silence checks per holder deadline."""
 

@@ -185,7 +185,10 @@ class Streams:
             done.exception()  # mark as retrieved: a cancelled caller does not read it
 
     async def cut(self, *lines: socket.socket) -> None:
-        """Cut the given streams that run work, and wait until their threads have finished the work."""
+        """Break those of the given connections on which a thread is working.
+
+        Return when these threads have finished their work.
+        """
         working = [line for line in lines if line in self._working]
         ends = [self._working[line] for line in working]
         for line in working:

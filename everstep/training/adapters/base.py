@@ -112,8 +112,9 @@ class Adapter(Protocol):
             states: all tensors of the rank's state. Those of other adapters are ignored.
 
         Returns:
-            The boxes by the tensor's name; no box for a tensor that is padding alone. Tensors that are whole logical
-            tensors are missing.
+            The boxes by the tensor's name. A tensor that contains only padding has no box. A tensor that is a whole
+                logical
+            tensor is missing.
         """
         ...
 
@@ -218,16 +219,16 @@ FORESEEN: Mapping[type[Optimizer], Callable[[Mapping[str, Any]], tuple[str, ...]
     torch.optim.RAdam: lambda _group: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: lambda group: ("momentum_buffer",) if group["momentum"] else (),
 }
-"""By optimizer class: a function that predicts the state entries of each parameter after the first step.
+"""For each optimizer class: a function that predicts the state entries of a parameter after the first step.
 
-Its argument is the options of the parameter's group.
+The function receives the options of the parameter's group.
 """
 SCALARS = ("step", "mu_product")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedOptimizer:
-    """An optimizer and the names of its parameters."""
+    """A registered optimizer, with the names of its parameters."""
 
     name: str
     optimizer: Optimizer
@@ -529,7 +530,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
 
 
 def canonical_name(name: str) -> str:
-    """Return a module or tensor path without the parts that wrappers add."""
+    """Return a module or tensor path without the components that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
 
 

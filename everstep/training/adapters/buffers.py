@@ -124,7 +124,10 @@ class Buffers:
         return tensors, {"late": list(self._late), "ties": ties, "device": usual.type, "elsewhere": elsewhere}
 
     def transient_parts(self) -> dict[str, tuple[TensorPart, ...]]:
-        """Return no box for each buffer that `state_dict` leaves out, because it is not persistent, by its name."""
+        """Return an empty list of boxes for each buffer that is not persistent, by the buffer's name.
+
+        `state_dict` leaves these buffers out.
+        """
         return {f"model/{name}": () for name, owner, key in self._places if key in owner._non_persistent_buffers_set}
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:

@@ -176,7 +176,7 @@ class DeepSpeedAdapter:
             if state.tensor.dim() == 0:  # a scalar of all parameters in the master, such as the count of steps
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:
-                parts = []  # It does not have an element per element of the master.
+                parts = []  # The state does not have one element per element of the master weight.
             found[state.name] = tuple(parts)
         return {**found, **self._buffers.transient_parts()}
 
@@ -263,7 +263,7 @@ class DeepSpeedAdapter:
         return layout.entries
 
     def _find_parts(self) -> dict[str, tuple[TensorPart, ...]]:
-        """Return the parts of the masters and of the other partitioned parameters, by their names in a slot."""
+        """Return the boxes of the master weights and of the other partitioned parameters, by their names in a slot."""
         found: dict[str, list[TensorPart]] = {f"model/{self._prefix}{name}": [] for name, _ in self._masters}
         others = {name for name, _ in self._others}
         for name, parameter in self._parameters:
@@ -286,7 +286,7 @@ class DeepSpeedAdapter:
         return {name: tuple(parts) for name, parts in found.items()}
 
     def _partition_parts(self, name: str, parameter: Any, start: int) -> tuple[TensorPart, ...]:
-        """Return the parts of this rank's ZeRO-3 partition of a parameter. The padding of the last rank is no part."""
+        """Return the boxes of this rank's ZeRO-3 partition of a parameter. The padding of the last rank has no box."""
         size, count = parameter.partition_numel(), parameter.ds_numel
         begin = min(count, self._zero._get_param_partition_rank(parameter) * size)
         return parts_of_range(name, tuple(parameter.ds_shape), begin, min(count, begin + size), start)
@@ -299,9 +299,9 @@ def _version() -> str:
 
 
 def _partition(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return this rank's part of a parameter without a master weight.
+    """Return the share of this rank in a parameter without a master weight.
 
-    ZeRO-3 keeps the part in `ds_tensor`. With the other stages every rank holds the whole parameter.
+    ZeRO-3 keeps the share in `ds_tensor`. With the other stages, every rank holds the whole parameter.
     """
     return cast(torch.Tensor, getattr(parameter, "ds_tensor", parameter))
 

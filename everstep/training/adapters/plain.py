@@ -171,7 +171,7 @@ class PlainAdapter:
         return {**found, **self._buffers.transient_parts()}
 
     def boxes(self, states: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:  # noqa: ARG002
-        """Return the boxes of sharded tensors by name. Without sharding there are none."""
+        """Return the boxes of sharded tensors by name. The result is empty without sharding."""
         return {}
 
     def expect_restore(self) -> Sequence[Arena]:
