@@ -241,7 +241,7 @@ LASTING: Final = WARNINGS | {
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """What an injected fault did: a sentence for users, and facts that a test can verify."""
+    """The result of an injected fault: a sentence for users, and facts that a test can verify."""
 
     fault: str
     target: str

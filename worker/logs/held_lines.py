@@ -107,8 +107,9 @@ class HeldLines:
                 log.warning("lines of %s are kept in memory only: %s", peer, error)
 
     async def ship(self, objects: ObjectStore) -> tuple[str, ...]:
-        """Upload all kept lines. Called when the generation has ended on this node; a repeated call stores the same
-        objects.
+        """Upload all kept lines. A repeated call stores the same objects.
+
+        The agent calls this method when the generation has ended on this node.
 
         Args:
             objects: the object store of the job's log.

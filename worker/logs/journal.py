@@ -133,7 +133,7 @@ class LogJournal:
         return {key: _size(path) for key, path in self._streams.items()}
 
     def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
-        """Return whether every stream was read up to a result of `ends`.
+        """Return whether every stream was read up to the lengths that an earlier call of `ends` returned.
 
         False while the last line of a stream is incomplete.
         """

@@ -34,11 +34,11 @@ On a busy node, the event loop would overrun such a short pause.
 """
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
-"""Measurements required before `NodePacer` reports the link's rate."""
+"""Number of measurements that `NodePacer` requires before it reports the link's rate."""
 TELLING_BYTES = 64 * 1024
-"""Minimum bytes of a busy period from which the rate of the link is measured.
+"""Minimum bytes of a busy period whose rate is measured.
 
-A smaller transfer would measure the latency instead of the rate.
+The rate of a shorter period would depend on the latency instead of the link.
 """
 
 
@@ -257,7 +257,7 @@ class NodePacer:
         self._rates: deque[float] = deque(maxlen=KEPT_TRANSFERS)
         """Measured rates of the node's link in bytes per second, one per busy period."""
         self._sizes: deque[int] = deque(maxlen=KEPT_TRANSFERS)
-        """Bytes of the newest transfers."""
+        """Sizes of the newest transfers, in bytes."""
         self._sent_bytes = 0
         """Bytes sent by finished transfers."""
         self._under_way: set[Transfer] = set()

@@ -51,7 +51,7 @@ MAX_STREAMS = 64
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open session that is registered, so that new streams can find it."""
+    """An open session, registered so that its streams can find it."""
 
     peer: NodeId
     receiver: Receiver | None
@@ -219,7 +219,7 @@ class ReplicaReceiver:
 
     @staticmethod
     async def _in_turn(owner: _Open, behind: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a part of a session's work after the previous part. An error ends the session."""
+        """Run one task of a session after the session's previous task. An error ends the session."""
         try:
             if behind is not None and not behind.done():
                 await asyncio.wait([behind])
