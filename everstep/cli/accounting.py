@@ -24,8 +24,9 @@ def job_time(shown: Json) -> str | None:
 
 
 def ettr_words(shown: Json) -> str | None:
-    """Return both ratios of effective training time (ETTR) with their denominators, or None without a ratio from the
-    service.
+    """Return both ratios of effective training time (ETTR) with their denominators.
+
+    Return None if the service reports no ratio.
     """
     without, with_queue = shown["Reliability"].get("EttrRatio"), shown["Reliability"].get("EttrWithQueueRatio")
     if without is None or with_queue is None:

@@ -57,7 +57,7 @@ def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
     Args:
         board: the board after the previous poll; source of the paces.
         jobs: summaries in the service's order.
-        now: time of the poll, with a zone.
+        now: time of the poll, with a time zone.
 
     Returns:
         A board with these jobs only. The pace of a job that is no longer listed is dropped.
@@ -67,7 +67,7 @@ def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
 
 
 def told(board: Board, event: Json) -> Board:
-    """Return the board with one more event.
+    """Return the board after the arrival of one more event.
 
     The oldest event is dropped if there are more than `EVENTS_SHOWN` events.
     """

@@ -167,7 +167,7 @@ _PAGING: Final = {
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Asks = Callable[[Mapping[str, Any]], str | None]
-"""Function that returns the question to confirm before a command runs, from the command's arguments.
+"""Function that receives a command's arguments and returns the text that the user must confirm.
 
 It returns None if no confirmation is needed.
 """

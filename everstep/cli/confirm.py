@@ -35,7 +35,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
         raise ConfigurationError(
             f"{question} There is no terminal to ask at, so nothing was done.", hint="Programs say --yes."
         )
-    # The question goes to stderr. Python's `input` would print it to stdout, in the middle of the service's answer.
+    # The question is printed to stderr. Python's `input` would print it to stdout, which contains the service's answer.
     typer.echo(f"{safe_line(question)} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True

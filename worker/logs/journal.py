@@ -248,7 +248,10 @@ class LogJournal:
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
 
     def _begun_anew(self, key: StreamKey) -> LogLine:
-        """Read a stream from its beginning again after a process has truncated it (as `> /dev/stderr` does)."""
+        """Read a stream from its beginning again.
+
+        Called after a process has truncated the stream's file, as `> /dev/stderr` does.
+        """
         self._positions[key], self._given_back[key] = 0, 0
         return self._line(
             *key,

@@ -212,7 +212,7 @@ async def _feed(process: Process, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    """Read a stream to its end. Return the allowed bytes, plus one byte that shows that the output was cut."""
+    """Read a stream to its end. Append the allowed bytes to `into`, and one more byte if the stream is longer."""
     while chunk := await stream.read(_READ_BYTES):
         into += chunk[: MAX_COMMAND_OUTPUT_BYTES + 1 - len(into)]
 

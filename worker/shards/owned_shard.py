@@ -216,7 +216,7 @@ class OwnedShard:
         return peer in self._core.awaited
 
     def is_owed(self, peer: NodeId) -> bool:
-        """Return whether `peer` lacks a step or slots."""
+        """Return whether a step must be sent to `peer`, or `peer` has not created its slots yet."""
         return self._core.wanted(peer) != NONE or peer in self.unready
 
     def needs_slot(self) -> bool:
@@ -362,7 +362,7 @@ class OwnedShard:
         self._apply(self._core.seal(step))
 
     def abandon(self, step: Step, reason: str, *, late: bool = False) -> None:
-        """Record that the rank does not capture `step`."""
+        """Record that the rank has abandoned the capture of `step`."""
         self._apply(self._core.abandon(step, reason, late=late))
 
     def forget(self, step: Step) -> None:
@@ -370,7 +370,7 @@ class OwnedShard:
         self._apply(self._core.forget(step))
 
     def forget_lost(self) -> None:
-        """Forget the steps whose slot was granted again."""
+        """Forget the steps that no slot of this node contains any more."""
         for lost in [step for step in self._core.sealed if self.slot(step) is None]:
             self.forget(lost)
 
@@ -506,7 +506,7 @@ class OwnedShard:
     # -- the order of a change: page, then senders, then report
 
     def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
-        """Set the new state of the core: write the page, wake waiting tasks, then call `on_change`."""
+        """Store the new state of the core: write the page, wake waiting tasks, then call `on_change`."""
         if core == self._core:
             if announcement is not None:
                 self._publish(announcement)
@@ -527,7 +527,10 @@ class OwnedShard:
         self._on_change()
 
     def _publish(self, announcement: Announcement | None = None) -> None:
-        """Write the agent's half of the page. Without an announcement, the end and the stop stay as they are."""
+        """Write the agent's half of the page.
+
+        Without an announcement, the page's fields for the end of training and for the stop stay unchanged.
+        """
         half = self.page.agent
         is_finished = half.proposed == FINISHED if announcement is None else announcement.finished
         self.page.write(

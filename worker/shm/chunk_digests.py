@@ -44,7 +44,7 @@ class ChunkDigests:
 
     @property
     def payload_digest(self) -> bytes:
-        """Digest of the payload. All chunk digests must be known."""
+        """Digest of the whole payload. It can be read only once all chunk digests are known."""
         return shard_digest(self.known, self.header.payload_bytes)
 
     @property

@@ -147,7 +147,7 @@ class SlotFile:
         self.header = header
 
     def empty(self) -> None:
-        """Mark the slot as empty."""
+        """Mark the slot as empty in its header."""
         if self.header.state is not SlotState.EMPTY:
             self.write_header(replace(self.header, state=SlotState.EMPTY))
 

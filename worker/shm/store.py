@@ -209,7 +209,7 @@ class SlotStore:
         self.run = None
 
     def open_to_rank(self, path: Path) -> str:
-        """Give the ranks' user read and write access to this file only, and return its path."""
+        """Give the ranks' user read and write access to one file of the store, and return the file's path."""
         share(path, self._user)
         return str(path)
 
@@ -371,7 +371,7 @@ class SlotStore:
 
     @contextlib.asynccontextmanager
     async def _alone(self, rank: Rank) -> AsyncIterator[None]:
-        """Lock a shard while one of its slots is chosen or created."""
+        """Hold the lock of a shard while one of its slots is chosen or created."""
         async with self._makers[rank]:
             self.making.notify()
             yield

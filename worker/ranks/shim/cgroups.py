@@ -134,7 +134,7 @@ def remove(path: str) -> bool:
 
 
 def _kill_frozen(folder: Path) -> None:
-    """Kill on cgroup v1 and on kernels before 5.14.
+    """Kill all processes of a cgroup on cgroup v1 and on kernels before 5.14.
 
     An available freezer prevents forks meanwhile, and the processes end when they are thawed.
     """

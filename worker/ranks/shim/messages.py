@@ -151,7 +151,10 @@ class Ranks(Message, frozen=True):
     pid: int
     records: tuple[RankRecord, ...]
     remains_count: int
-    """Processes that still exist but belong to no living rank: descendants of ended ranks, and ranks about to start."""
+    """Number of processes that still exist but belong to no living rank.
+
+    They are descendants of ended ranks, and ranks that are about to start.
+    """
     preload: Preload
     preload_seconds: float = 0.0
     preload_bytes: int = 0
