@@ -193,7 +193,7 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
         LookupError,
         ArithmeticError,
     ) as error:
-        # `tarfile` raises the last three exceptions for invalid numbers and maps in pax headers.
+        # `tarfile` raises the last three exceptions if a pax header contains an invalid number or sparse-file map.
         raise RefusedArchive(f"not a whole gzipped tar: {error}") from error
     if not files:
         raise RefusedArchive("no files in it")
