@@ -41,6 +41,12 @@ class Lease:
     """Time of the owner's claim or last renewal, on the owner's monotonic clock. Other processes cannot compare it."""
 
 
+def owner_of(session: Session, kind: LeaseKind, key: str) -> str | None:
+    """Return the control-plane server that holds the lease of a row. None if no server holds it or there is no row."""
+    table, row = _row(kind, key)
+    return session.scalar(select(table.lease_owner).where(row))
+
+
 class Leaser:
     """Claims leases for one control-plane server.
 

@@ -18,7 +18,6 @@ from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.states import FleetStatus, JobState, NodeState
 from control_plane.db import drills as db_drills
 from control_plane.db import events, fleets, implications, incidents, jobs, nodes, notices, protection, tokens
-from control_plane.db.errors import StaleLease
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop import records
@@ -78,10 +77,11 @@ class DecisionStore:
         if decision.fleet is not None:
             changes["fleet_name"] = decision.fleet
         with self._database.write() as session:
-            self._check_entitled(before)
+            # The job's own lease does not suffice: the server that takes the fleet over claims its jobs' leases later.
+            self._fleet_leases.check(session, before.fleet_name)
             if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
                 return False  # the fleet was deleted after the read
-            if before.state != after.state.value and not _keeps_its_turn(session, before, observed, now):
+            if before.state != after.state.value and not _keeps_its_turn(session, before, after.state, observed, now):
                 return False
             if decision.plan is not None:
                 jobs.add_generation(session, lease, decision.plan, moment, revision=before.revision)
@@ -123,7 +123,7 @@ class DecisionStore:
         """Store the new state of a job's drill, with its event. Raises StaleLease if the lease is lost."""
         job = stored.job
         with self._database.write() as session:
-            self._check_entitled(job)
+            self._fleet_leases.check(session, job.fleet_name)
             db_drills.change(session, lease, drill.id, **records.drill_update(drill))
             message = f"{drills.in_words(drill)}: {drill.state}" + (f", {drill.outcome}" if drill.outcome else "")
             event = events.NewEvent(
@@ -239,23 +239,18 @@ class DecisionStore:
                     ),
                 )
 
-    def _check_entitled(self, job: jobs.JobRecord) -> None:
-        """Raise StaleLease unless this server still holds the lease of the job's fleet.
 
-        The job's own lease is not sufficient: the server that takes the fleet over claims the leases of its jobs later.
-        """
-        if not self._fleet_leases.holds(job.fleet_name):
-            raise StaleLease(f"the lease of fleet {job.fleet_name} was lost during a pass over job {job.name}")
-
-
-def _keeps_its_turn(session: Session, job: jobs.JobRecord, observed: JobObserved, now: float) -> bool:
+def _keeps_its_turn(
+    session: Session, job: jobs.JobRecord, next_state: JobState, observed: JobObserved, now: float
+) -> bool:
     """Return whether the queue still is as it was observed, for a decision that changes the job's state.
 
     Passes over other jobs of the fleet may have stored their decisions since the read. Two jobs that each saw the last
     free nodes must not both be admitted. No other transaction writes until this one ends, so the answer stays valid.
     """
-    if job.state != JobState.QUEUED and not observed.gives_way_to:
-        return True  # decisions about other jobs do not depend on the queue
+    gives_way = bool(observed.gives_way_to) and next_state in (JobState.PAUSING, JobState.QUEUED)
+    if job.state != JobState.QUEUED and not gives_way:
+        return True  # Other decisions do not depend on the queue. Their messages may have been sent already.
     name, run = FleetName(job.fleet_name), RunId(job.run_id)
     turns = schedule_of(fleets.find(session, name), jobs.unfinished(session, name), nodes.of_fleet(session, name), now)
     return (run in turns.admitted, run in turns.giving_way) == (observed.is_admitted, bool(observed.gives_way_to))

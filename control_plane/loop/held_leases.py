@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sqlalchemy.orm import Session
+
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db.leases import Lease, Leaser
+from control_plane.db.errors import StaleLease
+from control_plane.db.leases import Lease, Leaser, owner_of
 from control_plane.loop.context import LoopContext
 from control_plane.loop.figures import Loop
 
@@ -70,6 +73,19 @@ class HeldLeases:
         """Return whether this server certainly still holds the lease."""
         held = self._held.get(key)
         return held is not None and self._monotonic() - held.lease.taken_at < self._ttl_seconds
+
+    def check(self, session: Session, key: str) -> None:
+        """Raise StaleLease unless this server holds the lease, by its own clock and by the row.
+
+        Args:
+            session: from `Database.write`. No other server can take the lease over until this transaction ends.
+            key: key of the row.
+
+        Raises:
+            StaleLease: the lease has lapsed, or another server has taken it over.
+        """
+        if not self.holds(key) or owner_of(session, self._kind, key) != self._leaser.owner:
+            raise StaleLease(f"the lease of {self._kind} {key} was lost during a pass")
 
     def has_lapsed(self, key: str) -> bool:
         """Return whether a lease of this server has expired.

@@ -175,7 +175,7 @@ class JobLoop:
                 spec, observed = self._observer.observe_job(stored, now)
                 decision = decide(now, spec, observed, self._policy)
                 if not self._fleet_leases.holds(fleet):
-                    raise StaleLease(f"the lease of fleet {fleet} was lost during the pass")
+                    return None  # Nothing was sent or stored. The job's own lease stays valid if the fleet's returns.
                 for action in decision.actions:
                     if isinstance(action, PutManifest):
                         self._executor.put_manifest(lease, action)
@@ -194,6 +194,7 @@ class JobLoop:
                     )
                     if not is_stored:
                         self._shared.forget(fleet)
+                        decision = None
                         continue
                     self._protection.stored(run, shards, now)
                 if (

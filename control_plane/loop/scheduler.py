@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable
+from functools import partial
 from typing import Generic, TypeVar
 
 FIRST_BACKOFF_SECONDS = 0.5
@@ -18,8 +19,8 @@ FIRST_BACKOFF_SECONDS = 0.5
 
 There is no back-off after the first failure, because most failures are short losses of the database connection.
 """
-MAX_BACKOFF_SECONDS = 10.0
-"""Longest back-off. A job that fails in every pass then costs little, and continues soon after its cause is removed."""
+MAX_BACKOFF_SECONDS = 2.0
+"""Longest back-off. A recovery that begins when the common cause of all failures has ended waits at most this long."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -104,6 +105,8 @@ class Scheduler(Generic[K]):
     def cancel(self) -> None:
         """Cancel all runs. The caller does not wait for their end."""
         self._is_closed = True
+        for ended in self._due.values():
+            ended.cancel()
         self._due.clear()
         for task in self._running.values():
             task.cancel()
@@ -111,23 +114,27 @@ class Scheduler(Generic[K]):
     def _fill(self) -> None:
         while self._due and len(self._running) < self._limit:
             key = next(iter(self._due))
-            self._running[key] = asyncio.create_task(self._run(key, self._due.pop(key)))
+            ended = self._due.pop(key)
+            task = self._running[key] = asyncio.create_task(self._run(key))
+            task.add_done_callback(partial(self._end, key, ended))
 
-    async def _run(self, key: K, ended: asyncio.Future[None]) -> None:
+    async def _run(self, key: K) -> None:
         try:
             await self._work(key)
         except Exception:
             self._failed(key)
         else:
             self._succeeded(key)
-        finally:
-            del self._running[key]
-            if not ended.done():
-                ended.set_result(None)
-            if key in self._again:
-                self._again.discard(key)
-                self.wake(key)  # behind the keys that are due, so that no key occupies a place for ever
-            self._fill()
+
+    def _end(self, key: K, ended: asyncio.Future[None], _task: asyncio.Task[None]) -> None:
+        """Free the key's place. The event loop calls this also for a task that was cancelled before it began."""
+        del self._running[key]
+        if not ended.done():
+            ended.set_result(None)
+        if key in self._again:
+            self._again.discard(key)
+            self.wake(key)  # behind the keys that are due, so that no key occupies a place for ever
+        self._fill()
 
     def _failed(self, key: K) -> None:
         count = self._failure_count[key] = self._failure_count.get(key, 0) + 1

@@ -141,8 +141,8 @@ async def test_the_back_off_of_a_key_doubles_and_ends_with_a_success() -> None:
         begun_at += [work.now] * (len(work.begun) - before)
         work.now += 0.25
     gaps = [later - earlier for earlier, later in pairwise(begun_at)]
-    assert gaps[:6] == [0.25, FIRST_BACKOFF_SECONDS, 1.0, 2.0, 4.0, 8.0]
-    assert set(gaps[6:]) == {MAX_BACKOFF_SECONDS}
+    assert gaps[:3] == [0.25, FIRST_BACKOFF_SECONDS, 1.0]
+    assert set(gaps[3:]) == {MAX_BACKOFF_SECONDS}
     work.errors.clear()
     work.now += MAX_BACKOFF_SECONDS
     await work.scheduler.sweep(["bad"], patience_seconds=60.0)
@@ -219,6 +219,18 @@ async def test_cancel_ends_what_runs() -> None:
     work.scheduler.cancel()
     await work.scheduler.idle()
     assert (work.begun, work.ended) == (["a"], [])
+
+
+async def test_cancel_ends_what_has_not_begun() -> None:
+    work = Work(limit=1)
+    first, second = work.scheduler.wake("a"), work.scheduler.wake("b")
+    work.scheduler.cancel()
+    await work.scheduler.idle()
+    assert first is not None
+    assert first.done()
+    assert second is not None
+    assert second.cancelled()
+    assert work.begun == []
 
 
 @pytest.mark.parametrize("limit", [1, 2, 8])

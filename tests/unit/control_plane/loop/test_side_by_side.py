@@ -10,11 +10,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from control_plane.core.actions import Decision
 from control_plane.core.states import JobState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import jobs
+from control_plane.db.models import Fleet
+from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.job_loop import PASS_LIMIT, JobLoop
 from control_plane.loop.observer import StoredJob
 from control_plane.loop.surroundings import SharedRows, Surroundings
@@ -205,6 +208,39 @@ async def test_a_lease_that_lapses_between_a_decision_and_its_write_stores_nothi
     await world.runner.job_loop.sweep()
     await world.runner.job_loop.idle()
     assert world.job() == before
+
+
+async def test_a_fleet_that_another_server_took_over_before_the_write_stores_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease has not lapsed by this server's clock. Only the row shows that another server has it."""
+    world.submit(nodes=2)
+    await world.running()
+    world.kill_rank(world.team()[0])
+    for agent in world.agents.values():
+        agent.report()
+    before, apply_job = world.job(), DecisionStore.apply_job
+
+    def rob(*given: Any) -> bool:
+        monkeypatch.undo()
+        with world.database.write() as session:
+            session.execute(update(Fleet).where(Fleet.name == FLEET).values(lease_owner="server2"))
+        return apply_job(*given)
+
+    monkeypatch.setattr(DecisionStore, "apply_job", rob)
+    await world.runner.job_loop.sweep()
+    await world.runner.job_loop.idle()
+    assert world.job() == before
+
+
+async def test_a_decision_that_is_never_stored_is_not_returned(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.submit(nodes=2)
+    await world.running()
+    world.kill_rank(world.team()[0])
+    for agent in world.agents.values():
+        agent.report()
+    monkeypatch.setattr(DecisionStore, "apply_job", lambda *_: False)
+    assert await world.runner.job_loop.make_pass(RunId(world.job().run_id)) is None
 
 
 async def test_a_server_without_the_fleets_lease_does_not_claim_its_jobs(
