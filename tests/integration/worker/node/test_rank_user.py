@@ -55,7 +55,7 @@ pytestmark = [
 ]
 USER = RankUser(61_234, 61_235, (61_236,), "ranks-of-a-test")
 BUCKET = "bucket"
-PYTHON = (Path(sys.base_prefix).resolve(), Path(__file__).resolve().parents[3], Path(sys.prefix).resolve())
+PYTHON = (Path(sys.base_prefix).resolve(), Path(__file__).resolve().parents[4], Path(sys.prefix).resolve())
 """Folders of Python and of the modules that it imports.
 
 Other users may be unable to enter a folder above this checkout.
