@@ -79,7 +79,7 @@ class HeldLeases:
 
         Args:
             session: from `Database.write`. No other server can take the lease over until this transaction ends.
-            key: key of the row.
+            key: run id of the job, or name of the fleet, whose lease is checked.
 
         Raises:
             StaleLease: the lease has lapsed, or another server has taken it over.

@@ -14,6 +14,8 @@ MAIN_THREAD = "MainThread"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
+    """One function call of a thread's stack."""
+
     function: str
     file: str
     line: int

@@ -10,6 +10,9 @@ digests the old content of a granted slot.
 
 The module has more than 500 lines, because grants, readers and digests of a slot share its state. If they were divided,
 a reader could see a granted slot.
+
+The module has more than 500 lines. Grants, readers and digests of a slot share its state; dividing them would let a
+reader see a granted slot.
 """
 
 from __future__ import annotations
