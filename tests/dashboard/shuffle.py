@@ -207,7 +207,7 @@ class _Words:
         return f"{float(said) * self._dealt.pace:.{len(decimals)}f}"
 
     def _nearest(self, clock: time) -> datetime:
-        """Of the times with this clock reading, return the one nearest to the end of the recording."""
+        """Return the time with this clock reading that lies nearest to the end of the recording."""
         today = datetime.combine(self._ended_at, clock, UTC)
         return min((today + timedelta(days=days) for days in (-1, 0, 1)), key=lambda at: abs(at - self._ended_at))
 

@@ -154,7 +154,7 @@ def test_an_engine_and_what_is_beside_it_have_names() -> None:
         with pytest.raises(SessionMisuse, match="both called ''"):
             _adapters(models, optimizers, {"": make()}, ())
     many = [f"net{number}" for number in range(9, 0, -1)]
-    # Of several candidates the adapter uses the first, at every launch and on every rank.
+    # If there are several candidates, the adapter uses the first one at every launch and on every rank.
     with pytest.raises(SessionMisuse, match="both called 'net1'"):
         _adapters(dict.fromkeys(many, critic), {}, {name: make() for name in many}, ())
 

@@ -188,32 +188,21 @@ async def test_passes_stop_before_their_next_write_when_the_fleets_lease_is_lost
     await world.until(lambda: world.job().generation == 2)
 
 
-async def test_a_lease_that_lapses_between_a_decision_and_its_write_stores_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def lapse(world: World) -> None:
+    """Let the lease of the fleet run out by this server's clock."""
+    world.now += timedelta(seconds=2 * grace_seconds(world.timeouts))
+
+
+def rob(world: World) -> None:
+    """Give the fleet's lease to another server. Only the row shows this; the lease runs on by this server's clock."""
+    with world.database.write() as session:
+        session.execute(update(Fleet).where(Fleet.name == FLEET).values(lease_owner="server2"))
+
+
+@pytest.mark.parametrize("end_lease", [lapse, rob])
+async def test_a_lease_that_ends_between_a_decision_and_its_write_stores_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, end_lease: Callable[[World], None]
 ) -> None:
-    world.submit(nodes=2)
-    await world.running()
-    world.kill_rank(world.team()[0])
-    for agent in world.agents.values():
-        agent.report()
-    before, store = world.job(), world.runner.job_loop._store
-    apply_job = store.apply_job
-
-    def lapse(*given: Any) -> bool:
-        monkeypatch.undo()
-        world.now += timedelta(seconds=2 * grace_seconds(world.timeouts))
-        return apply_job(*given)
-
-    monkeypatch.setattr(store, "apply_job", lapse)
-    await world.runner.job_loop.sweep()
-    await world.runner.job_loop.idle()
-    assert world.job() == before
-
-
-async def test_a_fleet_that_another_server_took_over_before_the_write_stores_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lease has not lapsed by this server's clock. Only the row shows that another server has it."""
     world.submit(nodes=2)
     await world.running()
     world.kill_rank(world.team()[0])
@@ -221,13 +210,12 @@ async def test_a_fleet_that_another_server_took_over_before_the_write_stores_not
         agent.report()
     before, apply_job = world.job(), DecisionStore.apply_job
 
-    def rob(*given: Any) -> bool:
+    def end_and_apply(*given: Any) -> bool:
         monkeypatch.undo()
-        with world.database.write() as session:
-            session.execute(update(Fleet).where(Fleet.name == FLEET).values(lease_owner="server2"))
+        end_lease(world)
         return apply_job(*given)
 
-    monkeypatch.setattr(DecisionStore, "apply_job", rob)
+    monkeypatch.setattr(DecisionStore, "apply_job", end_and_apply)
     await world.runner.job_loop.sweep()
     await world.runner.job_loop.idle()
     assert world.job() == before
