@@ -85,7 +85,27 @@ class RankPlan(Message, frozen=True):
     holders: tuple[NodeId, ...]
     """The owner's node first, then the peers. One entry per copy."""
     sources: tuple[ShardSource, ...] = ()
-    """Sources of the base for this shard, in order of preference; empty if and only if the base step is 0."""
+    """Sources of the base for this shard, in order of preference.
+
+    Empty if the base step is 0, or if the plan has a `Relayout`.
+    """
+
+
+class Relayout(Message, frozen=True):
+    """The shards of a base that a generation with another number of ranks made.
+
+    No shard of this base exists in the new layout. Each rank of the new generation fetches the earlier shards that
+    contain its own elements.
+    """
+
+    world_size: int
+    """Number of ranks of the generation that made the base."""
+    shards: tuple[tuple[ShardSource, ...], ...]
+    """Sources of each earlier rank's shard, by earlier rank, in order of preference.
+
+    The kind is never `local`, because each node of the plan may read each earlier shard. A node that is named by a
+    source reads its own slot.
+    """
 
 
 class SourceArchive(Message, frozen=True):
@@ -196,6 +216,12 @@ class GenerationPlan(Message, frozen=True):
     script: ScriptPlan
     checkpoint: CheckpointPlan
     timeouts: Timeouts
+    relayout: Relayout | None = None
+    """Sources of a base that was made by another number of ranks.
+
+    None if the base has the layout of this generation. With a relayout, the base step is positive and all
+    `RankPlan.sources` are empty.
+    """
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     """Limit of the time that snapshots cost, as a fraction of the mean iteration time.
 

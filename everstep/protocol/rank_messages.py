@@ -341,10 +341,23 @@ class Arriving(Message, frozen=True):
     index_bytes: int
 
 
+class EarlierLayout(Message, frozen=True):
+    """The layout of a base that a generation with another number of ranks made.
+
+    The rank asks for the earlier shards that it needs with `FetchShard`.
+    """
+
+    world_size: int
+    """Number of ranks of the generation that made the base."""
+    here: tuple[Rank, ...]
+    """Earlier ranks whose shards this node already holds in memory."""
+
+
 class Welcome(Message, frozen=True):
     """The agent's report that all nodes have verified the shards that their ranks restore.
 
     The rank may then restore. The message contains the paths of the slot to restore from and of the rank's page.
+    With `relayout`, no shard is verified yet: the agent verifies each earlier shard when a rank asks for it.
     """
 
     generation: Generation
@@ -352,7 +365,40 @@ class Welcome(Message, frozen=True):
     base_step: Step
     """The step to restore; 0 if there is nothing to restore, because the script builds the state of step 0."""
     base_slot_path: str | None
-    """Path of the verified slot with the state of `base_step`; None if and only if `base_step` is 0."""
+    """Path of the verified slot with the state of `base_step`.
+
+    None if `base_step` is 0, or if `relayout` is set.
+    """
+    relayout: EarlierLayout | None = None
+    """The layout of the base, if the base was made by another number of ranks; None otherwise."""
+
+
+class FetchShard(Message, frozen=True):
+    """The rank's request for a whole shard of the base in its earlier layout.
+
+    Valid only after a `Welcome` with `relayout`. The answer is `FetchedShard`. A rank repeats an unanswered request on
+    a new connection.
+    """
+
+    generation: Generation
+    owner_rank: Rank
+    """The earlier rank that owns the shard."""
+
+
+class FetchedShard(Message, frozen=True):
+    """The agent's answer to `FetchShard`.
+
+    The slot keeps its content until the rank has passed its next boundary.
+    """
+
+    owner_rank: Rank
+    path: str
+    """Path of the sealed and verified slot; empty if the shard cannot be loaded."""
+    problem: str
+    """Reason why the shard cannot be loaded; empty if `path` is set.
+
+    The agent also reports the reason to the control plane, which starts a new generation.
+    """
 
 
 class SlotsRequest(Message, frozen=True):
@@ -522,5 +568,7 @@ class RankFault(Message, frozen=True):
     message: str
 
 
-RankToAgent = RankHello | SlotsRequest | Capturing | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
-AgentToRank = Arriving | Welcome | SlotsGranted | SlotsRefused | WordChanged
+RankToAgent = (
+    RankHello | FetchShard | SlotsRequest | Capturing | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
+)
+AgentToRank = Arriving | Welcome | FetchedShard | SlotsGranted | SlotsRefused | WordChanged
