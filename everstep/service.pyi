@@ -312,9 +312,6 @@ class GetLogEventsResponse(TypedDict):
     NextBackwardToken: str
     """Token for the page before the first line of this page."""
 
-class GetLogResponse(TypedDict):
-    Body: NotRequired[StreamingBody]
-
 class GetMetricDataResponse(TypedDict):
     """Values of a job's metrics, by metric."""
     MetricDataResults: list[MetricDataResult]
@@ -446,11 +443,6 @@ class ListIncidentsResponse(TypedDict):
     """The incidents in the order in which they were opened, or newest first with SortOrder Descending."""
     NextToken: NotRequired[str]
 
-class ListLogsResponse(TypedDict):
-    """A page of a job's log streams, by generation, rank and stream."""
-    Logs: list[LogEntry]
-    NextToken: NotRequired[str]
-
 class ListMetricsResponse(TypedDict):
     """All metrics of a job. There are at most 256 names, so the response has no pages."""
     Metrics: list[Metric]
@@ -491,16 +483,6 @@ class ListTrainingJobsResponse(TypedDict):
     """A page of jobs, newest first."""
     TrainingJobSummaries: list[TrainingJobSummary]
     NextToken: NotRequired[str]
-
-class LogEntry(TypedDict):
-    """One output stream of one rank in one generation, or a note that the stream is missing."""
-    Generation: int
-    Rank: int
-    Stream: NotRequired[Literal["stdout", "stderr"]]
-    """`stdout` or `stderr`. Absent if both streams of the rank are missing."""
-    Key: NotRequired[str]
-    Bytes: NotRequired[int]
-    MissingReason: NotRequired[str]
 
 class LogEvent(TypedDict):
     """One line that a rank printed, or a note that lines are missing."""
@@ -1010,14 +992,6 @@ class ListIncidentsPages(Protocol):
 class ListIncidentsPaginator(Protocol):
     def paginate(self, *, TrainingJobName: str = ..., StatusEquals: Literal["Open", "Closed"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., PaginationConfig: PaginatorConfig = ...) -> ListIncidentsPages: ...
 
-class ListLogsPages(Protocol):
-    def __iter__(self) -> Iterator[ListLogsResponse]: ...
-    def build_full_result(self) -> ListLogsResponse: ...
-    def search(self, expression: str) -> Iterator[Any]: ...
-
-class ListLogsPaginator(Protocol):
-    def paginate(self, *, TrainingJobName: str, PaginationConfig: PaginatorConfig = ...) -> ListLogsPages: ...
-
 class ListNodesPages(Protocol):
     def __iter__(self) -> Iterator[ListNodesResponse]: ...
     def build_full_result(self) -> ListNodesResponse: ...
@@ -1168,8 +1142,6 @@ class EverstepClient(Protocol):
         """Return the caller's token: its role, project and expiry."""
     def get_health(self) -> HealthResponse:
         """Return the server's version and the problems that need a person. A degraded server also returns status 200, because it serves all requests that it can."""
-    def get_log(self, *, TrainingJobName: str, Key: str) -> GetLogResponse:
-        """Download one log, by a key from ListLogs."""
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
         """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ...) -> GetMetricDataResponse:
@@ -1190,8 +1162,6 @@ class EverstepClient(Protocol):
         """List fleets by name."""
     def list_incidents(self, *, TrainingJobName: str = ..., StatusEquals: Literal["Open", "Closed"] = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListIncidentsResponse:
         """List the incidents of all jobs or of one job, in the order in which they were opened. SortOrder Descending lists the newest first. StatusEquals selects open or closed incidents."""
-    def list_logs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListLogsResponse:
-        """List the log streams of a job's ranks, by generation and rank. An expected stream that is missing is listed with the reason."""
     def list_metrics(self, *, TrainingJobName: str) -> ListMetricsResponse:
         """List the metrics of a job, with the last value of each."""
     def list_nodes(self, *, FleetName: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListNodesResponse:
@@ -1262,8 +1232,6 @@ class EverstepClient(Protocol):
     def get_paginator(self, operation_name: Literal["list_fleets"]) -> ListFleetsPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_incidents"]) -> ListIncidentsPaginator: ...
-    @overload
-    def get_paginator(self, operation_name: Literal["list_logs"]) -> ListLogsPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_nodes"]) -> ListNodesPaginator: ...
     @overload

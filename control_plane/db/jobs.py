@@ -631,20 +631,6 @@ def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
     return tuple(generation(session, run_id, number) for number in session.scalars(query.order_by(Generation.number)))
 
 
-def launched(session: Session, run_id: str, *, since: int = 0) -> tuple[GenerationRecord, ...]:
-    """Return the started generations from number `since`, oldest first.
-
-    Generations whose plan has been removed by retention are missing.
-    """
-    query = select(Generation.number).where(
-        Generation.run_id == run_id, Generation.started_at.is_not(None), Generation.plan != b""
-    )
-    return tuple(
-        generation(session, run_id, number)
-        for number in session.scalars(query.where(Generation.number >= since).order_by(Generation.number))
-    )
-
-
 def record_of_row(row: Job | Row[*tuple[Any, ...]]) -> JobRecord:
     """Convert a row to a record. Used by modules of this package that read jobs."""
     return JobRecord(

@@ -356,54 +356,18 @@ def logs(
         str | None, typer.Option(help="Start 90s, 10m, 2h or 1d ago, or at a time such as 2026-03-01T12:00:00.")
     ] = None,
     grep: Annotated[str | None, typer.Option(help="Only lines that contain this text.")] = None,
-    raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw", help="Print the stored streams one after another, as the ranks wrote them, without times."
-        ),
-    ] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
-) -> Shown | None:
+) -> None:
     """Print the output of all ranks, merged, with times. The ranks' stdout goes to stdout, all else to stderr."""
     is_printed = output is OutputFormat.TABLE and query is None
-    if raw and (follow or since is not None or grep is not None):
-        raise typer.BadParameter(
-            "streams have no lines with times: leave out --follow, --since and --grep", param_hint="--raw"
-        )
-    if not raw:
-        begin = None if since is None else lines.since_when(since, datetime.now(UTC))
-        wanted = without_none(Rank=rank, Generation=generation, FilterPattern=grep, StartTime=begin)
-        found = lines.follow(service, name, wanted) if follow else lines.read(service, name, wanted)
-        of_stream = (event for event in found if stream is Stream.BOTH or event["Stream"] in (stream.value, "gap"))
-        lines.show(
-            of_stream,
-            None if is_printed else lambda event: show_value(searched(event, query), output, is_one_of_many=True),
-        )
-        return None
-    there = [
-        entry
-        for entry in service.get_paginator("list_logs").paginate(TrainingJobName=name).search("Logs[]")
-        if entry.get("Bytes") != 0
-    ]
-    entries = [
-        entry
-        for entry in there
-        if (rank is None or entry["Rank"] == rank)
-        and (generation is None or entry["Generation"] == generation)
-        and (stream is Stream.BOTH or entry.get("Stream") in (stream.value, None))
-    ]
-    if not is_printed:
-        return Shown({"Logs": entries}, ())
-    if not entries:
-        say(
-            f"Nothing matches; there are logs of {_extent(there)}."
-            if there
-            else "Nothing has been printed or uploaded yet."
-        )
-    for entry in entries:
-        _print_log(service, name, entry)
-    return None
+    begin = None if since is None else lines.since_when(since, datetime.now(UTC))
+    wanted = without_none(Rank=rank, Generation=generation, FilterPattern=grep, StartTime=begin)
+    found = lines.follow(service, name, wanted) if follow else lines.read(service, name, wanted)
+    of_stream = (event for event in found if stream is Stream.BOTH or event["Stream"] in (stream.value, "gap"))
+    lines.show(
+        of_stream, None if is_printed else lambda event: show_value(searched(event, query), output, is_one_of_many=True)
+    )
 
 
 @command(app, "exec")
@@ -606,28 +570,6 @@ def hand_back(service: Service, name: JobName) -> Shown:
     """Return control of a training job to Everstep."""
     job = service.hand_back_training_job(TrainingJobName=name)
     return Shown(job, f"{name} is looked after by Everstep")
-
-
-def _extent(entries: Sequence[Json]) -> str:
-    """Return the ranks and generations of log entries as text."""
-    found = [(what, sorted({entry[what.capitalize()] for entry in entries})) for what in ("rank", "generation")]
-    return ", ".join(
-        f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}"
-        for what, numbers in found
-    )
-
-
-def _print_log(service: Any, name: str, entry: Json) -> None:
-    of = f"generation {entry['Generation']} · rank {entry['Rank']}"
-    if entry.get("Key") is None:
-        say(f"--- {of} · missing: {entry['MissingReason']}")
-        return
-    say(f"--- {of} · {entry['Stream']} · {size(entry['Bytes'])}")
-    target = sys.stdout if entry.get("Stream") == "stdout" else sys.stderr
-    target.flush()
-    for chunk in service.get_log(TrainingJobName=name, Key=entry["Key"])["Body"].iter_chunks():
-        target.buffer.write(chunk)
-    target.buffer.flush()
 
 
 def _facts(job: Json) -> list[tuple[str, object]]:

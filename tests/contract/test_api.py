@@ -107,7 +107,6 @@ def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
         jobs.change(session, ended, ended_at=service.clock(), reason="stopped")
         for number in range(3, 7):
             nodes.change(session, lease, f"i-{number}", initial_state="spare", now=service.clock(), state="spare")
-    job.put("logs", "gen=1/rank=0.stdout", b"hello\n")
     job.put("output", "gen=1/rank=0/model.bin", b"weights")
     job.open_incident("inc-0")
     for step in (4, 8):
@@ -167,13 +166,11 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "GetHealth": {},
         "FollowLogs": job,
         "GetLogEvents": {**job, "StartFromHead": True},
-        "GetLog": {**job, "Key": f"{prefix}/logs/gen=1/rank=0.stdout"},
         "GetOutput": {**job, "Key": f"{prefix}/output/gen=1/rank=0/model.bin"},
         "ListCheckpoints": job,
         "ListEvents": {"MaxResults": 1},
         "ListFleets": {},
         "ListIncidents": job,
-        "ListLogs": job,
         "ListMetrics": job,
         "GetMetricData": job,
         "ListNodes": {"FleetName": "main", "IncludeEnded": True},
@@ -300,7 +297,10 @@ def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world,
     """
     jobs = (
         "training-jobs",
-        *(f"training-jobs/gpt{rest}" for rest in ("", "/protection", "/logs", "/outputs", "/checkpoints", "/metrics")),
+        *(
+            f"training-jobs/gpt{rest}"
+            for rest in ("", "/protection", "/logs/events", "/outputs", "/checkpoints", "/metrics")
+        ),
     )
     for path in (
         *jobs,

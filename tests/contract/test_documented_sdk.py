@@ -55,7 +55,6 @@ def test_every_block_of_the_documentation_runs(service, tmp_path, monkeypatch, c
         if "list_incidents" in block:
             job = Running(service)
             job.launch(1)
-            job.put("logs", "gen=1/rank=0.stdout", b"loss 1.0\n")
             job.put("output", "gen=1/rank=0/model.bin", b"weights")
             job.open_incident("inc-0")
         exec(compile(block, "docs/sdk.md", "exec"), names)
@@ -66,7 +65,6 @@ def test_every_block_of_the_documentation_runs(service, tmp_path, monkeypatch, c
         "InProgress Pending",
         "['gpt']",
         "instance_terminated a spare takes over None",
-        "loss 1.0",
         "no training job named 'none'",
         "should be",
     ):

@@ -50,7 +50,7 @@ KNOWN = {
     "SourceId": "0" * 64,
 }
 """Names of existing objects, so that a bad field is the only reason for a refusal."""
-NEEDED = {"GetLog": "Key=x", "GetOutput": "Key=x"}
+NEEDED = {"GetOutput": "Key=x"}
 """Required query parameters of operations. Without them, the request is refused for another reason."""
 JSON_VALUES = {
     "null": "null",
@@ -148,7 +148,6 @@ def fill(service: Service, client: Any, job: Job) -> None:
     job.run_ranks()
     job.connect("i-0", "i-1")
     for number in range(2):
-        job.put("logs", f"gen=1/rank={number}.stdout", b"hello\n")
         job.put("output", f"gen=1/rank={number}/model.bin", b"weights")
         job.checkpoint(4 * number + 4)
         job.open_incident(f"inc-{number}", number)

@@ -56,7 +56,7 @@ ABSENT = {
     "Rank": "0",
 }
 """Names of objects that do not exist, so that an allowed call changes nothing."""
-QUERY = {"GetLog": "?Key=x", "GetOutput": "?Key=x"}
+QUERY = {"GetOutput": "?Key=x"}
 BODIES: dict[str, dict[str, Any]] = {
     "ExecuteCommand": {"Command": ["true"]},
     "UpdateTrainingJob": {"Priority": 0},
@@ -82,7 +82,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             job.launch(1)
             job.run_ranks()
             job.checkpoint(4)
-            job.put("logs", "gen=1/rank=0.stdout", b"hello\n")
             job.open_incident("inc-0")
         running.source = source["SourceId"]  # type: ignore[attr-defined]
         yield running

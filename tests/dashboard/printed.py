@@ -1,6 +1,6 @@
 """Printed lines of the story's ranks, in the form in which agents store them.
 
-Each node has chunks for the merged log, and each rank has a file per stream.
+Each node has chunks of lines.
 
 Times are made up: the lines of a launch are spread evenly between its start and its end, and the last lines of a failed
 rank follow at the end. A lost node stores neither its newest lines nor the mark that ends its log.
@@ -8,7 +8,6 @@ rank follow at the end. A lost node stores neither its newest lines nor the mark
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -35,7 +34,7 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
     """
     record = world.job(name)
     with world.database.read() as session:
-        launches = {each.number: each for each in jobs.launched(session, record.run_id)}
+        launches = {each.number: each for each in jobs.planned(session, record.run_id)}
         lineage = jobs.lineage(session, record.run_id)
     reached = {each.generation_before: each.reached_step for each in world.incidents(name)}
     ends = [each.planned_at for each in lineage[1:]] + [record.ended_at]
@@ -61,9 +60,6 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
             if over_at is not None and not is_lost:
                 whole.append(LogLine(at_ms=lines[-1].at_ms, rank=NO_RANK, stream="end", text="", end=0))
             put_chunk(world, name, launch.number, node.node_id, 0, whole)
-            for rank, stream in itertools.product(node.ranks, ("stdout", "stderr")):
-                text = "".join(line.text + "\n" for line in whole if (line.rank, line.stream) == (rank, stream))
-                world.objects.put(_place(world, name, f"gen={launch.number}/rank={rank}.{stream}"), text.encode())
 
 
 def put_chunk(world: World, name: str, generation: int, node_id: NodeId, first: int, lines: list[LogLine]) -> None:

@@ -145,10 +145,9 @@ class _Words:
         return self._pattern.sub(self._replacement, text)
 
     def printed(self, text: str) -> str:
-        """Return a new object of the job's logs: a chunk of lines with their times, or a whole stream."""
+        """Return a new chunk of the job's log lines, with their times."""
         head, lines, length = decode_chunk(text.encode())
-        if head is None:
-            return self.text(text)
+        assert head is not None
         assert length == len(text.encode())
         moved = [
             msgspec.structs.replace(line, at_ms=self._milliseconds(line.at_ms), text=self.text(line.text))

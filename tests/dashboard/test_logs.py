@@ -139,5 +139,3 @@ def test_what_is_searched_is_found_among_all_lines_and_downloaded(
     said = (tmp_path / "log").read_text().splitlines()
     assert len(said) == len(everything)
     assert all(line.endswith(shown(event["Message"])) for line, event in zip(said, everything, strict=True))
-    desk.get_by_text("Whole streams, as files").click()
-    expect(desk.get_by_role("link", name=re.compile("^stderr")).first).to_be_visible()

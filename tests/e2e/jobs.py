@@ -301,12 +301,13 @@ class Job:
 
     def log(self, stream: str, generation: int, rank: int) -> str:
         """Return the printed output of a rank."""
-        for entry in self.place.client.list_logs(TrainingJobName=self.name)["Logs"]:
-            if (entry["Generation"], entry["Rank"], entry.get("Stream")) == (generation, rank, stream):
-                return str(
-                    self.place.client.get_log(TrainingJobName=self.name, Key=entry["Key"])["Body"].read().decode()
-                )
-        raise AssertionError(f"no {stream} of rank {rank} in generation {generation}")
+        wanted = {"TrainingJobName": self.name, "Generation": generation, "Rank": rank, "StartFromHead": True}
+        page = self.place.client.get_log_events(**wanted)
+        events = page["Events"]
+        while page["Events"]:
+            page = self.place.client.get_log_events(**wanted, NextToken=page["NextForwardToken"])
+            events += page["Events"]
+        return "".join(f"{event['Message']}\n" for event in events if event["Stream"] == stream)
 
     def _told(self, seen: Json) -> str:
         words = [

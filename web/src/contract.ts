@@ -542,15 +542,6 @@ export interface GetLogEventsResponse {
   NextBackwardToken: string
 }
 
-export interface GetLogRequest {
-  TrainingJobName: string
-  Key: string
-}
-
-export interface GetLogResponse {
-  Body?: Blob
-}
-
 export interface GetMetricDataRequest {
   TrainingJobName: string
   MetricName?: string
@@ -771,19 +762,6 @@ export interface ListIncidentsResponse {
   NextToken?: string
 }
 
-export interface ListLogsRequest {
-  TrainingJobName: string
-  /** 1000 unless given. */
-  MaxResults?: number
-  NextToken?: string
-}
-
-/** A page of a job's log streams, by generation, rank and stream. */
-export interface ListLogsResponse {
-  Logs: LogEntry[]
-  NextToken?: string
-}
-
 export interface ListMetricsRequest {
   TrainingJobName: string
 }
@@ -900,17 +878,6 @@ export interface ListTrainingJobsRequest {
 export interface ListTrainingJobsResponse {
   TrainingJobSummaries: TrainingJobSummary[]
   NextToken?: string
-}
-
-/** One output stream of one rank in one generation, or a note that the stream is missing. */
-export interface LogEntry {
-  Generation: number
-  Rank: number
-  /** `stdout` or `stderr`. Absent if both streams of the rank are missing. */
-  Stream?: 'stdout' | 'stderr'
-  Key?: string
-  Bytes?: number
-  MissingReason?: string
 }
 
 /** One line that a rank printed, or a note that lines are missing. */
@@ -1570,7 +1537,6 @@ export interface Operations {
   FollowLogs: { request: FollowLogsRequest; response: FollowLogsResponse }
   GetCallerIdentity: { request: Record<string, never>; response: GetCallerIdentityResponse }
   GetHealth: { request: Record<string, never>; response: HealthResponse }
-  GetLog: { request: GetLogRequest; response: GetLogResponse }
   GetLogEvents: { request: GetLogEventsRequest; response: GetLogEventsResponse }
   GetMetricData: { request: GetMetricDataRequest; response: GetMetricDataResponse }
   GetOutput: { request: GetOutputRequest; response: GetOutputResponse }
@@ -1581,7 +1547,6 @@ export interface Operations {
   ListEvents: { request: ListEventsRequest; response: ListEventsResponse }
   ListFleets: { request: ListFleetsRequest; response: ListFleetsResponse }
   ListIncidents: { request: ListIncidentsRequest; response: ListIncidentsResponse }
-  ListLogs: { request: ListLogsRequest; response: ListLogsResponse }
   ListMetrics: { request: ListMetricsRequest; response: ListMetricsResponse }
   ListNodes: { request: ListNodesRequest; response: ListNodesResponse }
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
@@ -1635,7 +1600,6 @@ export const operations = {
   FollowLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/follow', query: ['Rank', 'Generation', 'StartTime', 'FilterPattern', 'StartFromHead', 'NextToken'] },
   GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [] },
   GetHealth: { method: 'GET', path: '/v1/health', query: [] },
-  GetLog: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/content', query: ['Key'] },
   GetLogEvents: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/events', query: ['Rank', 'Generation', 'StartTime', 'EndTime', 'FilterPattern', 'StartFromHead', 'Limit', 'NextToken'] },
   GetMetricData: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metric-data', query: ['MetricName', 'FirstStep', 'LastStep', 'StartTime', 'EndTime', 'ResolutionInSteps', 'ResolutionInSeconds', 'MaxPoints'] },
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
@@ -1646,7 +1610,6 @@ export const operations = {
   ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken', 'SortOrder'] },
   ListFleets: { method: 'GET', path: '/v1/fleets', query: ['MaxResults', 'NextToken'] },
   ListIncidents: { method: 'GET', path: '/v1/incidents', query: ['TrainingJobName', 'StatusEquals', 'MaxResults', 'NextToken', 'SortOrder'] },
-  ListLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs', query: ['MaxResults', 'NextToken'] },
   ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: [] },
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },

@@ -35,7 +35,7 @@ from worker.agent.settings import AgentSettings
 from worker.agent.sources import SourcePrefetch
 from worker.agent.usage import Usage
 from worker.core.metric_outbox import MetricOutbox
-from worker.logs.uploads import RankLogs
+from worker.logs.outputs import RankOutputs
 from worker.member.member import Node
 from worker.node import metadata_rule
 from worker.node.full_disks import FullDisks
@@ -109,7 +109,7 @@ class Agent:
         self.store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes, user=user)
         self.listener = PeerListener(settings.node_id)
         self.ranks = RankServer(settings.slots / "ranks.sock", user)
-        self.logs = RankLogs(state, objects, user)
+        self.rank_outputs = RankOutputs(state, objects, user)
         self.outbox = MetricOutbox()
         self.archives = SourceArchives(state / "sources" / "archives", objects)
         builds, input_bytes = settings.allows_builds, settings.input_bytes
@@ -118,7 +118,7 @@ class Agent:
         self.promise = CurrentPromise(self.promises, self.full_disks, on_run=self.listener.expect)
         self.usage = Usage(health, supervisor, self.promise)
         self.lines = RankLogLines(state, objects, self.full_disks, now=now, send=self.control.send_lines)
-        self.outputs = EndedOutputs(objects, self.logs)
+        self.outputs = EndedOutputs(objects, self.rank_outputs)
         self.sources = SourcePrefetch(self.archives, self.full_disks, on_change=changed)
         self.evidence = Evidence(own_log or OwnLog(), objects, state)
         self.inspection = RankInspection(
@@ -149,7 +149,7 @@ class Agent:
             supervisor=supervisor,
             ranks=self.ranks,
             supplies=self.supplies,
-            logs=self.logs,
+            rank_outputs=self.rank_outputs,
             lines=self.lines,
             outputs=self.outputs,
             inspection=self.inspection,
@@ -164,7 +164,7 @@ class Agent:
             store=self.store,
             supervisor=supervisor,
             supplies=self.supplies,
-            logs=self.logs,
+            rank_outputs=self.rank_outputs,
             archives=self.archives,
         )
         self.commands = Commands(

@@ -20,7 +20,7 @@ from worker.agent.outputs import EndedOutputs
 from worker.agent.promise import CurrentPromise
 from worker.agent.settings import AgentSettings
 from worker.core.generation import Membership
-from worker.logs.uploads import RankLogs
+from worker.logs.outputs import RankOutputs
 from worker.node.rank_user import clear, end_processes
 from worker.provisioning.source import SourceArchives
 from worker.provisioning.supplies import Supplies
@@ -49,7 +49,7 @@ class Departure:
         store: SlotStore,
         supervisor: Supervisor,
         supplies: Supplies,
-        logs: RankLogs,
+        rank_outputs: RankOutputs,
         archives: SourceArchives,
     ) -> None:
         """Create the object; nothing departs yet.
@@ -62,7 +62,7 @@ class Departure:
             store: slots, which a release removes.
             supervisor: owns the files and records of the run's ranks.
             supplies: owns the inputs and packages of the run.
-            logs: owns the streams of the run's ranks.
+            rank_outputs: deletes the files of the run's ranks.
             archives: owns the source archives of runs.
         """
         self._settings = settings
@@ -72,7 +72,7 @@ class Departure:
         self._store = store
         self._supervisor = supervisor
         self._supplies = supplies
-        self._logs = logs
+        self._rank_outputs = rank_outputs
         self._archives = archives
         self._waiting: asyncio.Task[None] | None = None
 
@@ -147,7 +147,7 @@ class Departure:
         if left := end_processes(self._settings.rank_user, seconds=self._supervisor.gone_seconds):
             log.error("run %s has left what cannot be ended, and no job starts here meanwhile: %s", run, left)
         self._supervisor.forget(run)
-        self._logs.forget(run)
+        self._rank_outputs.forget(run)
         self._archives.keep(())
         # The pattern includes an unfinished tree of a killed agent.
         trees = (self._settings.state / "sources").glob(f"{run}*")

@@ -38,7 +38,7 @@ from worker.agent.promise import CurrentPromise, Promise
 from worker.agent.settings import AgentSettings
 from worker.core.generation import Answer, Event, Membership, answer_prepare, may_load
 from worker.errors import LoadFailed, RanksNotGone
-from worker.logs.uploads import RankLogs
+from worker.logs.outputs import RankOutputs
 from worker.member.member import Member, Node
 from worker.node.full_disks import FullDisks
 from worker.node.rank_user import user_of
@@ -79,7 +79,7 @@ class Lifecycle:
         supervisor: Supervisor,
         ranks: RankServer,
         supplies: Supplies,
-        logs: RankLogs,
+        rank_outputs: RankOutputs,
         lines: RankLogLines,
         outputs: EndedOutputs,
         inspection: RankInspection,
@@ -95,7 +95,7 @@ class Lifecycle:
             supervisor: starts, watches and ends this node's ranks.
             ranks: accepts the connections of ranks.
             supplies: provides inputs, packages and secrets.
-            logs: follows and uploads the streams of ranks.
+            rank_outputs: uploads the outputs of ranks.
             lines: uploads the log lines of ranks.
             outputs: uploads what ended generations have left.
             inspection: commands and stack samples, which end with their generation.
@@ -121,7 +121,7 @@ class Lifecycle:
         self._supervisor = supervisor
         self._ranks = ranks
         self._supplies = supplies
-        self._logs = logs
+        self._rank_outputs = rank_outputs
         self._lines = lines
         self._outputs = outputs
         self._inspection = inspection
@@ -325,14 +325,10 @@ class Lifecycle:
 
         When all ranks have exited and their output is uploaded, the agent's phase becomes EXITED.
         """
-        following = asyncio.create_task(self._logs.follow(member.plan, member.here), name="streams of ranks")
-        try:
-            await self._watch_exits(promise, member)
-        finally:
-            await end(following)
+        await self._watch_exits(promise, member)
         await member.uploads.idle()
         unshipped = await self._lines.finish()
-        every = (*unshipped, *await self._logs.upload_all(member.plan, member.here))
+        every = (*unshipped, *await self._rank_outputs.upload_all(member.plan, member.here))
         for missing in every:
             member.lines.faults.report("output_missing", missing)
         self._stored = None if every else member

@@ -1,4 +1,4 @@
-"""Uploads of what the ranks of ended generations have left: log lines, streams and outputs.
+"""Uploads of what the ranks of ended generations have left: log lines and outputs.
 
 A new generation of the same run does not wait for these uploads. A departure waits for them.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
-from worker.logs.uploads import LogShipper, RankLogs
+from worker.logs.outputs import RankOutputs
+from worker.logs.uploads import LogShipper
 from worker.member.member import Member
 from worker.storage.object_store import ObjectStore
 from worker.tasks import end
@@ -16,15 +17,15 @@ from worker.tasks import end
 class EndedOutputs:
     """The background uploads of ended generations. The agent owns the object."""
 
-    def __init__(self, objects: ObjectStore, logs: RankLogs) -> None:
+    def __init__(self, objects: ObjectStore, rank_outputs: RankOutputs) -> None:
         """Create the object without uploads.
 
         Args:
             objects: the store that receives the outputs.
-            logs: uploads the streams and outputs of ranks.
+            rank_outputs: uploads the outputs of ranks.
         """
         self._objects = objects
-        self._logs = logs
+        self._rank_outputs = rank_outputs
         self._tasks: set[asyncio.Task[object]] = set()
 
     @property
@@ -38,16 +39,16 @@ class EndedOutputs:
         Args:
             member: the generation whose ranks have ended.
             shipper: uploads the generation's last log lines; None if its ranks were never started.
-            is_stored: whether streams and outputs are already in the store.
+            is_stored: whether the outputs are already in the store.
         """
 
         async def work() -> None:
             missing = await shipper.finish() if shipper is not None else ()
             missing += await member.held_lines.ship(self._objects)
             if not is_stored:
-                missing += await self._logs.upload_all(member.plan, member.here)
+                missing += await self._rank_outputs.upload_all(member.plan, member.here)
             if not missing:
-                await asyncio.to_thread(self._logs.forget_streams, member.plan)
+                await asyncio.to_thread(self._rank_outputs.forget_streams, member.plan)
 
         task: asyncio.Task[object] = asyncio.create_task(work(), name="streams of an ended generation")
         self._tasks.add(task)
@@ -59,13 +60,13 @@ class EndedOutputs:
             await asyncio.wait(self._tasks, timeout=timeout_seconds)
 
     async def wait_while_moving(self, look_seconds: float) -> None:
-        """Wait until all uploads have ended or nothing has reached the store for too long (`RankLogs.is_moving`).
+        """Wait until all uploads have ended or nothing has reached the store for too long (`RankOutputs.is_moving`).
 
         Args:
             look_seconds: seconds between two checks of the progress.
         """
-        begun = self._logs.monotonic()
-        while self._tasks and self._logs.is_moving(begun):
+        begun = self._rank_outputs.monotonic()
+        while self._tasks and self._rank_outputs.is_moving(begun):
             await asyncio.wait(self._tasks, timeout=look_seconds)
 
     def abandon(self) -> None:

@@ -6,9 +6,8 @@
 An agent that starts while ranks run continues at the end of the journal: the newest chunk records the position up to
 which each stream was read. So every line has one fixed number, and no line is read twice.
 
-A stream of up to `WHOLE_BYTES` stays complete on disk. Of a longer stream, only the unread part and the last
-`TAIL_BYTES` stay. The journal keeps the chunks that are not uploaded, up to `JOURNAL_BYTES`, and the chunk that still
-grows.
+Of each stream, the unread part and at least the last `TAIL_BYTES` stay on disk. The journal keeps the chunks that are
+not uploaded, up to `JOURNAL_BYTES`, and the chunk that still grows.
 
 Invariant: only one thread at a time uses a journal. A returned line is stored in a file. If the disk refuses lines, the
 journal is unchanged and the lines are read again.
@@ -50,11 +49,8 @@ READ_BYTES: Final = 256 * 1024
 """Bytes to read of one stream at a time."""
 JOURNAL_BYTES: Final = 64 * 1024 * 1024
 """Maximum bytes that wait to be uploaded. Beyond this size, no further output is read."""
-WHOLE_BYTES: Final = 32 * 1024 * 1024
-"""Length up to which a stream stays complete on disk.
-
-Of a longer stream, the journal frees the disk space of the part that was read.
-"""
+FREED_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of a stream that are read before the journal frees their disk space."""
 BEHIND_BYTES: Final = 256 * 1024 * 1024
 """Maximum unread bytes of a stream. Beyond this limit, the oldest bytes are skipped, and the log reports the gap."""
 TAIL_BYTES: Final = 64 * 1024
@@ -303,17 +299,19 @@ class LogJournal:
         return chunk
 
     def _give_back(self, key: StreamKey, path: Path) -> None:
-        """Free the disk space of the part of a long stream that was read.
+        """Free the disk space of the part of a stream that was read.
 
         The rank continues to write at the end of the file.
         """
         upto = (self._positions[key] - TAIL_BYTES) // 4096 * 4096
-        if self._positions[key] <= WHOLE_BYTES or upto - self._given_back[key] < WHOLE_BYTES // 8:
+        if upto - self._given_back[key] < FREED_BYTES:
             return
         self._given_back[key] = upto
         with path.open("r+b") as file:
             if _libc.fallocate(file.fileno(), _PUNCH_HOLE, 0, upto) != 0:
-                log.info("%s stays whole on disk: %s", path, os.strerror(ctypes.get_errno()))
+                log.info(
+                    "the disk space of the read part of %s is not freed: %s", path, os.strerror(ctypes.get_errno())
+                )
 
 
 def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]]:

@@ -1,47 +1,28 @@
-"""Upload of ranks' log lines, streams and outputs to the object store.
+"""Upload of ranks' log lines to the object store, and their way to followers.
 
-    <log key>gen=<g>/node=<n>/…                  lines with timestamps, every second, by `LogShipper`; read by
-                                                 GetLogEvents and FollowLogs
-    <log key>gen=<g>/rank=<r>.stdout | .stderr   the raw streams, repeatedly while the rank runs and once at its end
-    <output key>gen=<g>/rank=<r>/<path>          output files, once the ranks have ended
+    <log key>gen=<g>/node=<n>/…    lines with timestamps, every second; read by GetLogEvents and FollowLogs
 
-A growing stream of up to `WHOLE_BYTES` is uploaded whole each time. A short stream is uploaded at every change, a
-longer one each time it has grown by a quarter. So the total of all uploads is limited to a few times the stream's
-length.
-
-Invariant: only the rank's own files inside its output folder are uploaded, even if the folder contains links or if a
-process changes links during the upload. A failed upload never stops a job. Each missing object is reported in a
-sentence.
-
-The module has more than 500 lines. Lines, streams and outputs share the loop that decides what is uploaded next and the
-report of missing objects.
+Invariant: a failed upload never stops a job. Lines that are not uploaded stay in the journal.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import math
-import os
-import shutil
-import stat
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from everstep.protocol.agent_messages import LogLines
-from everstep.protocol.ids import RunId
 from everstep.protocol.log_chunks import FLUSH_SECONDS, LogLine, decode_chunk, encode_lines
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.core.line_tails import TAIL_BYTES, Tail
 from worker.errors import StorageError
-from worker.logs.journal import BEHIND_BYTES, READ_BYTES, WHOLE_BYTES, LogJournal
-from worker.node.rank_user import RankUser, user_of
-from worker.ranks.files import RankFiles, logs_of, outputs_of
+from worker.logs.journal import BEHIND_BYTES, READ_BYTES, LogJournal
+from worker.logs.outputs import MAX_ATTEMPTS, RETRY_SECONDS, FileStore
+from worker.ranks.files import RankFiles
 from worker.tasks import end, finish
 
 log = logging.getLogger(__name__)
@@ -58,40 +39,6 @@ RECENT_CHARACTERS = 256 * 1024
 
 Followers read older lines from the object store, which contains each line after about a second.
 """
-LIVE_SECONDS = 3.0
-"""Seconds between two checks of the raw streams of running ranks."""
-SHORT_BYTES = 1024 * 1024
-"""Length up to which a stream is uploaded at every change."""
-GROWTH = 1.25
-STILL_SECONDS = 30.0
-"""Seconds without a finished upload after which pending uploads count as stalled.
-
-The transfer time of the largest pending upload over a slow connection is added.
-"""
-SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
-MAX_ATTEMPTS = 3
-RETRY_SECONDS = 1.0
-MAX_TOLD = 20
-"""Maximum sentences about missing objects in a node's report. The agent's log contains all of them."""
-
-
-class FileStore(Protocol):
-    """The part of an object store that this module uses."""
-
-    def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> object:
-        """Store the first bytes of a file.
-
-        Args:
-            reference: bucket and key; an existing object is replaced.
-            path: a regular file.
-            size: number of bytes; None for the whole file.
-
-        Returns:
-            A description of the stored object.
-
-        Raises:
-            StorageError: the subtype shows whether a retry can help.
-        """
 
 
 class LogShipper:
@@ -321,153 +268,6 @@ def _length(lines: LogLines) -> int:
     return sum(len(line.text) for line in lines.lines)
 
 
-class RankLogs:
-    """Uploads of this node's raw streams and outputs; one object per agent."""
-
-    def __init__(
-        self,
-        state: Path,
-        objects: FileStore,
-        user: RankUser | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Create the object; nothing is uploaded yet.
-
-        Args:
-            state: state directory of the agent; the ranks' streams are below it.
-            objects: object store that receives the uploads.
-            user: users of this node's ranks; None means the agent's own user.
-            monotonic: returns seconds of a monotonic clock.
-        """
-        self.monotonic = monotonic
-        self._moved_at = -math.inf
-        self._under_way: dict[str, int] = {}
-        """Length in bytes of each upload in progress, by key."""
-        self._state = state.absolute()
-        self._objects = objects
-        self._user = user
-        self._sent: dict[Path, int] = {}
-        """Length of each stream at its last upload."""
-
-    async def follow(self, plan: GenerationPlan, here: PlanNode, *, interval_seconds: float = LIVE_SECONDS) -> None:
-        """Upload the streams of this node's running ranks repeatedly, until cancelled.
-
-        Args:
-            plan: the plan of the running generation.
-            here: this node's entry in the plan.
-            interval_seconds: seconds between two checks.
-        """
-        while True:
-            for path, reference in self._streams(plan, here):
-                try:
-                    size = _size(path)
-                    if size is None or size > WHOLE_BYTES or not is_due(size, self._sent.get(path)):
-                        continue
-                    await asyncio.to_thread(self._objects.put_file, reference, path, size)
-                except (StorageError, OSError) as error:
-                    log.info("%s is not shown live: %s", reference.key, error)  # The next check tries again.
-                else:
-                    self._sent[path] = size
-            await asyncio.sleep(interval_seconds)
-
-    async def upload_all(self, plan: GenerationPlan, here: PlanNode) -> tuple[str, ...]:
-        """Upload all streams and outputs of this node's ended ranks. A repeated call stores the same objects.
-
-        Args:
-            plan: the plan of the ended generation.
-            here: this node's entry in the plan.
-
-        Returns:
-            At most `MAX_TOLD` + 1 sentences about missing objects; empty on success.
-        """
-        missing = []
-        for path, reference in self._streams(plan, here):
-            size = _size(path)
-            if size is None or size > WHOLE_BYTES:
-                continue  # The rank was never started, or its stream is too long and only its lines are uploaded.
-            missing += await self._send(path, reference, size)
-            self._sent.pop(path, None)
-        user = user_of(plan.run, self._state, self._user)
-        uid = os.getuid() if user is None else user.uid
-        for rank in here.ranks:
-            folder = RankFiles(self._state, plan.run, plan.generation, rank).output_dir
-            files, refused = await asyncio.to_thread(_collect, folder)
-            missing += refused
-            for relative, path in files:
-                key = f"{plan.script.output.key}gen={plan.generation}/rank={rank}/{relative}"
-                missing += await self._send_output(
-                    folder, path, ObjectReference(bucket=plan.script.output.bucket, key=key), uid
-                )
-        for sentence in missing:
-            log.warning("%s", sentence)
-        more = (
-            [f"{len(missing) - MAX_TOLD:,} more outputs are not in S3; the agent's log names them"]
-            if len(missing) > MAX_TOLD
-            else []
-        )
-        return (*missing[:MAX_TOLD], *more)
-
-    def is_moving(self, since: float) -> bool:
-        """Return whether pending uploads still progress, so that the caller should wait for them.
-
-        Args:
-            since: monotonic time at which the caller began to wait.
-
-        Returns:
-            False if no upload has finished for longer than `still_seconds` allows for the largest pending upload.
-        """
-        return self.monotonic() - max(since, self._moved_at) < still_seconds(max(self._under_way.values(), default=0))
-
-    def forget(self, run: RunId) -> None:
-        """Delete all streams and outputs of a run from this node.
-
-        Called in any thread, when no upload of the run is in progress.
-        """
-        for folder in (logs_of(self._state, run), outputs_of(self._state, run)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def forget_streams(self, plan: GenerationPlan) -> None:
-        """Delete the uploaded streams of a generation from this node. Called in any thread."""
-        shutil.rmtree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
-
-    def _streams(self, plan: GenerationPlan, here: PlanNode) -> Iterator[tuple[Path, ObjectReference]]:
-        place = plan.script.logs
-        for rank in here.ranks:
-            files = RankFiles(self._state, plan.run, plan.generation, rank)
-            for path in (files.stdout, files.stderr):
-                yield path, ObjectReference(bucket=place.bucket, key=f"{place.key}gen={plan.generation}/{path.name}")
-
-    async def _send_output(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
-        """Upload the file through its checked descriptor, because the name may now refer to another file."""
-        try:
-            file = _open_output(folder.resolve(), path, uid)
-        except OSError as error:
-            return [f"{reference.key} is not in S3: {error}"]
-        try:
-            return await self._send(Path(f"/proc/self/fd/{file}"), reference, None)
-        finally:
-            os.close(file)
-
-    async def _send(self, path: Path, reference: ObjectReference, size: int | None) -> list[str]:
-        try:
-            self._under_way[reference.key] = path.stat().st_size if size is None else size
-            for attempt in range(1, MAX_ATTEMPTS + 1):
-                try:
-                    await asyncio.to_thread(self._objects.put_file, reference, path, size)
-                except StorageError as error:
-                    if not error.retryable or attempt == MAX_ATTEMPTS:
-                        return [f"{reference.key} is not in S3: {error}"]
-                else:
-                    self._moved_at = self.monotonic()
-                    return []
-                await asyncio.sleep(RETRY_SECONDS * attempt)
-        except OSError as error:
-            return [f"{reference.key} is not in S3: {error}"]
-        finally:
-            self._under_way.pop(reference.key, None)
-        raise AssertionError
-
-
 async def _to_end(function: Callable[..., T], *arguments: object) -> T:
     """Call a function in a thread and wait for its end even if the caller is cancelled.
 
@@ -480,89 +280,3 @@ async def _to_end(function: Callable[..., T], *arguments: object) -> T:
 
     await finish(work())
     return found[0]
-
-
-def still_seconds(size: int) -> float:
-    """Return the seconds without progress after which an upload of `size` bytes counts as stalled. Pure."""
-    return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
-
-
-def is_due(size: int, sent: int | None) -> bool:
-    """Return whether a stream of `size` bytes needs an upload, given its length `sent` at the last upload. Pure."""
-    if sent is None or size < sent:  # A stream that is shorter than before was truncated.
-        return True
-    if size == sent:
-        return False
-    return size <= SHORT_BYTES or size >= sent * GROWTH
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
-
-
-def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return the uploadable files below a folder with their relative paths, and a sentence for each other entry.
-
-    A link is uploaded as its target if the target is a file within the folder.
-    """
-    root = folder.resolve()
-    files, refused = [], []
-    for parent, folders, names in os.walk(root, followlinks=False):
-        folders.sort()
-        for name in sorted([*names, *(name for name in folders if (Path(parent) / name).is_symlink())]):
-            path = Path(parent) / name
-            relative = path.relative_to(root).as_posix()
-            target = Path(os.path.realpath(path))  # unlike `resolve`, returns a loop of links unchanged
-            if not target.is_relative_to(root):
-                refused.append(
-                    f"output {_shown(relative)} is not in S3: it is a link that leads out of the output folder"
-                )
-            elif not target.is_file():
-                refused.append(f"output {_shown(relative)} is not in S3: it is not a file")
-            elif not _is_text(relative):
-                refused.append(f"output {_shown(relative)} is not in S3: its name is not UTF-8")
-            else:
-                files.append((relative, target))
-    return files, refused
-
-
-def _open_output(root: Path, path: Path, uid: int) -> int:
-    """Open a file of a rank's output folder, and refuse any other file.
-
-    Args:
-        root: the folder, without links in its path.
-        path: a result of `_collect`.
-        uid: the required owner. A hard link to another user's file is refused.
-
-    Returns:
-        A descriptor; the caller closes it.
-
-    Raises:
-        OSError: the file cannot be opened or is refused.
-    """
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    told = os.fstat(file)
-    if not (
-        stat.S_ISREG(told.st_mode)
-        and told.st_uid == uid
-        and Path(os.readlink(f"/proc/self/fd/{file}")).is_relative_to(root)
-    ):
-        os.close(file)
-        raise PermissionError(errno.EACCES, "it is no file of the rank's in its output folder")
-    return file
-
-
-def _shown(name: str) -> str:
-    """Return a name in printable form."""
-    return name if _is_text(name) else ascii(name)
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -8,25 +8,6 @@ from typing import Literal
 from control_plane.api.schemas.common import Shape
 
 
-class LogEntry(Shape):
-    """One output stream of one rank in one generation, or a note that the stream is missing."""
-
-    generation: int
-    rank: int
-    stream: Literal["stdout", "stderr"] | None
-    """`stdout` or `stderr`. Absent if both streams of the rank are missing."""
-    key: str | None
-    bytes: int | None
-    missing_reason: str | None
-
-
-class ListLogsResponse(Shape):
-    """A page of a job's log streams, by generation, rank and stream."""
-
-    logs: list[LogEntry]
-    next_token: str | None = None
-
-
 class LogEvent(Shape):
     """One line that a rank printed, or a note that lines are missing."""
 

@@ -795,38 +795,6 @@ def test_a_node_shows_its_memory_and_that_of_its_ranks(run):
     assert "disk_full: the service's, too" in out
 
 
-def test_what_was_asked_for_and_is_not_there_is_told_from_nothing_at_all(run):
-    logs = [
-        {"Generation": number, "Rank": rank, "Stream": "stdout", "Bytes": 5, "Key": "k"}
-        for number in (1, 3)
-        for rank in (0, 1)
-    ]
-    code, out, err, _ = run("jobs", "logs", "gpt", "--raw", "--rank", "7", list_logs={"Logs": logs})
-    assert (code, out, err) == (0, "", "Nothing matches; there are logs of ranks 0 to 1, generations 1 to 3.\n")
-    _, _, err, _ = run("jobs", "logs", "gpt", "--raw", "--stream", "stderr", list_logs={"Logs": logs[:1]})
-    assert err == "Nothing matches; there are logs of rank 0, generation 1.\n"
-    _, _, err, _ = run("jobs", "logs", "gpt", "--raw", list_logs={"Logs": []})
-    assert err == "Nothing has been printed or uploaded yet.\n"
-
-
-def test_logs_go_to_the_streams_they_came_from(run):
-    logs = [
-        {"Generation": 1, "Rank": 0, "Stream": "stderr", "Key": "e", "Bytes": 4},
-        {"Generation": 1, "Rank": 0, "Stream": "stdout", "Key": "a", "Bytes": 4},
-        {"Generation": 1, "Rank": 1, "Stream": "stdout", "Key": "x", "Bytes": 4},
-        {"Generation": 2, "Rank": 0, "MissingReason": "node i-1 was lost"},
-    ]
-    content = {"a": b"one\n", "e": b"bad\n", "x": b"other\n"}
-    answers = {"list_logs": {"Logs": logs}, "get_log": lambda TrainingJobName, Key: body(content[Key])}
-    code, out, err, _ = run("jobs", "logs", "gpt", "--raw", "--rank", "0", **answers)
-    assert (code, out) == (0, "one\n")
-    assert "bad\n" in err
-    assert "--- generation 2 · rank 0 · missing: node i-1 was lost" in err
-    _, out, err, _ = run("jobs", "logs", "gpt", "--raw", "--stream", "stdout", "--generation", "1", **answers)
-    assert out == "one\nother\n"
-    assert "bad" not in err
-
-
 def test_outputs_are_downloaded(run, tmp_path):
     outputs = [{"Generation": 2, "Path": "rank=0/model.bin", "Key": "k", "Bytes": 3}]
     answers = {"list_outputs": {"Outputs": outputs}, "get_output": lambda TrainingJobName, Key: body(b"abc")}

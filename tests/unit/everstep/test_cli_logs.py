@@ -165,10 +165,3 @@ def test_without_following_all_lines_so_far_are_shown_merged_and_with_times(run,
     assert lines == [f"12:00:00.000 g1 {line}" for line in expected]
     assert "12:00:00.000 g1 r1 bad" in err
     assert "--- generation 1 · Node i-1 was lost" in err
-
-
-@pytest.mark.parametrize("option", [("-f",), ("--since", "10m"), ("--grep", "x")])
-def test_raw_streams_have_no_lines_to_choose_from(run, option) -> None:
-    code, _, err, _ = run("jobs", "logs", "gpt", "--raw", *option)
-    assert code == 2
-    assert "leave out --follow, --since and --grep" in " ".join(err.replace("│", " ").split())

@@ -154,9 +154,6 @@ def test_logs_can_be_queried_line_by_line(run):
     assert [json.loads(each)["Message"] for each in out.splitlines()] == ["loss 1", "loss 1"]
     _, out, _, _ = run("jobs", "logs", "gpt", "--grep", "loss", "--query", "[Rank, Message]", "-o", "text", **pages)
     assert out == "0\tloss 1\n" * 2
-    logs = {"list_logs": {"Logs": [{"Generation": 1, "Rank": 0, "Stream": "stdout", "Key": "k", "Bytes": 1}]}}
-    _, out, _, _ = run("jobs", "logs", "gpt", "--raw", "--query", "Logs[].Key", "-o", "text", **logs)
-    assert out == "k\n"
 
 
 # Waiting

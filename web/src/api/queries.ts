@@ -168,17 +168,6 @@ export const checkpointsQuery = (name: string) =>
     refetchInterval: SLOW_MS,
   })
 
-export const logsQuery = (name: string) =>
-  queryOptions({
-    queryKey: ['logs', name],
-    queryFn: ({ signal }) =>
-      all(async (NextToken) => {
-        const page = await call('ListLogs', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
-        return { items: page.Logs ?? [], next: page.NextToken }
-      }),
-    refetchInterval: SLOW_MS,
-  })
-
 /** A new revision has another key: it is asked for at once. */
 export const revisionsQuery = (name: string, revision: number) =>
   queryOptions({

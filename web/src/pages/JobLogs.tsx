@@ -5,13 +5,12 @@ import { useVirtualizer } from '@tanstack/react-virtual'
 import { useEffect, useLayoutEffect, useMemo, useRef, useState, useSyncExternalStore } from 'react'
 import { useSearchParams } from 'react-router'
 
-import { address } from '../api/client'
 import { LogSource, type Filter as Wanted, type LogState } from '../api/logs'
-import { incidentsQuery, logsQuery } from '../api/queries'
+import { incidentsQuery } from '../api/queries'
 import { whileSeen } from '../api/seen'
 import type { Incident, TrainingJob } from '../contract'
 import { marked } from '../model/ansi'
-import { bytes, count, plural } from '../model/format'
+import { count, plural } from '../model/format'
 import { asText, failureLine, hitOf, hits, lineAt, look, MOST_LINES, placeOf, readPlace, tellsOfFailure, type Line } from '../model/logs'
 import { isOver } from '../model/verdict'
 import { Empty, Filter, Problem, Shown, Status } from '../parts/Basics'
@@ -173,7 +172,6 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
       <p className="dim">
         A click on a time puts the line into the address. The same in a terminal: <code>everstep jobs logs {name}</code>.
       </p>
-      <Streams job={name} />
     </section>
   )
 }
@@ -281,40 +279,5 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
         </Button>
       )}
     </div>
-  )
-}
-
-/** What is stored of each rank, byte for byte, and what is missing. */
-function Streams({ job }: { job: string }) {
-  const [isOpen, setOpen] = useState(false)
-  const query = useQuery({ ...logsQuery(job), enabled: isOpen })
-  return (
-    <details onToggle={(event) => setOpen(event.currentTarget.open)}>
-      <summary>Whole streams, as files</summary>
-      {isOpen && (
-        <Shown query={query} rows={2}>
-          {(entries) =>
-            entries.length ? (
-              <ul className="plain streams">
-                {entries.map((entry) => (
-                  <li key={`${entry.Generation} ${entry.Rank} ${entry.Stream}`}>
-                    launch {entry.Generation}, rank {entry.Rank}:{' '}
-                    {entry.Key === undefined ? (
-                      <span className="dim">{entry.MissingReason}</span>
-                    ) : (
-                      <a href={address('GetLog', { TrainingJobName: job, Key: entry.Key }).url} download={`${job}-${entry.Generation}-${entry.Rank}.${entry.Stream}`}>
-                        {entry.Stream}, {bytes(entry.Bytes ?? 0)}
-                      </a>
-                    )}
-                  </li>
-                ))}
-              </ul>
-            ) : (
-              <p className="dim">Nothing is stored yet.</p>
-            )
-          }
-        </Shown>
-      )}
-    </details>
   )
 }

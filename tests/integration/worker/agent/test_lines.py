@@ -19,7 +19,7 @@ from everstep.protocol.log_chunks import LogLine, decode_chunk, parse_name, pars
 from everstep.protocol.plan import ObjectReference
 from tests.integration.worker.agent.fleet import BUCKET, RUN, Fleet, ScriptedRank, until
 from worker.errors import StoreUnavailable
-from worker.logs.uploads import STILL_SECONDS
+from worker.logs.outputs import STILL_SECONDS
 from worker.ranks.files import RankFiles
 from worker.storage.object_store import StoredObject
 
@@ -162,7 +162,7 @@ async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
         look_count += 1
         return now
 
-    node.agent.logs.monotonic = look
+    node.agent.rank_outputs.monotonic = look
     output = await leave_output(fleet)
     await asyncio.to_thread(store.asked.wait, 30)
     for later in (0.0, STILL_SECONDS + 7):  # 64 MiB extend the time limit by eight seconds
@@ -183,7 +183,7 @@ async def test_outputs_that_are_given_up_are_told(
 ) -> None:
     monkeypatch.setattr(worker.agent.departure, "LOOK_SECONDS", 0.01)
     store, node, now = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0
-    node.agent.logs.monotonic = lambda: now
+    node.agent.rank_outputs.monotonic = lambda: now
     output = await leave_output(fleet)
     await asyncio.to_thread(store.asked.wait, 30)
     told: list[str] = []

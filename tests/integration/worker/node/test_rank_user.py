@@ -33,7 +33,7 @@ from tests.integration.worker.own_mounts import in_own_mounts, may_have_one
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from tests.wheels import make_wheel
 from worker.errors import InputRefused
-from worker.logs.uploads import RankLogs
+from worker.logs.outputs import RankOutputs
 from worker.node.rank_user import RankUser, _processes_of, clear, closed_to, make_way, user_of
 from worker.provisioning.inputs import InputCache
 from worker.provisioning.packages import Order, PackageLayers
@@ -287,7 +287,7 @@ async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
     """Assert that only the rank's files are uploaded: not its link to the agent's promise, nor another user's file."""
     folder = made.files().output_dir
     os.link(made.state / "promise", folder / "linked")
-    told = await RankLogs(made.state, made.objects, USER).upload_all(plan, plan.nodes[0])
+    told = await RankOutputs(made.state, made.objects, USER).upload_all(plan, plan.nodes[0])
     assert [sentence.partition(" is not in S3: ")[::2] for sentence in told] == [
         ("output leak", "it is a link that leads out of the output folder"),
         ("jobs/job/output/gen=1/rank=0/linked", "[Errno 13] it is no file of the rank's in its output folder"),

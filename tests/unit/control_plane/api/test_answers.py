@@ -100,7 +100,7 @@ async def test_what_differs_is_answered_by_itself(world: World, other: dict) -> 
 
 
 @pytest.mark.parametrize(
-    "kind", [{"token": None}, {"method": "DELETE"}, {"path": "/v1/training-jobs/gpt/logs"}, {"path": "/v1/fleets"}]
+    "kind", [{"token": None}, {"method": "DELETE"}, {"path": "/v1/training-jobs/gpt/outputs"}, {"path": "/v1/fleets"}]
 )
 async def test_what_is_not_shared_is_never_held(world: World, kind: dict) -> None:
     assert await world.ask(**kind) == b"answer 1"

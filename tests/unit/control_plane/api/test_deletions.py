@@ -36,7 +36,7 @@ def job(service, client, fleet, source):
     )
     job.write(checkpoints.record, record)
     job.open_incident("inc-0")
-    job.put("logs", "gen=1/rank=0.stdout")
+    job.put("logs", "gen=1/node=i-0/000000000000-1.jsonl")
     job.put("output", "gen=1/rank=0/model.bin", b"weights")
     job.put("checkpoints", f"run={job.run}/gen=1/step=8/manifest.json")
     job.put("output", "of-another/gen=1/rank=0/model.bin")

@@ -442,85 +442,14 @@ def test_checkpoints_come_in_pages(client, job):
     ]
 
 
-def test_a_page_of_the_logs_of_a_large_launch_reads_what_it_shows(client, job, service, monkeypatch):
-    ranks, missing = 1_020, {0, 7, 100, 1_000, 1_019}
-    job.launch(1, count=ranks)
-    job.launch(2)
-    for rank in set(range(ranks)) - missing:
-        job.put("logs", f"gen=1/rank={rank}.stdout")
-        job.put("logs", f"gen=1/rank={rank}.stderr")
-    read: list[str] = []
-    every = service.objects.list
-
-    def counted(*given, **options):
-        for info in every(*given, **options):
-            read.append(info.reference.key)
-            yield info
-
-    monkeypatch.setattr(service.objects, "list", counted)
-    found, token, costs = [], {}, []
-    while True:
-        read.clear()
-        page = client.list_logs(
-            TrainingJobName="gpt", MaxResults=9 if found and found[-1]["Rank"] >= 980 else 198, **token
-        )
-        found += page["Logs"]
-        costs.append((page["Logs"][0]["Rank"], len(read)))
-        if "NextToken" not in page:
-            break
-        token = {"NextToken": page["NextToken"]}
-    expected = [
-        (1, rank, stream) for rank in range(ranks) for stream in ([None] if rank in missing else ["stderr", "stdout"])
-    ]
-    assert [(each["Generation"], each["Rank"], each.get("Stream")) for each in found] == [
-        *expected,
-        (2, 0, None),
-        (2, 1, None),
-    ]
-    of_last_digits = [cost for rank, cost in costs if rank > 1_000]
-    assert len(of_last_digits) >= 3
-    assert max(of_last_digits) <= 15, (
-        "of ranks with as many digits as the last one no more is read than is shown, and a little"
-    )
-
-
-@pytest.mark.covers(
-    "ListLogs.TrainingJobName", "ListLogs.MaxResults", "ListLogs.NextToken", "GetLog.TrainingJobName", "GetLog.Key"
-)
-def test_logs_come_in_order_and_what_is_missing_is_said(client, job):
-    job.connect("i-0")
-    job.launch(1)
-    job.launch(2)
-    job.put("logs", "gen=1/rank=0.stdout", b"one\n")
-    job.put("logs", "gen=1/rank=0.stderr", b"")
-    job.put("logs", "gen=2/rank=1.stdout", b"two\n")
-    job.put("logs", "gen=2/rank=1.stdout.partial", b"not a log")
-    listed = client.list_logs(TrainingJobName="gpt")["Logs"]
-    assert [
-        (entry["Generation"], entry["Rank"], entry.get("Stream"), entry.get("MissingReason")) for entry in listed
-    ] == [
-        (1, 0, "stderr", None),
-        (1, 0, "stdout", None),
-        (1, 1, None, "node i-1 was lost before it had uploaded anything"),
-        (2, 0, None, "nothing has been uploaded yet"),
-        (2, 1, "stdout", None),
-    ]
-    for size in range(1, len(listed) + 1):
-        assert all_pages(client, "list_logs", TrainingJobName="gpt", MaxResults=size) == listed
-    assert client.list_logs(TrainingJobName="gpt", MaxResults=2)["Logs"] == listed[:2]
-    assert client.get_log(TrainingJobName="gpt", Key=listed[-1]["Key"])["Body"].read() == b"two\n"
-    assert client.get_log(TrainingJobName="gpt", Key=listed[0]["Key"])["Body"].read() == b""
-
-
 def test_only_keys_of_the_job_are_read(client, job, service):
     service.objects.put(ObjectReference(bucket=BUCKET, key="sources/secret"), b"s")
     for key in (
         "sources/secret",
-        f"jobs/gpt/run={job.run}/output/gen=1/rank=0/x",
-        f"jobs/gpt/run={job.run}/logs/gen=9/rank=0.stdout",
+        f"jobs/gpt/run={job.run}/logs/gen=9/node=i-0/0-1.jsonl",
     ):
         with refused("ResourceNotFoundException"):
-            client.get_log(TrainingJobName="gpt", Key=key)["Body"].read()
+            client.get_output(TrainingJobName="gpt", Key=key)["Body"].read()
 
 
 def move_outputs(service, run: str, uri: str) -> None:

@@ -228,7 +228,7 @@ def test_a_chunk_that_the_disk_does_not_take_is_begun_again(bench) -> None:
 
 
 def test_what_is_not_in_the_journal_is_not_given_back(bench, monkeypatch) -> None:
-    monkeypatch.setattr(log_journal, "WHOLE_BYTES", 128 * 1024)
+    monkeypatch.setattr(log_journal, "FREED_BYTES", 128 * 1024)
     journal = bench.journal()
     text = "".join(f"{number:07}\n" for number in range(32 * 1024))
     bench.say(text)
@@ -241,7 +241,7 @@ def test_what_is_not_in_the_journal_is_not_given_back(bench, monkeypatch) -> Non
 
 
 def test_a_long_stream_is_given_back_to_the_file_system(bench, monkeypatch) -> None:
-    monkeypatch.setattr(log_journal, "WHOLE_BYTES", 1024 * 1024)
+    monkeypatch.setattr(log_journal, "FREED_BYTES", 256 * 1024)
     journal = bench.journal()
     line = "x" * 1023 + "\n"
     for _ in range(16):

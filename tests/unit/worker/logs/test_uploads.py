@@ -1,161 +1,28 @@
-"""Uploads of ranks' printed lines and outputs to the store."""
+"""Uploads of ranks' printed lines to the store."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from everstep.protocol.agent_messages import LogLines, NodeFault
+from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, Rank
 from everstep.protocol.log_chunks import LINE_BYTES, LogLine, decode_chunk, decode_lines
-from everstep.protocol.plan import GenerationPlan, ObjectReference
-from tests.fakes.storage import MemoryObjectStore
-from tests.unit.worker.rank_plans import RUN, rank_plan
-from worker.errors import StoreDenied, StoreUnavailable
+from tests.unit.worker.logs.bench import RUN, Bench
 from worker.logs import journal as log_journal
 from worker.logs import uploads as logs
 from worker.logs.journal import LogJournal
-from worker.logs.uploads import LIVE_LINES, MAX_TOLD, SHORT_BYTES, LogShipper, RankLogs, batches, is_due
-from worker.ranks.files import RankFiles
-
-PREFIX = "jobs/job/"
-
-
-class Bench:
-    def __init__(self, state: Path, ranks_per_node: int = 2) -> None:
-        self.state = state
-        self.objects = MemoryObjectStore("bucket")
-        self.plan: GenerationPlan = rank_plan(ranks_per_node=ranks_per_node, generation=3)
-        self.here = self.plan.nodes[0]
-        self.logs = RankLogs(state, self.objects)
-
-    def files(self, rank: int) -> RankFiles:
-        files = RankFiles(self.state, RUN, Generation(3), Rank(rank))
-        files.make()
-        return files
-
-    @property
-    def stored(self) -> dict[str, bytes]:
-        return {key.removeprefix(PREFIX): data for key, data in self.objects.objects["bucket"].items()}
+from worker.logs.uploads import LIVE_LINES, LogShipper, batches
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
-
-
-async def test_streams_and_outputs_are_sent_when_ranks_have_ended(bench: Bench) -> None:
-    bench.files(0).stdout.write_text("hello\n")
-    bench.files(0).stderr.write_text("")
-    (bench.files(0).output_dir / "sub").mkdir()
-    (bench.files(0).output_dir / "sub" / "model.bin").write_bytes(b"\0\1")
-    (bench.files(1).output_dir / "losses.json").write_text("[]")
-    assert await bench.logs.upload_all(bench.plan, bench.here) == ()
-    assert bench.stored == {
-        "logs/gen=3/rank=0.stdout": b"hello\n",
-        "logs/gen=3/rank=0.stderr": b"",
-        "output/gen=3/rank=0/sub/model.bin": b"\0\1",
-        "output/gen=3/rank=1/losses.json": b"[]",
-    }
-    assert await bench.logs.upload_all(bench.plan, bench.here) == ()
-
-
-async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.mkdir()
-    (secret / "key").write_text("s3cret")
-    out = bench.files(0).output_dir
-    (out / "real.txt").write_text("real")
-    (out / "inside").symlink_to("real.txt")
-    (out / "outside").symlink_to(secret / "key")
-    (out / "folder").symlink_to(secret)
-    (out / "dangling").symlink_to("nowhere")
-    (out / "loop").symlink_to("loop")
-    os.mkfifo(out / "pipe")
-    os.symlink(b"nowhere", os.fsencode(out) + b"/caf\xe9")
-    missing = await bench.logs.upload_all(bench.plan, bench.here)
-    for sentence in missing:
-        # an unencodable sentence would end the agent
-        encode(NodeFault(code="output_missing", message=sentence, is_permanent=False))
-    assert bench.stored == {"output/gen=3/rank=0/real.txt": b"real", "output/gen=3/rank=0/inside": b"real"}
-    assert sorted(sentence.split()[1] for sentence in missing) == [
-        *("'caf\\udce9'", "dangling", "folder", "loop", "outside", "pipe")
-    ]
-
-
-async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> None:
-    """The agent names only some missing outputs, because the control plane rejects reports above a size limit."""
-    for number in range(MAX_TOLD + 5):
-        (bench.files(0).output_dir / f"link-{number}").symlink_to("nowhere")
-    missing = await bench.logs.upload_all(bench.plan, bench.here)
-    assert len(missing) == MAX_TOLD + 1
-    assert missing[-1] == "5 more outputs are not in S3; the agent's log names them"
-
-
-async def test_what_cannot_be_sent_is_told_and_the_rest_is_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "RETRY_SECONDS", 0.0)
-    calls: list[str] = []
-
-    class Failing(MemoryObjectStore):
-        def put_file(self, reference: ObjectReference, path: Path, size: int | None = None):  # type: ignore[no-untyped-def]
-            calls.append(path.name)
-            if path.name == "rank=0.stdout":
-                raise StoreDenied("no")
-            if path.name == "rank=0.stderr":
-                raise StoreUnavailable("503")
-            return super().put_file(reference, path, size)
-
-    bench.objects = Failing("bucket")
-    bench.logs = RankLogs(bench.state, bench.objects)
-    for rank in (0, 1):
-        bench.files(rank).stdout.write_text("out")
-        bench.files(rank).stderr.write_text("err")
-    missing = await bench.logs.upload_all(bench.plan, bench.here)
-    assert len(missing) == 2
-    assert "rank=0.stdout" in missing[0]
-    assert set(bench.stored) == {"logs/gen=3/rank=1.stdout", "logs/gen=3/rank=1.stderr"}
-    assert (calls.count("rank=0.stdout"), calls.count("rank=0.stderr")) == (1, logs.MAX_ATTEMPTS)
-
-
-async def test_a_running_ranks_streams_are_readable(bench: Bench) -> None:
-    files = bench.files(0)
-    files.stdout.write_text("one\n")
-    task = asyncio.create_task(bench.logs.follow(bench.plan, bench.here, interval_seconds=0.001))
-    key = "logs/gen=3/rank=0.stdout"
-    try:
-        for text in ("one\n", "one\ntwo\n"):
-            files.stdout.write_text(text)
-            while bench.stored.get(key) != text.encode():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-    finally:
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-
-def test_long_streams_are_sent_less_often() -> None:
-    assert is_due(0, None)
-    assert not is_due(0, 0)
-    assert is_due(1, 0)
-    assert not is_due(100, 100)
-    assert is_due(10, 100), "it was begun anew"
-    assert is_due(SHORT_BYTES, SHORT_BYTES - 1)
-    big = 100 * SHORT_BYTES
-    assert not is_due(big + 1, big)
-    assert is_due(int(big * logs.GROWTH), big)
-
-
-async def test_a_forgotten_run_leaves_nothing(bench: Bench) -> None:
-    bench.files(0).stdout.write_text("x")
-    bench.logs.forget(RUN)
-    assert not list(bench.state.rglob("*rank=*"))
-    bench.logs.forget(RUN)
 
 
 def shipper(bench: Bench) -> tuple[LogShipper, list[LogLines]]:

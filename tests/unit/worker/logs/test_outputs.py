@@ -1,0 +1,104 @@
+"""Uploads of ranks' outputs to the store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.agent_messages import NodeFault
+from everstep.protocol.codec import encode
+from everstep.protocol.plan import ObjectReference
+from tests.fakes.storage import MemoryObjectStore
+from tests.unit.worker.logs.bench import RUN, Bench
+from worker.errors import StoreDenied, StoreUnavailable
+from worker.logs import outputs
+from worker.logs.outputs import MAX_SENTENCES, RankOutputs
+from worker.storage.object_store import StoredObject
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_outputs_are_uploaded_when_ranks_have_ended(bench: Bench) -> None:
+    bench.files(0).stdout.write_text("hello\n")
+    (bench.files(0).output_dir / "sub").mkdir()
+    (bench.files(0).output_dir / "sub" / "model.bin").write_bytes(b"\0\1")
+    (bench.files(1).output_dir / "losses.json").write_text("[]")
+    assert await bench.outputs.upload_all(bench.plan, bench.here) == ()
+    assert bench.stored == {
+        "output/gen=3/rank=0/sub/model.bin": b"\0\1",
+        "output/gen=3/rank=1/losses.json": b"[]",
+    }
+    assert await bench.outputs.upload_all(bench.plan, bench.here) == ()
+
+
+async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("s3cret")
+    out = bench.files(0).output_dir
+    (out / "real.txt").write_text("real")
+    (out / "inside").symlink_to("real.txt")
+    (out / "outside").symlink_to(secret / "key")
+    (out / "folder").symlink_to(secret)
+    (out / "dangling").symlink_to("nowhere")
+    (out / "loop").symlink_to("loop")
+    os.mkfifo(out / "pipe")
+    os.symlink(b"nowhere", os.fsencode(out) + b"/caf\xe9")
+    missing = await bench.outputs.upload_all(bench.plan, bench.here)
+    for sentence in missing:
+        # an unencodable sentence would end the agent
+        encode(NodeFault(code="output_missing", message=sentence, is_permanent=False))
+    assert bench.stored == {"output/gen=3/rank=0/real.txt": b"real", "output/gen=3/rank=0/inside": b"real"}
+    assert sorted(sentence.split()[1] for sentence in missing) == [
+        *("'caf\\udce9'", "dangling", "folder", "loop", "outside", "pipe")
+    ]
+
+
+async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> None:
+    """The agent names only some missing outputs, because the control plane rejects reports above a size limit."""
+    for number in range(MAX_SENTENCES + 5):
+        (bench.files(0).output_dir / f"link-{number}").symlink_to("nowhere")
+    missing = await bench.outputs.upload_all(bench.plan, bench.here)
+    assert len(missing) == MAX_SENTENCES + 1
+    assert missing[-1] == "5 more outputs are not in S3; the agent's log names them"
+
+
+async def test_a_refused_output_is_reported_and_the_others_are_uploaded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "RETRY_SECONDS", 0.0)
+    calls: list[str] = []
+
+    class Failing(MemoryObjectStore):
+        def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
+            name = reference.key.rpartition("/")[2]
+            calls.append(name)
+            if name == "denied":
+                raise StoreDenied("no")
+            if name == "unavailable":
+                raise StoreUnavailable("503")
+            return super().put_file(reference, path, size)
+
+    bench.objects = Failing("bucket")
+    bench.outputs = RankOutputs(bench.state, bench.objects)
+    for name in ("denied", "unavailable", "stored"):
+        (bench.files(0).output_dir / name).write_text("x")
+    missing = await bench.outputs.upload_all(bench.plan, bench.here)
+    assert [sentence.partition(" is not in S3")[0].rpartition("/")[2] for sentence in missing] == [
+        "denied",
+        "unavailable",
+    ]
+    assert set(bench.stored) == {"output/gen=3/rank=0/stored"}
+    assert (calls.count("denied"), calls.count("unavailable")) == (1, outputs.MAX_ATTEMPTS)
+
+
+async def test_a_forgotten_run_leaves_nothing(bench: Bench) -> None:
+    bench.files(0).stdout.write_text("x")
+    bench.outputs.forget(RUN)
+    assert not list(bench.state.rglob("*rank=*"))
+    bench.outputs.forget(RUN)

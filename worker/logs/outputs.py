@@ -1,0 +1,238 @@
+"""Upload of the files that ranks wrote into their output folders, once the ranks have ended.
+
+    <output key>gen=<g>/rank=<r>/<path>
+
+Invariant: only the rank's own files inside its output folder are uploaded, even if the folder contains links or if a
+process changes links during the upload. A failed upload never stops a job. Each missing object is reported in a
+sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from everstep.protocol.ids import RunId
+from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
+from worker.errors import StorageError
+from worker.node.rank_user import RankUser, user_of
+from worker.ranks.files import RankFiles, logs_of, outputs_of
+
+log = logging.getLogger(__name__)
+
+STILL_SECONDS = 30.0
+"""Seconds without a finished upload after which pending uploads count as stalled.
+
+The transfer time of the largest pending upload over a slow connection is added.
+"""
+SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
+MAX_ATTEMPTS = 3
+RETRY_SECONDS = 1.0
+MAX_SENTENCES = 20
+"""Maximum sentences about missing objects in a node's report. The agent's log contains all of them."""
+
+
+class FileStore(Protocol):
+    """The part of an object store that this module uses."""
+
+    def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> object:
+        """Store the first bytes of a file.
+
+        Args:
+            reference: bucket and key; an existing object is replaced.
+            path: a regular file.
+            size: number of bytes; None for the whole file.
+
+        Returns:
+            A description of the stored object.
+
+        Raises:
+            StorageError: the subtype shows whether a retry can help.
+        """
+
+
+class RankOutputs:
+    """Uploads of this node's outputs; one object per agent. It also deletes the files that ranks leave on the node."""
+
+    def __init__(
+        self,
+        state: Path,
+        objects: FileStore,
+        user: RankUser | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create the object; nothing is uploaded yet.
+
+        Args:
+            state: state directory of the agent; the ranks' files are below it.
+            objects: object store that receives the uploads.
+            user: users of this node's ranks; None means the agent's own user.
+            monotonic: returns seconds of a monotonic clock.
+        """
+        self.monotonic = monotonic
+        self._moved_at = -math.inf
+        self._under_way: dict[str, int] = {}
+        """Length in bytes of each upload in progress, by key."""
+        self._state = state.absolute()
+        self._objects = objects
+        self._user = user
+
+    async def upload_all(self, plan: GenerationPlan, here: PlanNode) -> tuple[str, ...]:
+        """Upload all outputs of this node's ended ranks. A repeated call stores the same objects.
+
+        Args:
+            plan: the plan of the ended generation.
+            here: this node's entry in the plan.
+
+        Returns:
+            At most `MAX_SENTENCES` + 1 sentences about missing objects; empty on success.
+        """
+        missing = []
+        user = user_of(plan.run, self._state, self._user)
+        uid = os.getuid() if user is None else user.uid
+        for rank in here.ranks:
+            folder = RankFiles(self._state, plan.run, plan.generation, rank).output_dir
+            files, refused = await asyncio.to_thread(_collect, folder)
+            missing += refused
+            for relative, path in files:
+                key = f"{plan.script.output.key}gen={plan.generation}/rank={rank}/{relative}"
+                reference = ObjectReference(bucket=plan.script.output.bucket, key=key)
+                missing += await self._send(folder, path, reference, uid)
+        for sentence in missing:
+            log.warning("%s", sentence)
+        more = (
+            [f"{len(missing) - MAX_SENTENCES:,} more outputs are not in S3; the agent's log names them"]
+            if len(missing) > MAX_SENTENCES
+            else []
+        )
+        return (*missing[:MAX_SENTENCES], *more)
+
+    def is_moving(self, since: float) -> bool:
+        """Return whether pending uploads still progress, so that the caller should wait for them.
+
+        Args:
+            since: monotonic time at which the caller began to wait.
+
+        Returns:
+            False if no upload has finished for longer than `still_seconds` allows for the largest pending upload.
+        """
+        return self.monotonic() - max(since, self._moved_at) < still_seconds(max(self._under_way.values(), default=0))
+
+    def forget(self, run: RunId) -> None:
+        """Delete all streams and outputs of a run from this node.
+
+        Called in any thread, when no upload of the run is in progress.
+        """
+        for folder in (logs_of(self._state, run), outputs_of(self._state, run)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def forget_streams(self, plan: GenerationPlan) -> None:
+        """Delete the streams of a generation from this node, when its lines are uploaded. Called in any thread."""
+        shutil.rmtree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
+
+    async def _send(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
+        """Upload the file through its checked descriptor, because the name may now refer to another file."""
+        try:
+            file = _open_output(folder.resolve(), path, uid)
+        except OSError as error:
+            return [f"{reference.key} is not in S3: {error}"]
+        try:
+            self._under_way[reference.key] = os.fstat(file).st_size
+            return await self._put(Path(f"/proc/self/fd/{file}"), reference)
+        finally:
+            self._under_way.pop(reference.key, None)
+            os.close(file)
+
+    async def _put(self, path: Path, reference: ObjectReference) -> list[str]:
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                await asyncio.to_thread(self._objects.put_file, reference, path)
+            except OSError as error:
+                return [f"{reference.key} is not in S3: {error}"]
+            except StorageError as error:
+                if not error.retryable or attempt == MAX_ATTEMPTS:
+                    return [f"{reference.key} is not in S3: {error}"]
+            else:
+                self._moved_at = self.monotonic()
+                return []
+            await asyncio.sleep(RETRY_SECONDS * attempt)
+        raise AssertionError
+
+
+def still_seconds(size: int) -> float:
+    """Return the seconds without progress after which an upload of `size` bytes counts as stalled. Pure."""
+    return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
+
+
+def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
+    """Return the uploadable files below a folder with their relative paths, and a sentence for each other entry.
+
+    A link is uploaded as its target if the target is a file within the folder.
+    """
+    root = folder.resolve()
+    files, refused = [], []
+    for parent, folders, names in os.walk(root, followlinks=False):
+        folders.sort()
+        for name in sorted([*names, *(name for name in folders if (Path(parent) / name).is_symlink())]):
+            path = Path(parent) / name
+            relative = path.relative_to(root).as_posix()
+            target = Path(os.path.realpath(path))  # unlike `resolve`, returns a loop of links unchanged
+            if not target.is_relative_to(root):
+                refused.append(
+                    f"output {_shown(relative)} is not in S3: it is a link that leads out of the output folder"
+                )
+            elif not target.is_file():
+                refused.append(f"output {_shown(relative)} is not in S3: it is not a file")
+            elif not _is_text(relative):
+                refused.append(f"output {_shown(relative)} is not in S3: its name is not UTF-8")
+            else:
+                files.append((relative, target))
+    return files, refused
+
+
+def _open_output(root: Path, path: Path, uid: int) -> int:
+    """Open a file of a rank's output folder, and refuse any other file.
+
+    Args:
+        root: the folder, without links in its path.
+        path: a result of `_collect`.
+        uid: the required owner. A hard link to another user's file is refused.
+
+    Returns:
+        A descriptor; the caller closes it.
+
+    Raises:
+        OSError: the file cannot be opened or is refused.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    told = os.fstat(file)
+    if not (
+        stat.S_ISREG(told.st_mode)
+        and told.st_uid == uid
+        and Path(os.readlink(f"/proc/self/fd/{file}")).is_relative_to(root)
+    ):
+        os.close(file)
+        raise PermissionError(errno.EACCES, "it is no file of the rank's in its output folder")
+    return file
+
+
+def _shown(name: str) -> str:
+    """Return a name in printable form."""
+    return name if _is_text(name) else ascii(name)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
