@@ -21,6 +21,7 @@ from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, decode_manifest
+from everstep.protocol.slot_values import pretrained_of
 
 READS_AT_ONCE: Final = 4
 """Chunks that are read at the same time: 16 MiB in flight."""
@@ -57,6 +58,10 @@ class Checkpoint:
             """Logical tensors by name, in the order in which the first rank holds them."""
             self.incomplete: dict[str, str] = joined.incomplete
             """The reason why a tensor cannot be read, by its name."""
+            self.pretrained: dict[str, str] = {}
+            """`config.json` of each model from Hugging Face's transformers, by its path within the model's names."""
+            for shard in self._shards.values():
+                self.pretrained |= pretrained_of(shard.index.values)
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Checkpoint:

@@ -2,26 +2,39 @@
 
     model.safetensors                                    up to FILE_BYTES
     model-00001-of-00003.safetensors …, and the index model.safetensors.index.json    beyond
+    config.json                                          if the checkpoint or the caller provides it
+
+Names. The training side already removed the components of wrappers (`module`, `_orig_mod`). If the script registered a
+module that contains one model of transformers, the export removes the path of this model.
+
+Tied parameters. transformers does not tie parameters whose names are all in the files. If the configuration ties them,
+only the first name is written, as `save_pretrained` does. The header's metadata lists the other names, as
+`safetensors.torch.save_model` does.
 
 The export streams: one tensor is in memory at a time, and no local disk is used. The index and thus the export's
 completeness come last.
 
-Invariant: each tensor in the files has the bytes of the checkpoint. Parameters of ZeRO are the fp32 master weights.
+Invariant: each tensor in the files has the bytes of the checkpoint, or their conversion by torch.
+Parameters of ZeRO are the fp32 master weights.
 Source: https://huggingface.co/docs/transformers/big_models (file names and index), and the safetensors format.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from everstep.checkpoints.checkpoint import Checkpoint
 from everstep.checkpoints.errors import CheckpointError, IncompleteTensor
 from everstep.checkpoints.logical import LogicalTensor
-from everstep.checkpoints.stores import Store, store_of
+from everstep.checkpoints.stores import store_of
+from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.safetensors import DTYPE_NAMES
 
 FILE_BYTES: Final = 5_000_000_000
@@ -29,6 +42,9 @@ FILE_BYTES: Final = 5_000_000_000
 PREFIX: Final = "model/"
 WHOLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+CONFIG: Final = "config.json"
+FLOATS: Final = ("float64", "float32", "bfloat16", "float16")
+"""Types that `dtype` converts. The export does not change other types, such as integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +55,32 @@ class Exported:
     """Names of the files, in the order in which they were written."""
     tensors: int
     bytes: int
-    """Total size of all tensors, in bytes."""
+    """Total size of all tensors in the files, in bytes."""
+    left_out: tuple[str, ...] = ()
+    """Names of the model's tensors outside of the stripped path. Tied names are not listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A tensor of the files, and where it comes from."""
+
+    tensor: LogicalTensor
+    dtype: str
+    ties: tuple[str, ...]
+    """Further names of the same tensor."""
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.tensor.shape) * ITEM_BYTES[self.dtype]
 
 
 def export_safetensors(
     checkpoint: Checkpoint,
     to: str,
     *,
-    strip: str = "",
+    strip: str | None = None,
+    dtype: str | None = None,
+    config: str | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     file_bytes: int = FILE_BYTES,
 ) -> Exported:
@@ -57,7 +91,11 @@ def export_safetensors(
         to: folder, as a path or as `s3://bucket/prefix`. It must not hold an exported model: after an interruption,
             files of two steps could look like one model.
         strip: prefix to remove from names, up to a dot: `actor` if the script registered several models and one is
-            wanted. Tensors without the prefix are left out.
+            wanted. Tensors without the prefix are left out. None: the path of the model of transformers, if the
+            checkpoint has exactly one.
+        dtype: one of `FLOATS`, to which all floating point tensors are converted. None: the dtypes of the checkpoint.
+        config: content of `config.json`. None: the configuration that the training script's model had, if it came from
+            transformers.
         progress: called with exported and total bytes after each tensor.
         file_bytes: most bytes of tensors per file.
 
@@ -66,68 +104,116 @@ def export_safetensors(
 
     Raises:
         CheckpointError: the folder holds a model, no tensor has the prefix, a tensor is incomplete or has a dtype that
-            safetensors lacks, a byte of the checkpoint is damaged, or a file cannot be written. The index is then
-            missing.
+            safetensors lacks, the configuration is no JSON object, a value does not fit into the dtype, a byte of the
+            checkpoint is damaged, or a file cannot be written. The index is then missing.
     """
     store, folder = store_of(to.rstrip("/") or "/")
-    for file in (WHOLE, INDEX):
+    if dtype not in (None, *FLOATS):
+        raise CheckpointError(f"{dtype} is none of {', '.join(FLOATS)}")
+    if strip is None:
+        strip = next(iter(checkpoint.pretrained)) if len(checkpoint.pretrained) == 1 else ""
+    fields = _fields(config if config is not None else checkpoint.pretrained.get(strip.removesuffix(".")))
+    for file in (WHOLE, INDEX, *((CONFIG,) if fields is not None else ())):
         if store.exists(_key(folder, file)):
             raise CheckpointError(f"{to} holds an exported model already ({file}); name an empty folder")
     strip = strip if strip.endswith(".") or not strip else f"{strip}."
     for name, reason in checkpoint.incomplete.items():
         if name.startswith(PREFIX + strip):
             raise IncompleteTensor(reason)
-    chosen = {
-        tensor.name.removeprefix(PREFIX + strip): tensor
-        for tensor in checkpoint.tensors.values()
-        if tensor.name.startswith(PREFIX + strip)
-    }
-    if not chosen:
-        raise CheckpointError(f"no tensor's name begins with {strip!r}; {_some_names(checkpoint)}")
-    for name, tensor in chosen.items():
-        if tensor.dtype not in DTYPE_NAMES:
-            raise CheckpointError(f"{name} is {tensor.dtype}, which safetensors cannot hold")
-    total = sum(tensor.bytes for tensor in chosen.values())
+    chosen = _chosen(checkpoint, strip, dtype, is_tied=fields is not None and fields.get("tie_word_embeddings") is True)
+    total = sum(saved.bytes for saved in chosen.values())
     groups = list(_groups(chosen, file_bytes))
     names = [
         WHOLE if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
         for number in range(1, len(groups) + 1)
     ]
+    written: list[str] = []
+
+    def write(file: str, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> None:
+        store.write(_key(folder, file), pieces, size)
+        written.append(file)
+
     done = 0
 
-    def pieces(header: bytes, group: Mapping[str, LogicalTensor]) -> Iterator[bytes | bytearray]:
+    def pieces(header: bytes, group: Mapping[str, _Saved]) -> Iterator[bytes | bytearray | memoryview]:
         nonlocal done
         yield header
-        for tensor in group.values():
-            yield checkpoint.read(tensor)
-            done += tensor.bytes
+        for name, saved in group.items():
+            if saved.dtype == saved.tensor.dtype:
+                yield checkpoint.read(saved.tensor)
+            else:
+                # torch is needed for conversions only.
+                from everstep.checkpoints.casting import cast
+
+                yield from cast(name, checkpoint.read(saved.tensor), saved.tensor.dtype, saved.dtype)
+            done += saved.bytes
             progress(done, total)
 
+    if fields is not None:
+        data = json.dumps({**fields, **_dtype_field(chosen)}, indent=2, sort_keys=True).encode()
+        write(CONFIG, [data], len(data))
     for file, group in zip(names, groups, strict=True):
         header = _header(group)
-        _write(store, folder, file, pieces(header, group), len(header) + sum(each.bytes for each in group.values()))
+        write(file, pieces(header, group), len(header) + sum(each.bytes for each in group.values()))
     if len(groups) > 1:
         index = {
             "metadata": {"total_size": total},
             "weight_map": {name: file for file, group in zip(names, groups, strict=True) for name in sorted(group)},
         }
         data = json.dumps(index, indent=2, sort_keys=True).encode()
-        names.append(INDEX)
-        _write(store, folder, names[-1], [data], len(data))
-    return Exported(tuple(names), len(chosen), total)
+        write(INDEX, [data], len(data))
+    left_out = (name.removeprefix(PREFIX) for name in checkpoint.tensors if name.startswith(PREFIX))
+    return Exported(tuple(written), len(chosen), total, tuple(name for name in left_out if not name.startswith(strip)))
 
 
-def _write(store: Store, folder: str, file: str, pieces: Iterable[bytes | bytearray], size: int) -> None:
-    store.write(_key(folder, file), pieces, size)
+def _fields(config: str | None) -> dict[str, object] | None:
+    """Return the fields of a `config.json`, without the name that older versions have for `dtype`."""
+    if config is None:
+        return None
+    try:
+        fields = msgspec.json.decode(config, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"the model's configuration is no JSON object: {error}") from error
+    return {key: value for key, value in fields.items() if key != "torch_dtype"}
+
+
+def _dtype_field(chosen: Mapping[str, _Saved]) -> dict[str, str]:
+    """Return the dtype that `from_pretrained` shall load: otherwise it could round the weights to an older one."""
+    floats = [saved.dtype for saved in chosen.values() if saved.dtype in FLOATS]
+    return {"dtype": floats[0]} if floats else {}
+
+
+def _chosen(checkpoint: Checkpoint, strip: str, dtype: str | None, *, is_tied: bool) -> dict[str, _Saved]:
+    """Return the tensors of the files by name.
+
+    With `is_tied`, several names of the same stored elements become one tensor with the first name.
+    """
+    named = {
+        tensor.name.removeprefix(PREFIX + strip): tensor
+        for tensor in checkpoint.tensors.values()
+        if tensor.name.startswith(PREFIX + strip)
+    }
+    if not named:
+        raise CheckpointError(f"no tensor's name begins with {strip!r}; {_some_names(checkpoint)}")
+    aliases: dict[object, list[str]] = {}
+    for name, tensor in named.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise CheckpointError(f"{name} is {tensor.dtype}, which safetensors cannot hold")
+        shared = is_tied and tensor.bytes
+        aliases.setdefault((tensor.dtype, tensor.shape, tensor.boxes) if shared else name, []).append(name)
+    return {
+        name: _Saved(named[name], dtype if dtype and named[name].dtype in FLOATS else named[name].dtype, tuple(others))
+        for name, *others in aliases.values()
+    }
 
 
 def _key(folder: str, file: str) -> str:
     return f"{folder.rstrip('/')}/{file}" if folder else file
 
 
-def _groups(chosen: Mapping[str, LogicalTensor], file_bytes: int) -> Iterator[dict[str, LogicalTensor]]:
+def _groups(chosen: Mapping[str, _Saved], file_bytes: int) -> Iterator[dict[str, _Saved]]:
     """Cut the tensors, in their order, into groups of at most `file_bytes` bytes, or of one tensor."""
-    group: dict[str, LogicalTensor] = {}
+    group: dict[str, _Saved] = {}
     size = 0
     for name, tensor in chosen.items():
         if group and size + tensor.bytes > file_bytes:
@@ -138,16 +224,17 @@ def _groups(chosen: Mapping[str, LogicalTensor], file_bytes: int) -> Iterator[di
     yield group
 
 
-def _header(group: Mapping[str, LogicalTensor]) -> bytes:
-    described: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _header(group: Mapping[str, _Saved]) -> bytes:
+    ties = {other: name for name, saved in group.items() for other in saved.ties}
+    described: dict[str, object] = {"__metadata__": {**ties, "format": "pt"}}
     position = 0
-    for name, tensor in group.items():
+    for name, saved in group.items():
         described[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": tensor.shape,
-            "data_offsets": (position, position + tensor.bytes),
+            "dtype": DTYPE_NAMES[saved.dtype],
+            "shape": saved.tensor.shape,
+            "data_offsets": (position, position + saved.bytes),
         }
-        position += tensor.bytes
+        position += saved.bytes
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text

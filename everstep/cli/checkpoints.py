@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +19,20 @@ Step = Annotated[int, typer.Argument(min=0, help="Step of the checkpoint.")]
 OfGeneration = Annotated[
     int | None, typer.Option("--generation", min=1, help="Generation that saved the step; by default the newest.")
 ]
+
+
+class Format(StrEnum):
+    """Formats of an export."""
+
+    HF = "hf"
+
+
+class Dtype(StrEnum):
+    """Floating point types of an export."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 @command(app, "list")
@@ -64,7 +80,18 @@ def export(
     step: Step,
     to: Annotated[str, typer.Option(help="Folder, or s3://bucket/prefix, that receives the files.")],
     generation: OfGeneration = None,
-    strip: Annotated[str, typer.Option(help="Prefix to remove from names; other tensors are left out.")] = "",
+    form: Annotated[Format, typer.Option("--format", help="hf: safetensors files and config.json.")] = Format.HF,
+    strip: Annotated[
+        str | None,
+        typer.Option(
+            help="Prefix to remove from names; other tensors are left out. By default the path of the transformers "
+            "model, if the checkpoint has one."
+        ),
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Convert floating point tensors to this type.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="config.json to write, if the script's model did not come from transformers.")
+    ] = None,
 ) -> Shown:
     """Export the model of a checkpoint as safetensors files that Hugging Face libraries open.
 
@@ -76,6 +103,7 @@ def export(
     from everstep.checkpoints.checkpoint import open_checkpoint
     from everstep.checkpoints.export import export_safetensors
 
+    assert form is Format.HF
     uri = _manifest_of(service, name, step, generation)
     columns = (*Progress.get_default_columns()[:-1], DownloadColumn(), TimeRemainingColumn())
     with (
@@ -84,12 +112,34 @@ def export(
     ):
         bar = progress.add_task(f"step {step}", total=None)
         exported = export_safetensors(
-            checkpoint, to, strip=strip, progress=lambda done, total: progress.update(bar, completed=done, total=total)
+            checkpoint,
+            to,
+            strip=strip,
+            dtype=None if dtype is None else dtype.value,
+            config=None if config is None else _text_of(config),
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
-    body = {"S3Uri": uri, "Files": list(exported.files), "Tensors": exported.tensors, "Bytes": exported.bytes}
+    body = {
+        "S3Uri": uri,
+        "Files": list(exported.files),
+        "Tensors": exported.tensors,
+        "Bytes": exported.bytes,
+        "LeftOut": list(exported.left_out),
+    }
     what = f"{counted(exported.tensors, 'tensor')} of {size(exported.bytes)}"
     done = f"exported {what} to {to}: {', '.join(exported.files)}"
-    return Shown(body, done)
+    left = counted(len(exported.left_out), "tensor")
+    note = f"left out: {left} outside of the model, such as {exported.left_out[0]}" if exported.left_out else ""
+    return Shown(body, done, note)
+
+
+def _text_of(path: Path) -> str:
+    from everstep.checkpoints.errors import CheckpointError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _manifest_of(service: Any, name: str, step: int, generation: int | None) -> str:

@@ -27,6 +27,7 @@ from everstep.training.agent_link import AgentLink, NullLink, UnixAgentLink
 from everstep.training.copier import Copier, CpuCopier
 from everstep.training.data import DataStream, check_apart
 from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
+from everstep.training.pretrained import pretrained_configs
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
 from everstep.training.state import RankState, Stateful
@@ -91,7 +92,8 @@ def init(
             for name, loader in _named(data).items()
         }
         check_apart(streams.values())
-        state = RankState(adapters, objects, streams, environment)
+        pretrained = pretrained_configs({**_named(model), **_named(engine)})
+        state = RankState(adapters, objects, streams, environment, pretrained)
         session = TrainingSession(
             state, link, environment, _copier(state.devices(), environment), has_many_streams=isinstance(data, Mapping)
         )

@@ -31,6 +31,7 @@ from everstep.protocol.slot import (
     unpack_header,
     unpack_index,
 )
+from everstep.protocol.slot_values import SlotValues
 from everstep.training.agent_link import AgentLink
 from everstep.training.arena import Arena
 from everstep.training.capture import view_of
@@ -44,18 +45,6 @@ VALUE_PREFIX = "value"
 Example: `value/objects/extra/average/weights`.
 """
 SHOWN_DIFFERENCES = 8
-
-
-class SlotValues(msgspec.Struct, frozen=True, array_like=True):
-    """Content of the `values` field in a slot's index."""
-
-    facts: bytes
-    """Layout facts as msgpack. Their digest is the layout hash. After a mismatch, the facts explain the difference."""
-    adapters: bytes
-    """Adapter values, encoded by `state_tree.encode`. A restore needs them before all other values."""
-    others: bytes
-    """All values that are not adapter values, encoded by `state_tree.encode`."""
-
 
 _SLOT_VALUES = msgspec.msgpack.Decoder(SlotValues)
 _FACTS = msgspec.msgpack.Decoder(dict[str, str])

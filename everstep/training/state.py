@@ -20,12 +20,13 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from everstep.protocol.parts import TensorPart
+from everstep.protocol.slot_values import SlotValues
 from everstep.training import rng
 from everstep.training.adapters.base import Adapter, AdapterState
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
-from everstep.training.restore import VALUE_PREFIX, SlotValues, Snapshot, encode_facts
+from everstep.training.restore import VALUE_PREFIX, Snapshot, encode_facts
 from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
 
@@ -74,6 +75,7 @@ class RankState:
         objects: other registered objects, by name.
         streams: the loaders, by name.
         environment: environment of the rank.
+        pretrained: `SlotValues.pretrained` of the models.
 
     Raises:
         CannotResume: a part of the state cannot be restored.
@@ -85,10 +87,12 @@ class RankState:
         objects: Mapping[str, Stateful],
         streams: Mapping[str, DataStream],
         environment: Environment,
+        pretrained: Mapping[str, str] | None = None,
     ) -> None:
         self.adapters = adapters
         self.objects = objects
         self.streams = streams
+        self._pretrained = dict(pretrained or {})
         self._modules = [list(root.modules()) for adapter in adapters for root in adapter.modules()]
         self._kept: dict[str, Tree] | None = None
         """Training modes, data positions and generator states that `keep_passing` has recorded.
@@ -180,7 +184,7 @@ class RankState:
             StateTensor(VALUE_PREFIX + path, tensor, is_deferred=False)
             for path, tensor in (*adapters.tensors, *others.tensors)
         ]
-        values = msgspec.msgpack.encode(SlotValues(self._facts_data, adapters.data, others.data))
+        values = msgspec.msgpack.encode(SlotValues(self._facts_data, adapters.data, others.data, self._pretrained))
         return Observed([one for state in of_adapters for one in state.lists], fresh, values)
 
     def parts(self, tensors: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:

@@ -429,6 +429,81 @@ def zero(
     return Scenario({"engine": engine, "data": loader()}, step)
 
 
+class Wrapper(nn.Module):
+    """A script's own module around a model of transformers, with a tensor beside it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.net = model
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.net(input_ids=ids).logits / self.temperature
+
+
+TOKENS = torch.arange(24).reshape(2, 12)
+
+
+def transformers(kind: str = "ddp", logits: str = "") -> Scenario:
+    """Return a scenario with a model of Hugging Face's transformers, trained by one of several frameworks.
+
+    After training, rank 0 writes the logits of `TOKENS` to the file `logits`.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 1}
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+        net: nn.Module = LlamaForCausalLM(LlamaConfig(hidden_size=16, intermediate_size=32, **heads, **sizes))
+        model: nn.Module = fully_shard(net)
+    else:
+        dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        net = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=16, **dropouts, **sizes))
+        model = net if kind == "zero" else nn.parallel.DistributedDataParallel(Wrapper(net))
+    register: dict[str, Any] = {"data": loader()}
+    if kind == "zero":
+        import deepspeed
+
+        deepspeed.init_distributed("gloo", dist_init_required=False)
+        config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, "steps_per_print": 2**31}
+        config["zero_allow_untested_optimizer"] = True
+        model, *_ = deepspeed.initialize(
+            model=net,
+            optimizer=torch.optim.AdamW(net.parameters(), lr=1e-2),
+            config=config,
+            dist_init_required=False,
+        )
+        register["engine"] = model
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        register |= {"model": model, "optimizer": optimizer}
+
+    def step(_batch: Any, _session: TrainingSession) -> float:
+        output = model(TOKENS)
+        output = output if isinstance(output, torch.Tensor) else output.logits
+        loss = F.cross_entropy(output[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+        if kind == "zero":
+            model.backward(loss)
+            model.step()
+        else:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss.item()
+
+    def after() -> None:
+        with torch.no_grad():
+            found = net(input_ids=TOKENS).logits
+        if kind == "fsdp":
+            net.reshard()  # type: ignore[operator]
+        if dist.get_rank() == 0:
+            np.save(logits, found.numpy())
+
+    return Scenario(register, step, after=after)
+
+
 class Counted(nn.Module):
     """A module whose output depends on its number of calls, which only `get_extra_state` returns."""
 
@@ -665,6 +740,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
         fsdp,
         tensor_parallel,
         zero,
+        transformers,
         batch_norm,
         two_optimizers,
         scaler,

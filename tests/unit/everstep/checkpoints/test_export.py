@@ -148,3 +148,21 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, manifest: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreFailure, match=r"model\.safetensors: File exists"):
         exported(manifest, tmp_path / "file")
+
+
+def test_a_configuration_that_is_no_object_is_refused(tmp_path: Path, manifest: Path) -> None:
+    with pytest.raises(CheckpointError, match="the model's configuration is no JSON object"):
+        exported(manifest, tmp_path / "to", config="[]")
+
+
+def test_a_value_beyond_the_range_of_a_dtype_is_refused_and_integers_keep_their_dtype(tmp_path: Path) -> None:
+    count = Stored("model/count", np.array([70000], np.int64))
+    wide = store(tmp_path / "wide", {0: [Stored("model/w", np.array([70000, np.inf], np.float32)), count]})
+    with pytest.raises(CheckpointError, match=r"w has a value beyond the range of float16; export it as float32"):
+        exported(wide, tmp_path / "to", dtype="float16")
+    weight = np.array([1.5, np.inf, np.nan], np.float32)
+    manifest = store(tmp_path / "narrow", {0: [Stored("model/w", weight), count]})
+    exported(manifest, tmp_path / "to", dtype="float16")
+    found = load_file(tmp_path / "to" / "model.safetensors")
+    assert np.array_equal(found["w"], weight.astype(np.float16), equal_nan=True)
+    assert found["count"] == 70000

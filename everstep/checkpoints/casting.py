@@ -1,0 +1,42 @@
+"""Conversion of a tensor's bytes to another floating point type, with torch.
+
+Invariant: the result equals torch's `Tensor.to` element by element, and no finite value becomes infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+from everstep.checkpoints.errors import CheckpointError
+
+SLICE_ELEMENTS: Final = 1024 * 1024
+"""Elements that are converted at a time."""
+
+
+def cast(name: str, data: bytes | bytearray | memoryview, source: str, target: str) -> Iterator[memoryview]:
+    """Convert the elements of a tensor.
+
+    Args:
+        name: name of the tensor, for messages.
+        data: uint8[elements times bytes per element], in row-major order.
+        source: dtype of the elements, torch's name without `torch.`.
+        target: dtype of the result, named in the same way.
+
+    Yields:
+        The converted elements in order, a slice at a time.
+
+    Raises:
+        CheckpointError: the target's range is too small for a value.
+    """
+    if not len(data):
+        return
+    elements = torch.frombuffer(data, dtype=getattr(torch, source))
+    for begin in range(0, elements.numel(), SLICE_ELEMENTS):
+        part = elements[begin : begin + SLICE_ELEMENTS]
+        converted = part.to(getattr(torch, target))
+        if bool((converted.isinf() & ~part.isinf()).any()):
+            raise CheckpointError(f"{name} has a value beyond the range of {target}; export it as {source}")
+        yield converted.view(torch.uint8).numpy().data

@@ -1,0 +1,36 @@
+"""Content of the `values` field in a slot's index. Pure.
+
+Training code writes the values and restores from them. Readers of checkpoints use `pretrained` only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SlotValues(msgspec.Struct, frozen=True, array_like=True):
+    """Plain values of one rank's step."""
+
+    facts: bytes
+    """Layout facts as msgpack. Their digest is the layout hash. After a mismatch, the facts explain the difference."""
+    adapters: bytes
+    """Adapter values, encoded by `state_tree.encode`. A restore needs them before all other values."""
+    others: bytes
+    """All values that are not adapter values, encoded by `state_tree.encode`."""
+    pretrained: dict[str, str] = {}
+    """Content of `config.json` of each registered model from Hugging Face's transformers.
+
+    The key is the path of the model within the names of parameters. It is empty if the script registered the model
+    itself. Slots of earlier versions have no such field.
+    """
+
+
+_decoder = msgspec.msgpack.Decoder(SlotValues)
+
+
+def pretrained_of(values: bytes) -> dict[str, str]:
+    """Return `SlotValues.pretrained` of packed values. Empty if the values have another format."""
+    try:
+        return _decoder.decode(values).pretrained
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
