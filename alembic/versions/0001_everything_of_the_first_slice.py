@@ -383,6 +383,7 @@ def upgrade() -> None:
         sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("parent", sa.BigInteger(), nullable=False),
         sa.Column("base_step", sa.BigInteger(), nullable=False),
+        sa.Column("world_size", sa.BigInteger(), nullable=False),
         sa.Column("plan", sa.LargeBinary(), nullable=False),
         sa.Column("node_ids", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),

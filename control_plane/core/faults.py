@@ -25,13 +25,15 @@ from everstep.protocol.agent_messages import (
     RankStatus,
 )
 from everstep.protocol.ids import NodeId, Rank, RunId, Step
-from everstep.protocol.plan import GenerationPlan, Timeouts
+from everstep.protocol.plan import GenerationPlan, Relayout, Timeouts
 
 SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})
 """Fault codes that an agent reports when a load failed because of the shards themselves.
 
 Other causes of a failed load, such as memory, the source archive or the node itself, prove nothing about the state.
 """
+LOAD_FAULTS = SHARD_FAULTS | {FaultCode.MEMORY_FULL}
+"""Fault codes that an agent reports while its ranks load a base of another layout."""
 COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
 """Fault codes of an agent that cannot take part in the rounds."""
 
@@ -318,7 +320,7 @@ def of_silence(
     )
 
 
-def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault, ...]:
+def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault, ...]:
     """Return one fault per node whose shards failed to load."""
     return tuple(
         Fault(
@@ -328,8 +330,18 @@ def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault,
             seen_on=(node,),
         )
         for node, report in sorted(reports.items())
-        if report.phase is MemberPhase.LOAD_FAILED
+        if _has_failed_load(plan, report)
     )
+
+
+def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
+    """Return whether a node could not load its shards.
+
+    With a relayout, ranks fetch the shards of the base after the start.
+    """
+    if report.phase is MemberPhase.LOAD_FAILED:
+        return True
+    return plan.relayout is not None and any(fault.code in LOAD_FAULTS for fault in report.faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +384,8 @@ def failed_sources(
     failed: list[tuple[RefusedSource, bool]] = []
     for member in plan.nodes:
         report = reports.get(member.node_id)
+        if report is not None and plan.relayout is not None:
+            failed += _failed_earlier_shards(plan.relayout, report, nodes)
         if report is None or report.phase is not MemberPhase.LOAD_FAILED:
             continue
         codes = {fault.code for fault in report.faults}
@@ -394,6 +408,27 @@ def failed_sources(
     return FailedSources(refused, tuple(dict.fromkeys(source for source, _ in failed if source not in refused)))
 
 
+def _failed_earlier_shards(
+    relayout: Relayout, report: MemberReport, nodes: Mapping[NodeId, NodeObserved]
+) -> list[tuple[RefusedSource, bool]]:
+    """Return the sources of earlier shards that one node could not load, each with whether its content was wrong."""
+    return [
+        (
+            RefusedSource(
+                rank=fault.shard,
+                origin_generation=source.origin_generation,
+                step=source.step,
+                is_object=source.kind == "s3",
+            ),
+            fault.code == FaultCode.SOURCE_MISMATCH,
+        )
+        for fault in report.faults
+        if fault.code in SHARD_FAULTS and fault.shard is not None and fault.shard < relayout.world_size
+        for source in relayout.shards[fault.shard]
+        if (fault.code == FaultCode.SOURCE_MISMATCH if source.kind == "s3" else _is_there(nodes, source.node_id))
+    ]
+
+
 def failure_of_loads(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float
 ) -> FailureRecord | None:
@@ -402,7 +437,7 @@ def failure_of_loads(
     Return None if no load failed.
     """
     for node, report in sorted(reports.items()):
-        if report.phase is MemberPhase.LOAD_FAILED:
+        if _has_failed_load(plan, report):
             return FailureRecord(
                 generation=plan.generation,
                 step=plan.base_step,

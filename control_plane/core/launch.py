@@ -139,6 +139,7 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
         owners=owners,
         inventories={node_id: report.inventory for node_id, report in roll.promised.items()},
         path=recovery.path_of(seen.lineage, parent_of(seen)),
+        worlds=recovery.worlds_of(seen.lineage),
         checkpoints=seen.checkpoints,
         refused=record.refused,
         committed=committed_of(spec, seen, record),
@@ -198,6 +199,7 @@ def make_plan(
             third_slot=spec.third_slot,
             stored_step=recovery.stored_step(found, restore.base_step),
         ),
+        relayout=restore.relayout,
         timeouts=policy.timeouts,
         max_slowdown=spec.max_slowdown,
     )

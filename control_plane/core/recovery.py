@@ -6,19 +6,20 @@ The path of a generation is the history that leads to it: its own steps, and eac
                                │                    the last step of g on it: (1, 3) is on the path, (1, 4) is not
     generation 2:              3 ─ 4 ─ 5 ─ 6
 
-Invariant: a base and all its sources are on the path of the newest started generation. Origin generation, step and
-digest together identify the content of a slot. The rules are in docs/design.md#restore. The model
-`tests/model/step_protocol.py` contains them as `lineage`, `on_path` and `common`.
+Invariant: a base and all its sources are on the path of the newest started generation, and generations with one number
+of ranks made them. Origin generation, step and digest together identify the content of a slot. The rules are in
+docs/design.md#restore. The model `tests/model/step_protocol.py` contains them as `lineage`, `on_path` and `common`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.core.observed.steps import NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
-from everstep.protocol.plan import ObjectReference, ShardSource, SlotRecord, SlotReference
+from everstep.protocol.plan import ObjectReference, Relayout, ShardSource, SlotRecord, SlotReference
 
 FARTHEST = ("local", "peer", "s3")
 """Kinds of sources, nearest first."""
@@ -37,6 +38,8 @@ class Survey:
     inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
     """Inventories of the nodes that have promised, as the nodes reported them with the promise."""
     path: Path
+    worlds: Mapping[Generation, int]
+    """Number of ranks of each generation on the path (`worlds_of`)."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
     committed: Step = NO_STEP
@@ -51,16 +54,22 @@ class Restore:
 
     base_step: Step
     sources: tuple[tuple[ShardSource, ...], ...]
-    """Sources by rank, best first. Every rank has an empty list if the base is 0."""
+    """Sources by rank, best first. Every rank has an empty list if the base is 0, or with a relayout."""
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
-    """Slots that a node must not overwrite before the base is committed, by node."""
+    """Slots that a node must not overwrite before the base is committed, by node.
+
+    With a relayout, the node keeps them until the first commit of the new generation.
+    """
+    relayout: Relayout | None = None
+    """Sources of the base, if another number of ranks made it."""
     forgotten: tuple[Rank, ...] = ()
-    """Ranks whose shard no node holds in memory."""
+    """Ranks whose shard no node holds in memory. With a relayout, these are earlier ranks."""
 
     @property
     def farthest(self) -> str | None:
         """The farthest kind of source that any rank uses, or None if the base is 0."""
-        kinds = [sources[0].kind for sources in self.sources if sources]
+        shards = self.sources if self.relayout is None else self.relayout.shards
+        kinds = [sources[0].kind for sources in shards if sources]
         return max(kinds, key=FARTHEST.index) if kinds else None
 
 
@@ -84,6 +93,11 @@ def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path
         last = min(last, known[generation].base_step)
         generation = known[generation].parent
     return path
+
+
+def worlds_of(lineage: Iterable[GenerationRecord]) -> Mapping[Generation, int]:
+    """Return the number of ranks of each generation that has a plan."""
+    return {record.generation: record.world_size for record in lineage}
 
 
 def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
@@ -120,8 +134,10 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
 def choose(survey: Survey) -> Restore:
     """Return the newest step that every rank can get, with its sources.
 
-    If no such step exists, the base is step 0, which needs no source. The job loop calls this function once all members
-    have promised. Earlier, the loop calls it to check whether the restore needs a missing member at all.
+    A step counts if each rank of the generation that made it has a source. If this generation had another number of
+    ranks, the result has a relayout. If no such step exists, the base is step 0, which needs no source. The job loop
+    calls this function once all members have promised. Earlier, the loop calls it to check whether the restore needs a
+    missing member at all.
 
     Args:
         survey: shards in memory and in S3 that the members can get.
@@ -129,62 +145,92 @@ def choose(survey: Survey) -> Restore:
     Returns:
         The base, its sources, and the slots that each node must keep.
     """
-    ranks = [Rank(rank) for rank in range(len(survey.owners))]
-    found = [_sources_by_step(survey, rank) for rank in ranks]
-    common: set[Step] = set(found[0]).intersection(*found[1:]) if found else set()
-    base = max(common, default=FIRST_STEP)
-    sources = tuple(found[rank][base] for rank in ranks) if base > 0 else ((),) * len(ranks)
+    new_world = len(survey.owners)
+    found = _sources_by_state(survey)
+    states = [state for state, shards in found.items() if len(shards) == state.world_size]
+    if not states:
+        return Restore(
+            base_step=FIRST_STEP,
+            sources=((),) * new_world,
+            keep={node: _keep(survey, node, FIRST_STEP) for node in survey.inventories},
+            forgotten=_forgotten(found, new_world),
+        )
+    base = max(states, key=lambda state: (state.step, state.world_size == new_world))
+    shards = tuple(tuple(found[base][Rank(rank)]) for rank in range(base.world_size))
+    is_relayout = base.world_size != new_world
     return Restore(
-        base_step=base,
-        sources=sources,
-        keep={node: _keep(survey, node, base) for node in survey.inventories},
-        forgotten=tuple(
-            rank for rank in ranks if all(source.kind == "s3" for sources in found[rank].values() for source in sources)
-        ),
+        base_step=base.step,
+        sources=((),) * new_world if is_relayout else shards,
+        relayout=Relayout(world_size=base.world_size, shards=shards) if is_relayout else None,
+        keep={node: _keep(survey, node, base.step, is_relayout=is_relayout) for node in survey.inventories},
+        forgotten=_forgotten(found, base.world_size),
     )
 
 
-def _sources_by_step(survey: Survey, rank: Rank) -> dict[Step, tuple[ShardSource, ...]]:
-    """Return the sources of a rank's shard by step on the path.
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The state of one step. Its shards come from generations with `world_size` ranks."""
 
-    For each step, the sources are sorted: the rank's own node, other nodes, S3.
+    step: Step
+    world_size: int
+
+
+def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSource]]]:
+    """Return the sources of each shard on the path, by state and by the rank that owns the shard.
+
+    The sources of a shard are sorted: the node that the rank has in the new generation, other nodes, S3. The first
+    source is local only if the new generation has as many ranks as the state.
     """
-    refused = {(item.is_object, item.origin_generation, item.step) for item in survey.refused if item.rank == rank}
-    owner = survey.owners[rank]
-    found: dict[Step, list[ShardSource]] = {}
+    found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
+    refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
+    new_world = len(survey.owners)
 
-    def usable(origin: Generation, step: Step, *, is_object: bool) -> bool:
-        return step > 0 and is_on_path(survey.path, origin, step) and (is_object, origin, step) not in refused
+    def usable(rank: Rank, origin: Generation, step: Step, *, is_object: bool) -> bool:
+        is_refused = (rank, is_object, origin, step) in refused
+        return step > 0 and is_on_path(survey.path, origin, step) and not is_refused
 
-    for node in sorted(survey.inventories, key=lambda node: (node != owner, node)):
+    for node in sorted(survey.inventories):
         for slot in survey.inventories[node]:
-            if slot.owner_rank == rank and usable(slot.origin_generation, slot.step, is_object=False):
-                found.setdefault(slot.step, []).append(
+            rank, world_size = slot.owner_rank, survey.worlds.get(slot.origin_generation, 0)
+            if rank >= world_size or not usable(rank, slot.origin_generation, slot.step, is_object=False):
+                continue
+            is_local = world_size == new_world and node == survey.owners[rank]
+            source = ShardSource(
+                kind="local" if is_local else "peer",
+                origin_generation=slot.origin_generation,
+                step=slot.step,
+                digest=slot.digest,
+                payload_bytes=slot.payload_bytes,
+                node_id=node,
+            )
+            sources = found[_State(slot.step, world_size)][rank]
+            sources.insert(0 if is_local else len(sources), source)
+    for checkpoint in survey.checkpoints:
+        for shard in checkpoint.shards:
+            if usable(shard.rank, shard.origin_generation, checkpoint.step, is_object=True):
+                found[_State(checkpoint.step, len(checkpoint.shards))][shard.rank].append(
                     ShardSource(
-                        kind="local" if node == owner else "peer",
-                        origin_generation=slot.origin_generation,
-                        step=slot.step,
-                        digest=slot.digest,
-                        payload_bytes=slot.payload_bytes,
-                        node_id=node,
+                        kind="s3",
+                        origin_generation=shard.origin_generation,
+                        step=checkpoint.step,
+                        digest=bytes.fromhex(shard.payload_digest),
+                        payload_bytes=shard.payload_bytes,
+                        object=ObjectReference(bucket=checkpoint.bucket, key=shard.key),
                     )
                 )
-    for checkpoint in survey.checkpoints:
-        if rank >= len(checkpoint.shards) or len(checkpoint.shards) != len(survey.owners):
-            continue
-        shard = checkpoint.shards[rank]
-        if usable(shard.origin_generation, checkpoint.step, is_object=True):
-            found.setdefault(checkpoint.step, []).append(
-                ShardSource(
-                    kind="s3",
-                    origin_generation=shard.origin_generation,
-                    step=checkpoint.step,
-                    digest=bytes.fromhex(shard.payload_digest),
-                    payload_bytes=shard.payload_bytes,
-                    object=ObjectReference(bucket=checkpoint.bucket, key=shard.key),
-                )
-            )
-    return {step: tuple(sources) for step, sources in found.items()}
+    return {state: dict(shards) for state, shards in found.items()}
+
+
+def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
+    """Return the ranks of a world of which no shard is in the memory of a node."""
+    held = {
+        rank
+        for state, shards in found.items()
+        if state.world_size == world_size
+        for rank, sources in shards.items()
+        if any(source.kind != "s3" for source in sources)
+    }
+    return tuple(rank for rank in map(Rank, range(world_size)) if rank not in held)
 
 
 def stored_step(survey: Survey, base: Step) -> Step:
@@ -202,19 +248,24 @@ def stored_step(survey: Survey, base: Step) -> Step:
     return max(leading, default=FIRST_STEP)
 
 
-def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]:
+def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False) -> tuple[SlotReference, ...]:
     """Return the slots that a node must not overwrite before the base is committed.
 
     These are the slots on the path up to the base. A node that does not hold the base of a shard needs one free slot to
     receive it. It fills its other slots first with the newest committed step, and then with the newest other steps.
+
+    With a relayout, the base is never committed in the new layout. Each node needs one free slot for the first step of
+    the new generation, and fills its other slots first with the base.
     """
     kept: dict[Rank, list[SlotRecord]] = {}
     for slot in survey.inventories[node]:
         if slot.step <= base and is_on_path(survey.path, slot.origin_generation, slot.step):
             kept.setdefault(slot.owner_rank, []).append(slot)
     for slots in kept.values():
-        slots.sort(key=lambda slot: (slot.step == survey.committed, slot.step), reverse=True)
-        if base > 0 and all(slot.step != base for slot in slots):
+        slots.sort(
+            key=lambda slot: (is_relayout and slot.step == base, slot.step == survey.committed, slot.step), reverse=True
+        )
+        if is_relayout or (base > 0 and all(slot.step != base for slot in slots)):
             del slots[survey.slot_count - 1 :]
     return tuple(
         SlotReference(

@@ -207,6 +207,7 @@ class LineageEntry:
     number: int
     parent: int
     base_step: int
+    world_size: int
     planned_at: datetime
     started_at: datetime | None
 
@@ -548,6 +549,7 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
             revision=revision,
             parent=int(plan.parent),
             base_step=int(plan.base_step),
+            world_size=plan.world_size,
             plan=encode(plan),
             node_ids=tuple(node.node_id for node in plan.nodes),
             created_at=now,
@@ -608,13 +610,19 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
 
 def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
     """Return all planned generations of a run, oldest first, without plans."""
-    columns = Generation.number, Generation.parent, Generation.base_step, Generation.created_at, Generation.started_at
-    return tuple(
-        LineageEntry(number=number, parent=parent, base_step=base_step, planned_at=planned_at, started_at=started_at)
-        for number, parent, base_step, planned_at, started_at in session.execute(
-            select(*columns).where(Generation.run_id == run_id).order_by(Generation.number)
+    query = (
+        select(
+            Generation.number,
+            Generation.parent,
+            Generation.base_step,
+            Generation.world_size,
+            Generation.created_at.label("planned_at"),
+            Generation.started_at,
         )
+        .where(Generation.run_id == run_id)
+        .order_by(Generation.number)
     )
+    return tuple(LineageEntry(**row) for row in session.execute(query).mappings())
 
 
 def planned_nodes(session: Session, run_id: str, generation: int) -> frozenset[str]:

@@ -404,6 +404,8 @@ class Generation(Base):
     """Revision of the job from which the launch was planned."""
     parent: Mapped[int]
     base_step: Mapped[int]
+    world_size: Mapped[int]
+    """Number of ranks of the plan."""
     plan: Mapped[bytes]
     """The plan (`GenerationPlan`), encoded by `everstep.protocol.codec.encode`.
 

@@ -159,6 +159,7 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
         generation=Generation(entry.number),
         parent=Generation(entry.parent),
         base_step=Step(entry.base_step),
+        world_size=entry.world_size,
         was_started=entry.started_at is not None,
     )
 

@@ -355,6 +355,8 @@ class NodeFault(Message, frozen=True):
     """
     xid: int | None = None
     """Number of NVIDIA's Xid error; set only for `gpu_xid`."""
+    shard: Rank | None = None
+    """Earlier rank whose shard could not be fetched for a base of another layout; None for other faults."""
 
 
 class NoticeKind(StrEnum):

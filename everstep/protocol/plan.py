@@ -233,6 +233,16 @@ class GenerationPlan(Message, frozen=True):
         """The number of ranks."""
         return len(self.ranks)
 
+    @property
+    def base_shards(self) -> tuple[tuple[Rank, tuple[ShardSource, ...]], ...]:
+        """Each shard of the base: the rank that owns it, and its sources.
+
+        With a relayout, the owners are earlier ranks.
+        """
+        if self.relayout is not None:
+            return tuple((Rank(rank), sources) for rank, sources in enumerate(self.relayout.shards))
+        return tuple((rank.rank, rank.sources) for rank in self.ranks)
+
     def node(self, node_id: NodeId) -> PlanNode:
         """Return the member with this id.
 

@@ -980,6 +980,7 @@ class Model:
                 for node, listed in inventories.items()
             },
             path=self.path(world),
+            worlds={Generation(generation): self.shape.world_size for generation, _, _ in world.lineage},
             refused=[
                 RefusedSource(rank=Rank(r), origin_generation=Generation(o), step=Step(s)) for r, o, s in world.refused
             ],
@@ -1128,7 +1129,9 @@ def _as(kind: type[T], value: T) -> T:
 @lru_cache(maxsize=1024)
 def _path(lineage: tuple[tuple[int, int, int], ...], generation: int) -> recovery.Path:
     records = [
-        GenerationRecord(generation=Generation(g), parent=Generation(p), base_step=Step(b), was_started=True)
+        GenerationRecord(
+            generation=Generation(g), parent=Generation(p), base_step=Step(b), world_size=1, was_started=True
+        )
         for g, p, b in lineage
     ]
     return recovery.path_of(records, Generation(generation))

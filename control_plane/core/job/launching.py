@@ -28,7 +28,7 @@ def load_and_start(view: JobView) -> Decision:
     found = (
         *faults.of_nodes(plan, view.verdicts, view.nodes, view.now),
         *faults.of_agents(plan, view.spec.run, view.nodes, view.now),
-        *faults.of_loads(view.reports, view.now),
+        *faults.of_loads(plan, view.reports, view.now),
         *faults.of_ranks(view.reports),
         *faults.of_silence(plan, view.nodes, view.now, view.policy.timeouts),
     )

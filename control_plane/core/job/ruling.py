@@ -65,8 +65,8 @@ def _refused_state(view: JobView, failure: FailureRecord) -> tuple[RefusedSource
     if plan is None or plan.base_step != failure.base_step:
         return ()
     return tuple(
-        RefusedSource(rank=rank.rank, origin_generation=origin, step=plan.base_step, is_object=is_object)
-        for rank in plan.ranks
-        for origin in sorted({source.origin_generation for source in rank.sources})
+        RefusedSource(rank=rank, origin_generation=origin, step=plan.base_step, is_object=is_object)
+        for rank, sources in plan.base_shards
+        for origin in sorted({source.origin_generation for source in sources})
         for is_object in (False, True)
     )

@@ -38,6 +38,7 @@ def watch(view: JobView) -> Decision:
     others = progress_without(view.reports, plan.coordinator)
     found = (
         *faults.of_nodes(plan, view.verdicts, view.nodes, view.now),
+        *faults.of_loads(plan, view.reports, view.now),
         *faults.of_ranks(view.reports),
         *faults.of_agents(plan, view.spec.run, view.nodes, view.now),
         *faults.of_coordinator(plan, silences.get(plan.coordinator), others.committed, view.now, view.policy.timeouts),
@@ -47,9 +48,9 @@ def watch(view: JobView) -> Decision:
         return with_actions(stop(view, found, is_durable=not puts), puts)
     if found:
         found = (*found, *reported_besides(view, found))
-        return with_actions(
-            start_new_generation(view, found, faults.failure_of_ranks(plan, view.reports, record.max_boundary)), puts
-        )
+        failure = faults.failure_of_loads(plan, view.reports, record.max_boundary, view.now)
+        failure = failure or faults.failure_of_ranks(plan, view.reports, record.max_boundary)
+        return with_actions(start_new_generation(view, found, failure), puts)
     if view.wants_stop:
         return with_actions(
             change_state(with_record(view, suspicion=None, moves=()), JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"),

@@ -18,6 +18,8 @@ class GenerationRecord:
     generation: Generation
     parent: Generation
     base_step: Step
+    world_size: int
+    """Number of ranks."""
     was_started: bool
     """Whether the control plane may have sent Start for this generation."""
 

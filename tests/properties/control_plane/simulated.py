@@ -133,6 +133,7 @@ class SimulatedJob:
                 generation=plan.generation,
                 parent=plan.parent,
                 base_step=plan.base_step,
+                world_size=plan.world_size,
                 was_started=plan.generation in self.started,
             )
             for plan in self.plans.values()

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_plane.core import placement, recovery
-from control_plane.core.observed.steps import GenerationRecord
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, SlotRecord
 from tests.unit.worker.rank_plans import rank_plan
@@ -157,10 +156,8 @@ class Relaunch:
             recovery.Survey(
                 owners=[owner for _, owner in self.ranks_of(self.members)],
                 inventories={node_id: node.inventory() for node_id, node in self.nodes.items()},
-                path=recovery.path_of(
-                    [GenerationRecord(generation=ORIGIN, parent=Generation(0), base_step=Step(0), was_started=True)],
-                    ORIGIN,
-                ),
+                path={ORIGIN: recovery.UNBOUNDED},
+                worlds={ORIGIN: len(self.members) * self.ranks_per_node},
                 committed=COMMITTED,
             )
         )

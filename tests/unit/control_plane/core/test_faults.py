@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from control_plane.core import breakers, faults, launch, members
 from control_plane.core.breakers import Course
@@ -15,7 +16,7 @@ from control_plane.core.states import IncidentState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.plan import GenerationPlan
+from everstep.protocol.plan import GenerationPlan, Relayout
 from tests.properties.control_plane.simulated import POLICY, fresh, spec_of
 
 RUN = RunId("a" * 32)
@@ -244,6 +245,57 @@ def test_slots_of_nodes_that_were_away_are_not_refused() -> None:
     plan, reports, nodes = failed_load("source_unavailable")
     away = {node_id: replace(node, is_connected=False) for node_id, node in nodes.items()}
     assert faults.failed_sources(plan, reports, away, ()) == faults.FailedSources()
+
+
+def with_relayout(plan: GenerationPlan) -> GenerationPlan:
+    """Return the plan as if three ranks had made its base."""
+    shards = tuple(
+        tuple(
+            structs.replace(source, kind="peer" if source.kind == "local" else source.kind)
+            for source in plan.ranks[rank % plan.world_size].sources
+        )
+        for rank in range(3)
+    )
+    return structs.replace(
+        plan,
+        ranks=tuple(structs.replace(rank, sources=()) for rank in plan.ranks),
+        relayout=Relayout(world_size=3, shards=shards),
+    )
+
+
+def unloaded(reports: dict[NodeId, MemberReport], code: str, shard: int | None) -> dict[NodeId, MemberReport]:
+    """Return the reports as if a rank had failed to fetch an earlier shard after the start."""
+    fault = NodeFault(code=code, message="", is_permanent=False, shard=None if shard is None else Rank(shard))
+    return {
+        node: structs.replace(report, phase=MemberPhase.RUNNING, faults=(fault,)) for node, report in reports.items()
+    }
+
+
+def test_a_shard_of_another_layout_that_does_not_verify_ends_the_generation_and_is_not_asked_again() -> None:
+    plan, reports, nodes = failed_load(None)
+    plan, reports = with_relayout(plan), unloaded(reports, "source_mismatch", 2)
+    found = faults.failed_sources(plan, reports, nodes, ())
+    assert {(item.rank, item.is_object) for item in found.refused} == {(2, False), (2, True)}
+    assert [fault.cause for fault in faults.of_loads(plan, reports, 0.0)] == [Cause.LOAD_FAILED]
+    failure = faults.failure_of_loads(plan, reports, Step(0), 0.0)
+    assert failure is not None
+    assert failure.base_step == plan.base_step
+
+
+def test_a_shard_of_another_layout_that_was_out_of_reach_is_asked_once_more() -> None:
+    plan, reports, nodes = failed_load(None)
+    plan, reports = with_relayout(plan), unloaded(reports, "source_unavailable", 1)
+    once = faults.failed_sources(plan, reports, nodes, ())
+    assert [(item.rank, item.is_object) for item in once.doubted] == [(1, False)]
+    assert once.refused == ()
+
+
+def test_a_fault_of_a_running_node_is_a_failed_load_only_after_a_relayout() -> None:
+    plan, reports, _ = failed_load(None)
+    running = unloaded(reports, "memory_full", None)
+    assert faults.of_loads(plan, running, 0.0) == ()
+    assert len(faults.of_loads(with_relayout(plan), running, 0.0)) == 1
+    assert faults.of_loads(with_relayout(plan), unloaded(reports, "upload_failed", None), 0.0) == ()
 
 
 def test_newcomers_take_the_places_of_the_lost_in_the_order_they_came() -> None:

@@ -30,7 +30,11 @@ SPEC = spec_of("gpt", "a", 4, 2)
 
 def link(generation: int, parent: int, base: int, *, started: bool = True) -> GenerationRecord:
     return GenerationRecord(
-        generation=Generation(generation), parent=Generation(parent), base_step=Step(base), was_started=started
+        generation=Generation(generation),
+        parent=Generation(parent),
+        base_step=Step(base),
+        world_size=SPEC.world_size,
+        was_started=started,
     )
 
 

@@ -16,9 +16,13 @@ from everstep.protocol.plan import SlotRecord
 A, B, C, D = (NodeId(name) for name in "abcd")
 
 
-def link(generation: int, parent: int, base: int, *, started: bool = True) -> GenerationRecord:
+def link(generation: int, parent: int, base: int, *, world: int = 2, started: bool = True) -> GenerationRecord:
     return GenerationRecord(
-        generation=Generation(generation), parent=Generation(parent), base_step=Step(base), was_started=started
+        generation=Generation(generation),
+        parent=Generation(parent),
+        base_step=Step(base),
+        world_size=world,
+        was_started=started,
     )
 
 
@@ -59,6 +63,7 @@ def survey(inventories: dict[NodeId, list[SlotRecord]], **changes: object) -> re
         "owners": [A, B],
         "inventories": {node: tuple(slots) for node, slots in inventories.items()},
         "path": recovery.path_of(LINEAGE, Generation(2)),
+        "worlds": recovery.worlds_of(LINEAGE),
     }
     return recovery.Survey(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -118,8 +123,52 @@ def test_a_checkpoint_of_an_abandoned_branch_is_not_used() -> None:
     assert recovery.choose(survey({A: [], B: []}, checkpoints=(checkpoint(13, 1), checkpoint(5, 1)))).base_step == 5
 
 
-def test_a_checkpoint_of_another_world_size_is_not_used() -> None:
-    assert recovery.choose(survey({A: [], B: []}, checkpoints=(checkpoint(5, 1, ranks=3),))).base_step == 0
+def test_a_checkpoint_of_another_number_of_ranks_is_restored_with_a_relayout() -> None:
+    restore = recovery.choose(survey({A: [], B: []}, checkpoints=(checkpoint(5, 1, ranks=3),)))
+    assert restore.base_step == 5
+    assert restore.sources == ((), ())
+    assert restore.relayout is not None
+    assert restore.relayout.world_size == 3
+    assert [[source.kind for source in sources] for sources in restore.relayout.shards] == [["s3"]] * 3
+    assert restore.farthest == "s3"
+
+
+def test_fewer_nodes_restore_the_memory_of_more_ranks() -> None:
+    inventories = {A: [slot(0, 2, 12), slot(2, 2, 12)], B: [slot(1, 2, 12), slot(0, 2, 12)]}
+    restore = recovery.choose(survey(inventories, worlds={1: 3, 2: 3}))
+    assert restore.base_step == 12
+    assert restore.relayout is not None
+    found = [[(source.kind, source.node_id) for source in sources] for sources in restore.relayout.shards]
+    assert found == [[("peer", A), ("peer", B)], [("peer", B)], [("peer", A)]]
+
+
+def test_shards_of_two_worlds_do_not_complete_each_other() -> None:
+    inventories = {A: [slot(0, 2, 12), slot(0, 1, 10), slot(2, 1, 10)], B: [slot(1, 1, 10)]}
+    restore = recovery.choose(survey(inventories, worlds={1: 3, 2: 2}))
+    assert restore.base_step == 10
+    assert restore.relayout is not None
+    assert restore.relayout.world_size == 3
+
+
+def test_an_equal_number_of_ranks_needs_no_relayout_after_one() -> None:
+    restore = recovery.choose(survey({A: [slot(0, 2, 12)], B: [slot(1, 2, 12)]}, worlds={1: 3, 2: 2}))
+    assert restore.relayout is None
+    assert [sources[0].kind for sources in restore.sources] == ["local", "local"]
+
+
+def test_with_a_relayout_each_shard_has_a_slot_for_the_first_step_of_the_new_generation() -> None:
+    inventories = {A: [slot(0, 2, 12), slot(0, 2, 11), slot(2, 2, 12)], B: [slot(1, 2, 12), slot(2, 2, 11)]}
+    changes = {"worlds": {1: 3, 2: 3}, "committed": Step(11)}
+    assert kept(recovery.choose(survey(inventories, **changes)), A) == [(0, 12), (2, 12)]
+    assert kept(recovery.choose(survey(inventories, **changes)), B) == [(1, 12), (2, 11)]
+    assert kept(recovery.choose(survey(inventories, slot_count=3, **changes)), A) == [(0, 11), (0, 12), (2, 12)]
+
+
+def test_earlier_shards_stay_when_a_step_of_the_new_layout_is_not_committed_yet() -> None:
+    inventories = {A: [slot(0, 1, 10), slot(2, 1, 10), slot(0, 2, 12)], B: [slot(1, 1, 10), slot(1, 2, 12)]}
+    restore = recovery.choose(survey(inventories, worlds={1: 3, 2: 2}))
+    assert (restore.base_step, restore.relayout) == (12, None)
+    assert kept(restore, A) == [(0, 10), (0, 12), (2, 10)]
 
 
 def test_what_is_stored_is_the_newest_checkpoint_that_leads_to_the_base() -> None:
@@ -187,7 +236,7 @@ def test_a_slot_of_an_abandoned_branch_is_not_kept_below_the_base_either() -> No
     path = recovery.path_of([link(1, 0, 0), link(2, 1, 3)], Generation(2))
     node = NodeId("a")
     inventory = [slot(0, 1, 4), slot(0, 2, 5)]
-    restore = recovery.choose(survey({node: inventory}, owners=[node], path=path))
+    restore = recovery.choose(survey({node: inventory}, owners=[node], path=path, worlds={1: 1, 2: 1}))
     assert restore.base_step == 5
     assert kept(restore, node) == [(0, 5)]
 

@@ -159,6 +159,7 @@ def test_generations_are_written_once(database, job, lease):
         (1, 0, 0, NOW),
         (2, 1, 7, None),
     ]
+    assert {entry.world_size for entry in lineage} == {plan(1).world_size}
     assert (get(database).generation, get(database).base_step) == (2, 7)
 
 
