@@ -115,7 +115,10 @@ def _rules(rules: Json, default: ClientConfig | None, others: Sequence[ClientCon
         # The rules select a profile by its endpoint only. An error prevents the use of another profile's token.
         if len(tokens[url]) > 1:
             answer = {
-                "error": f"Profiles with different tokens have the endpoint {url}: give one another name of the server",
+                "error": (
+                    f"Profiles with different tokens use the endpoint {url}. Use another host name of the server "
+                    "in all but one of them."
+                ),
                 "type": "error",
             }
         ours += [
@@ -125,7 +128,7 @@ def _rules(rules: Json, default: ClientConfig | None, others: Sequence[ClientCon
     known = ", ".join(checked_endpoint(configuration.endpoint_url) for configuration in configured)
     refusal: Json = {
         "conditions": [],
-        "error": f"No token is configured for this endpoint, only for {known}: everstep configure",
+        "error": f"No token is configured for this endpoint. Tokens exist for {known}. Run everstep configure.",
         "type": "error",
     }
     return {**rules, "rules": [*ours, refusal]}

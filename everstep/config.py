@@ -91,8 +91,11 @@ def load(
     if not secret and filed.get("token"):
         if not is_filed:
             raise ConfigurationError(
-                f"The token of the profile {name!r} is for {filed['endpoint_url']}; it is not sent to {checked}.",
-                hint="Set EVERSTEP_TOKEN for it.",
+                (
+                    f"The token of the profile {name!r} is for {filed['endpoint_url']}; the client does not send "
+                    f"it to {checked}."
+                ),
+                hint="Set EVERSTEP_TOKEN for this endpoint.",
             )
         secret = filed["token"]
     if not secret:
@@ -117,11 +120,11 @@ def checked_endpoint(url: str) -> str:
         raise ConfigurationError(f"The endpoint {url!r} is not an http or https URL.")
     parts = urlsplit(url)
     if parts.username or parts.password:
-        raise ConfigurationError("The endpoint holds a user name or a password.", hint="Set EVERSTEP_TOKEN instead.")
+        raise ConfigurationError("The endpoint contains a user name or a password.", hint="Set EVERSTEP_TOKEN instead.")
     if parts.scheme == "http" and not is_this_machine(host):
         raise ConfigurationError(
-            f"The endpoint {url} is plain http to another machine: the token would cross the network in the clear.",
-            hint="Use its https endpoint.",
+            f"The endpoint {url} uses plain http to another machine: the token would cross the network unencrypted.",
+            hint="Use an https endpoint.",
         )
     return url.rstrip("/")
 
@@ -143,7 +146,9 @@ def write(
         ConfigurationError: the profile name is invalid, or the existing file is unreadable.
     """
     if not re.fullmatch(_PROFILE_PATTERN, profile):
-        raise ConfigurationError(f"A profile cannot be called {profile!r}: letters, digits, - and _, 63 at most.")
+        raise ConfigurationError(
+            f"A profile cannot have the name {profile!r}. Use at most 63 letters, digits, - and _."
+        )
     path = _path(environment)
     profiles = {**_read_file(path), profile: _written(configuration)}
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -182,7 +187,7 @@ def _profile(path: Path, name: str) -> dict[str, str]:
     if name not in found and name != DEFAULT_PROFILE:
         others = ", ".join(sorted(found)) or "none"
         raise ConfigurationError(
-            f"{path} has no profile {name!r}; it has: {others}.", hint=f"everstep configure --profile {name}"
+            f"{path} has no profile {name!r}; its profiles: {others}.", hint=f"everstep configure --profile {name}"
         )
     return found.get(name, {})
 
@@ -202,7 +207,7 @@ def _read_file(path: Path) -> dict[str, dict[str, str]]:
         raise ConfigurationError(f"{path} is not TOML: {error}.") from error
     named = values.pop("profiles", {})
     if not is_object(named) or not all(is_object(settings) for settings in named.values()):
-        raise ConfigurationError(f"{path}: profiles must be tables, as [profiles.staging].")
+        raise ConfigurationError(f"{path}: profiles must be tables, such as [profiles.staging].")
     profiles: dict[str, dict[str, str]] = {**named, **({DEFAULT_PROFILE: values} if values else {})}
     for settings in profiles.values():
         _check(path, settings, mode)
@@ -213,11 +218,13 @@ def _check(path: Path, settings: Mapping[str, object], mode: int) -> None:
     unknown = sorted(settings.keys() - {"endpoint_url", "token", "ca_bundle"})
     if unknown:
         raise ConfigurationError(
-            f"{path} has settings that are not known: {', '.join(unknown)}.",
-            hint="It may have endpoint_url, token, ca_bundle and profiles with these.",
+            f"{path} has unknown settings: {', '.join(unknown)}.",
+            hint="Allowed settings: endpoint_url, token, ca_bundle and profiles that contain them.",
         )
     wrong = sorted(name for name, value in settings.items() if not isinstance(value, str))
     if wrong:
         raise ConfigurationError(f"{path}: {', '.join(wrong)} must be text.")
     if "token" in settings and mode & 0o077:
-        raise ConfigurationError(f"{path} holds a token and can be read by others.", hint=f"chmod 600 {path}")
+        raise ConfigurationError(
+            f"{path} contains a token, and other users can read the file.", hint=f"chmod 600 {path}"
+        )

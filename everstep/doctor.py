@@ -213,7 +213,9 @@ def _versions(facts: Facts) -> Iterator[Finding]:
     theirs = facts.service.version
     if theirs and theirs != facts.version:
         words = f"Everstep {facts.version} here, {theirs} at the service"
-        yield Finding("version", Level.WARNING, words, f"Install the service's: pip install everstep=={theirs}")
+        yield Finding(
+            "version", Level.WARNING, words, f"Install the version of the service: pip install everstep=={theirs}"
+        )
     else:
         yield Finding("version", Level.OK, f"Everstep {facts.version}")
     if not facts.is_node:
@@ -222,7 +224,7 @@ def _versions(facts: Facts) -> Iterator[Finding]:
         yield Finding("processor", Level.WRONG, obstacle.partition(": ")[0], "Choose another instance type.")
     else:
         yield Finding("processor", Level.OK, facts.machine)
-    for package, what_for in (("torch", "ranks train with it"), ("py-spy", "it shows where ranks stand still")):
+    for package, what_for in (("torch", "ranks train with it"), ("py-spy", "it shows where hung ranks are")):
         if package not in facts.packages:
             level = Level.WRONG if package == "torch" else Level.WARNING
             yield Finding(
@@ -238,7 +240,10 @@ def _versions(facts: Facts) -> Iterator[Finding]:
 def _service(facts: Facts) -> Iterator[Finding]:
     service = facts.service
     if service.error and not service.is_refused:
-        advice = service.hint or "everstep configure; then see whether the server runs and this machine reaches it."
+        advice = (
+            service.hint
+            or "Run everstep configure. Then check that the server runs and that this machine can reach it."
+        )
         yield Finding("endpoint", Level.WRONG, service.error, advice)
     else:
         yield Finding("endpoint", Level.OK, f"{service.endpoint} answers")
@@ -249,14 +254,14 @@ def _clock(facts: Facts) -> Iterator[Finding]:
     if skew is None:
         return
     off = max(0.0, abs(skew) - facts.service.uncertainty_seconds)
-    words = f"this clock is {off:.1f} s {'ahead of' if skew > 0 else 'behind'} the service's"
-    advice = "Let chrony or systemd-timesyncd keep it; on EC2 from 169.254.169.123."
+    words = f"the clock of this machine is {off:.1f} s {'ahead of' if skew > 0 else 'behind'} the clock of the service"
+    advice = "Synchronize it with chrony or systemd-timesyncd; on EC2 use 169.254.169.123."
     if off > SKEW_WRONG_SECONDS:
         yield Finding("clock", Level.WRONG, words, advice)
     elif off > SKEW_TOLD_SECONDS:
         yield Finding("clock", Level.WARNING, words, advice)
     else:
-        yield Finding("clock", Level.OK, "this clock is that of the service")
+        yield Finding("clock", Level.OK, "the clock of this machine agrees with the service")
 
 
 def _token(facts: Facts) -> Iterator[Finding]:
@@ -272,52 +277,55 @@ def _token(facts: Facts) -> Iterator[Finding]:
         scope = f"the project {service.project}" if service.project else "every project"
         if service.expires_at is not None and service.expires_at - facts.now < EXPIRY_TOLD:
             words = f"the token ({service.role} of {scope}) expires at {service.expires_at:%Y-%m-%d %H:%M} UTC"
-            yield Finding(
-                "token", Level.WARNING, words, "Ask an administrator for the next one: everstep tokens create"
-            )
+            yield Finding("token", Level.WARNING, words, "Ask an administrator for a new token: everstep tokens create")
         else:
             yield Finding("token", Level.OK, f"{service.role} of {scope}")
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:
     least = LEAST_MEMORY_BYTES if facts.is_node else LEAST_MEMORY_BYTES // 2
-    words = f"{_size(facts.memory_available)} of {_size(facts.memory_total)} are available"
+    words = f"{_size(facts.memory_available)} of {_size(facts.memory_total)} of memory are available"
     if facts.memory_available < least:
         level = Level.WRONG if facts.is_node else Level.WARNING
         yield Finding(
             "memory",
             level,
             words,
-            f"Free some: {_size(least)} at least, and two slots of every shard that a node keeps.",
+            f"Free at least {_size(least)}, plus two slots for every shard that the node holds.",
         )
     else:
         yield Finding("memory", Level.OK, words)
     if facts.shared_memory_free is None:
-        advice = "Mount one: mount -t tmpfs tmpfs /dev/shm. In a container: --shm-size, or --tmpfs /dev/shm."
+        advice = "Mount a tmpfs: mount -t tmpfs tmpfs /dev/shm. In a container: --shm-size, or --tmpfs /dev/shm."
         yield Finding(
             "tmpfs",
             Level.WRONG if facts.is_node else Level.WARNING,
-            "/dev/shm is no tmpfs here: steps are kept on one",
+            "/dev/shm is not a tmpfs; Everstep keeps the steps on a tmpfs",
             advice,
         )
     elif not facts.can_write_shared_memory:
-        yield Finding("tmpfs", Level.WRONG, "nothing can be written to /dev/shm", "chmod 1777 /dev/shm")
+        yield Finding(
+            "tmpfs",
+            Level.WRONG,
+            "this user cannot write to /dev/shm",
+            "chmod 1777 /dev/shm",
+        )
     elif facts.shared_memory_free < LEAST_SHARED_MEMORY_BYTES:
         advice = (
-            "mount -o remount,size=50% /dev/shm. In a container: --shm-size. What an earlier run left is in "
-            "/dev/shm/everstep-*."
+            "mount -o remount,size=50% /dev/shm. In a container: --shm-size. Delete /dev/shm/everstep-* of earlier "
+            "runs."
         )
         yield Finding(
             "tmpfs",
             Level.WRONG if facts.is_node else Level.WARNING,
-            f"/dev/shm has {_size(facts.shared_memory_free)} left",
+            f"/dev/shm has {_size(facts.shared_memory_free)} free",
             advice,
         )
     else:
         yield Finding(
             "tmpfs",
             Level.OK,
-            f"/dev/shm has {_size(facts.shared_memory_free)} of {_size(facts.shared_memory_total)} left",
+            f"/dev/shm has {_size(facts.shared_memory_free)} of {_size(facts.shared_memory_total)} free",
         )
 
 
@@ -326,8 +334,8 @@ def _ports(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "ports",
             Level.WRONG,
-            f"no port can be listened on: {facts.listen_error}",
-            "Look for a firewall or a sandbox on this machine.",
+            f"this machine cannot listen on a port: {facts.listen_error}",
+            "Check this machine for a firewall or a sandbox that blocks ports.",
         )
         return
     first, last = RENDEZVOUS_PORTS
@@ -338,35 +346,40 @@ def _ports(facts: Facts) -> Iterator[Finding]:
         and facts.is_node
     ):
         words = (
-            f"the kernel takes ports {facts.local_ports[0]} to {facts.local_ports[1]} for connections, ranks "
-            f"meet at {first} to {last}"
+            f"the kernel uses ports {facts.local_ports[0]} to {facts.local_ports[1]} for outgoing connections; ranks "
+            f"need ports {first} to {last}"
         )
         yield Finding("ports", Level.WARNING, words, "sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
     else:
-        yield Finding("ports", Level.OK, "ports can be listened on")
+        yield Finding("ports", Level.OK, "this machine can listen on ports")
 
 
 def _gpus(facts: Facts) -> Iterator[Finding]:
     if facts.gpu_error:
-        advice = "Install the NVIDIA driver of the instance type's AMI, and see `nvidia-smi`."
+        advice = "Install the NVIDIA driver for this instance type (see its AMI), then check with `nvidia-smi`."
         yield Finding("gpu", Level.WRONG if facts.is_node else Level.WARNING, facts.gpu_error, advice)
     else:
-        yield Finding("gpu", Level.OK, ", ".join(facts.gpus) if facts.gpus else "no GPU here; ranks train on CPUs")
+        yield Finding(
+            "gpu", Level.OK, ", ".join(facts.gpus) if facts.gpus else "this machine has no GPU; ranks train on CPUs"
+        )
 
 
 def _isolation(facts: Facts) -> Iterator[Finding]:
     if not facts.is_node:
         return
-    metadata = ", and ask this instance's metadata for the keys of its role" if facts.is_ec2 else ""
+    metadata = ", and can read the credentials of the instance's role from the metadata service" if facts.is_ec2 else ""
     if not facts.is_root:
-        message = f"an agent of this user runs ranks as itself: a job's code can read the agent's files{metadata}"
+        message = (
+            "an agent started by this user runs ranks as the same user: the code of a job can read the agent's "
+            f"files{metadata}"
+        )
         advice = (
-            "Run the agent as root: ranks then have a user of their own. Else let only people submit who may "
-            "have what the agent has."
+            "Run the agent as root; ranks then get their own users. Otherwise let only users submit jobs who may "
+            "have the agent's access."
         )
         yield Finding("isolation", Level.WARNING, message, advice)
     elif facts.closed_folder:
-        message = f"ranks have a user of their own, which cannot use this Python: {facts.closed_folder} is closed to it"
+        message = f"the ranks' own users cannot use this Python: {facts.closed_folder} denies them access"
         yield Finding(
             "isolation",
             Level.WRONG,
@@ -375,16 +388,16 @@ def _isolation(facts: Facts) -> Iterator[Finding]:
         )
     elif facts.is_ec2 and not facts.has_ip:
         message = (
-            "there is no `ip` here to keep ranks from the instance's metadata: a job's code can ask it for the "
-            "keys of the instance's role"
+            "the command `ip` is missing, so the agent cannot block the metadata service: the code of a job can "
+            "read the credentials of the instance's role"
         )
         yield Finding("isolation", Level.WARNING, message, "Install iproute2.")
     else:
-        yield Finding("isolation", Level.OK, "each job's ranks have a user of their own")
+        yield Finding("isolation", Level.OK, "the ranks of each job have their own user")
     if facts.allows_builds:
         message = (
-            "pip may build packages for jobs: their code then runs during the installation and can read this "
-            "node's settings of pip"
+            "pip may build packages for jobs: code of these packages runs during installation and can read the pip "
+            "settings of this node"
         )
         yield Finding(
             "builds", Level.WARNING, message, "Remove EVERSTEP_ALLOW_BUILDS unless jobs need packages without wheels."
@@ -402,7 +415,7 @@ def _aws(facts: Facts) -> Iterator[Finding]:
             "aws",
             Level.WRONG,
             aws.error,
-            "Give this machine an instance profile, or set AWS_PROFILE; --no-aws leaves AWS out.",
+            "Give this machine an instance profile, or set AWS_PROFILE. --no-aws skips the AWS checks.",
         )
         return
     yield Finding("aws", Level.OK, f"{aws.caller} in {aws.region}")
@@ -419,13 +432,13 @@ def _aws(facts: Facts) -> Iterator[Finding]:
             "permissions",
             Level.WARNING,
             f"not allowed: {', '.join(optional)}",
-            f"Allow them to {aws.caller} if that is used.",
+            f"Allow them to {aws.caller} if you use this.",
         )
     if unknown:
-        words = f"nobody could say whether these are allowed: {', '.join(unknown)}"
+        words = f"the check could not determine whether these actions are allowed: {', '.join(unknown)}"
         advice = (
-            "Allow iam:SimulatePrincipalPolicy to have them checked; a policy for named buckets, groups or "
-            "queues only cannot be."
+            "Allow iam:SimulatePrincipalPolicy for this check. It cannot check a policy for named buckets, groups "
+            "or queues."
         )
         yield Finding("permissions", Level.WARNING, words, advice)
     if aws.permissions and not refused and not unknown:
@@ -434,16 +447,17 @@ def _aws(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "quota",
             Level.WARNING,
-            f"the quota is not known: {aws.quota_error}",
-            "Allow servicequotas:GetServiceQuota to have it checked.",
+            f"the quota is unknown: {aws.quota_error}",
+            "Allow servicequotas:GetServiceQuota for this check.",
         )
     elif aws.quota is not None:
         quota = aws.quota
         words = (
-            f"{quota.node_count} × {quota.instance_type} take {quota.needed} vCPUs of {quota.limit:g} ({quota.name})"
+            f"{quota.node_count} × {quota.instance_type} need {quota.needed} vCPUs; the quota is "
+            f"{quota.limit:g} ({quota.name})"
         )
         if quota.needed > quota.limit:
-            yield Finding("quota", Level.WRONG, words, "Ask AWS for more: Service Quotas, Amazon EC2.")
+            yield Finding("quota", Level.WRONG, words, "Request an increase: Service Quotas, Amazon EC2.")
         else:
             yield Finding("quota", Level.OK, words)
 

@@ -159,7 +159,7 @@ def aws_facts(
         caller: str = session.client("sts", config=settings).get_caller_identity()["Arn"]
         clients = {name: session.client(name, config=settings) for name in ("ec2", "iam", "service-quotas")}
     except (BotoCoreError, ClientError) as error:
-        return AwsFacts(error=f"AWS does not answer, or knows no credentials of this machine: {error}")
+        return AwsFacts(error=f"AWS does not respond, or this machine has no valid credentials: {error}")
     quota, quota_error = None, ""
     if instance_type is not None:
         try:
@@ -245,7 +245,7 @@ def quota_of(ec2: Any, quotas: Any, instance_type: str, node_count: int) -> Quot
     """
     described = ec2.describe_instance_types(InstanceTypes=[instance_type])["InstanceTypes"]
     if not described:
-        raise LookupError(f"EC2 knows no instance type {instance_type}")
+        raise LookupError(f"EC2 has no instance type {instance_type}")
     letters = re.match(r"[a-z]+", instance_type)
     family = next(
         (family for family in ("trn", "inf", "p", "g") if letters is not None and letters[0].startswith(family)), ""
@@ -321,13 +321,13 @@ def _gpus() -> tuple[tuple[str, ...], str]:
     has_device = Path("/dev/nvidiactl").exists()
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return (), "there is an NVIDIA device and no nvidia-smi" if has_device else ""
+        return (), "the machine has an NVIDIA device but no nvidia-smi" if has_device else ""
     try:
         done = subprocess.run(
             [tool, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return (), f"nvidia-smi does not answer: {error}"
+        return (), f"nvidia-smi does not respond: {error}"
     if done.returncode != 0:
         return (), f"nvidia-smi: {(done.stderr or done.stdout).strip()}"
     return tuple(line.strip() for line in done.stdout.splitlines() if line.strip()), ""

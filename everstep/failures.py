@@ -44,8 +44,8 @@ def translated() -> Generator[None]:
         raise _from_waiter(error) from error
     except (HTTPClientError, NoConnection) as error:
         raise ServiceFailed(
-            f"The service does not answer: {error}",
-            hint="Does the control plane run? `everstep local status`, or ask who runs it.",
+            f"The service does not respond: {error}",
+            hint="Check that the control plane runs: `everstep local status`, or ask its operator.",
             code=UNAVAILABLE,
         ) from error
     except (BotoCoreError, ResponseParserError) as error:
@@ -59,8 +59,8 @@ def _from_waiter(error: WaiterError) -> ServiceFailed | WaitFailed | WaitTimedOu
     told = f" {last['Reason']}" if last.get("Reason") else ""
     status = next((f" It is {last[name]}." for name in ("SecondaryStatus", "FleetStatus") if name in last), "")
     if "Max attempts exceeded" in str(error):
-        return WaitTimedOut(f"What was waited for has not come in time.{status}{told}")
-    return WaitFailed(f"What was waited for cannot come any more.{status}{told}")
+        return WaitTimedOut(f"The condition was not met before the wait timed out.{status}{told}")
+    return WaitFailed(f"The condition can no longer be met.{status}{told}")
 
 
 def _from_answer(error: ClientError) -> ServiceFailed:
@@ -69,7 +69,7 @@ def _from_answer(error: ClientError) -> ServiceFailed:
     status = metadata.get("HTTPStatusCode", 0)
     if not str(said.get("Code", "")).endswith("Exception"):  # A response of a proxy or of another service.
         code = UNAVAILABLE if status in _UNAVAILABLE_STATUSES else ""
-        return ServiceFailed(f"HTTP {status}, without a word of the service.", hint=WRONG_ADDRESS, code=code)
+        return ServiceFailed(f"HTTP {status} without an error message from the service.", hint=WRONG_ADDRESS, code=code)
     return ServiceFailed(
         str(said.get("Message", "")),
         hint=str(answer.get("Hint", "")),

@@ -162,7 +162,7 @@ def _require_ours(http_response: Any, **_: Any) -> None:
     """
     if http_response.status_code < 300 and http_response.url and "x-amzn-requestid" not in http_response.headers:
         raise ConfigurationError(
-            f"What {http_response.url} answers is not Everstep's.",
+            f"The response of {http_response.url} is not from Everstep.",
             hint="Is this the address of an Everstep control plane?",
         )
 
@@ -248,7 +248,7 @@ class Conveniences:
         top = Path(Directory)
         if top.exists() and not top.is_dir():
             raise ConfigurationError(
-                f"{top} is a file.", hint="Name a directory for the outputs, or one that does not exist yet."
+                f"{top} is a file.", hint="Pass a directory for the outputs, or a path that does not exist yet."
             )
         service = cast(Any, self)
         entries = list(
@@ -293,7 +293,7 @@ def _download(service: Any, job: str, entry: Json, path: Path) -> Path:
             received += len(chunk)
     if received != entry["Bytes"]:
         partial.unlink()
-        raise TransferFailed(f"{entry['Path']}: {received} of {entry['Bytes']} bytes came.", hint="Try again.")
+        raise TransferFailed(f"{entry['Path']}: received {received} of {entry['Bytes']} bytes.", hint="Try again.")
     partial.replace(path)
     return path
 
@@ -316,8 +316,10 @@ def _below(top: Path, path: str) -> Path:
     """Return the local path of an output. Names are untrusted, because training scripts choose them."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or any(ord(letter) < 32 for letter in path):
-        raise TransferFailed(f"The output {path!r} has a name that is not a clean relative path; it was not written.")
+        raise TransferFailed(f"The output {path!r} was not written: its name is not a normalized relative path.")
     target = top.joinpath(*parts)
     if not target.parent.resolve().is_relative_to(top.resolve()):
-        raise TransferFailed(f"The output {path!r} would be written outside of {top}: something below it is a link.")
+        raise TransferFailed(
+            f"The output {path!r} would be written outside of {top}, because a path component is a link."
+        )
     return target

@@ -83,7 +83,7 @@ def pack(directory: Path, into: BinaryIO) -> str:
                 archive.addfile(entry, file)
             file_count += 1
     if not file_count:
-        raise SourceRefused(f"{directory} holds no file to run.")
+        raise SourceRefused(f"{directory} contains no file to run.")
     return target.digest.hexdigest()
 
 
@@ -123,7 +123,7 @@ def _ignored(directory: Path) -> list[Rule]:
         try:
             found.append((re.compile(regex), is_for_directories, is_back))
         except re.error as error:
-            raise SourceRefused(f"{file}: {row!r} is not a pattern: {error}.") from error
+            raise SourceRefused(f"{file}: {row!r} is not a valid pattern: {error}.") from error
     return found
 
 

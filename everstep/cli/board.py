@@ -85,9 +85,9 @@ def in_trouble(board: Board, words: str) -> Board:
 def picture(board: Board, now: datetime, width: int) -> RenderableType:
     """Return what rich prints for the board at time `now`, in a terminal of `width` columns."""
     seconds = 0 if board.looked_at is None else int((now - board.looked_at).total_seconds())
-    age = "not asked yet" if board.looked_at is None else "now" if seconds < 1 else f"{seconds} s ago"
+    age = "not polled yet" if board.looked_at is None else "now" if seconds < 1 else f"{seconds} s ago"
     head = Text.assemble(
-        (f"everstep · {when(now)} UTC", "bold"), f" · {counted(len(board.jobs), 'job')} under way, as of {age}"
+        (f"everstep · {when(now)} UTC", "bold"), f" · {counted(len(board.jobs), 'job')} in progress, as of {age}"
     )
     if board.trouble:
         head.append(safe_cell(f" · {board.trouble}"), style="red")
@@ -103,7 +103,7 @@ def _pace(before: Pace | None, boundary: int, now: datetime) -> Pace:
 
 def _jobs(board: Board, now: datetime, width: int) -> RenderableType:
     if not board.jobs:
-        return Text("No job is under way.", style="dim")
+        return Text("No job is in progress.", style="dim")
 
     def rate(job: Json) -> str:
         steps_per_second = board.paces[job["RunId"]].steps_per_second

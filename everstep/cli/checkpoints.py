@@ -65,10 +65,10 @@ def create(service: Service, name: JobName) -> Shown:
     """Request a checkpoint in S3 of a running job's newest committed step, or of a later step."""
     answer = service.create_checkpoint(TrainingJobName=name)
     if answer["Status"] == "Complete":
-        return Shown(answer, f"step {answer['Step']} is in S3 already")
+        return Shown(answer, f"step {answer['Step']} is already in S3")
     return Shown(
         answer,
-        f"a checkpoint of step {answer['Step']} or the next one is asked for",
+        f"requested a checkpoint of step {answer['Step']} or the next step",
         f"next: everstep checkpoints list {name}",
     )
 
@@ -84,7 +84,7 @@ def export(
     strip: Annotated[
         str | None,
         typer.Option(
-            help="Prefix to remove from names; other tensors are left out. By default the path of the transformers "
+            help="Prefix to remove from names; tensors without it are skipped. By default the path of the transformers "
             "model, if the checkpoint has one."
         ),
     ] = None,
@@ -188,7 +188,7 @@ def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | No
 _add(
     "verify",
     "Read a checkpoint back and compare its hashes with its manifest. The list shows the result.",
-    "is being read back",
+    "verification started",
     "next: everstep checkpoints list {name}",
 )
 _add("pin", "Protect a checkpoint from deletion until it is unpinned.", "is pinned")

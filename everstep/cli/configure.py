@@ -24,7 +24,7 @@ def configure(
     endpoint_url: Annotated[str | None, typer.Option(help="URL of the service; prompted for if missing.")] = None,
     token: Annotated[
         str | None,
-        typer.Option(help="Bearer token. Better omit it: then it is prompted for, or read from stdin."),
+        typer.Option(help="Bearer token. Safer: omit it, and the command prompts for it or reads it from stdin."),
     ] = None,
     profile: Annotated[
         str, typer.Option(help="Name for this service if you use several; select it with --profile.")
@@ -84,7 +84,7 @@ def _ask(what: str, *, hide: bool) -> str:
     if not sys.stdin.isatty():
         line = sys.stdin.readline().strip()
         if not line:
-            raise typer.BadParameter(f"{what} is neither given nor on standard input.")
+            raise typer.BadParameter(f"No {what} was passed, and standard input contains none.")
         return line
     answer: str = typer.prompt(what, hide_input=hide, err=True)
     return answer

@@ -33,11 +33,12 @@ def confirmed(question: str, *, yes: bool) -> bool:
         return True
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigurationError(
-            f"{question} There is no terminal to ask at, so nothing was done.", hint="Programs say --yes."
+            f"{question} The command cannot ask, because stdin is not a terminal. Nothing was changed.",
+            hint="In a script, pass --yes.",
         )
     # The question is printed to stderr. Python's `input` would print it to stdout, which contains the service's answer.
     typer.echo(f"{safe_line(question)} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
-    say("Nothing was done.")
+    say("Nothing was changed.")
     return False

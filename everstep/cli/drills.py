@@ -22,7 +22,7 @@ class Kind(StrEnum):
     TERMINATE_INSTANCE = "terminate-instance"
 
 
-@command(app, asks=lambda given: f"Break something of {given['job']} on purpose ({given['kind'].value})?")
+@command(app, asks=lambda given: f"Inject {given['kind'].value} into {given['job']}?")
 def start(
     service: Service,
     kind: Annotated[Kind, typer.Argument(help="Failure to inject.")],

@@ -54,7 +54,8 @@ def list_events(
     if follow:
         if pages.starting_token is not None:
             raise ConfigurationError(
-                "--follow has no pages to go on from with --starting-token.", hint="--after ID begins behind an event."
+                "--starting-token cannot be combined with --follow, which returns no pages.",
+                hint="Use --after ID to start after an event.",
             )
         with closing(
             following.events(service, without_none(TrainingJobName=job, FleetName=fleet, AfterEventId=after))

@@ -97,30 +97,33 @@ def create(
         planned = cast(Json, service.create_fleet(**request, DryRun=True))
         changes = planned["Changes"]
         if dry_run:
-            nothing = f"Nothing of {auto_scaling_group} would be changed."
+            nothing = f"No setting of {auto_scaling_group} needs a change."
             checks = [f"{check['Setting']}: {check['Message']}" for check in planned["Checks"]]
             person = (*checks, *(map(_in_words, changes) if changes else [nothing]))
             return Shown(
                 planned,
                 person,
-                f"{name} can be made of it as asked; nothing was changed. next: the same command without --dry-run",
+                (
+                    f"Everstep can register the fleet {name} with this request; nothing was changed. next: the "
+                    "same command without --dry-run"
+                ),
             )
         for change in changes:
             say(_in_words(change))
         if changes and not confirmed(
-            f"Change this of {auto_scaling_group}, and let Everstep keep it as the fleet {name}?", yes=yes
+            f"Change these settings of {auto_scaling_group} and register it as the fleet {name}?", yes=yes
         ):
             raise typer.Exit(FAILED)
         # The service refuses if the changes differ from those that the user confirmed.
         request["ExpectedChanges"] = changes
     created = cast(Json, service.create_fleet(**request))
     made = sum(change["Applies"] == "Now" for change in created["Changes"])
-    told = (
+    outcome = (
         f"Everstep changed {counted(made, 'setting')} of {auto_scaling_group}"
         if made
-        else f"{auto_scaling_group} was as it has to be"
+        else f"{auto_scaling_group} already had the required settings"
     )
-    return Shown(created, _facts(created["Fleet"]), f"{told}. next: everstep nodes list --fleet {name}")
+    return Shown(created, _facts(created["Fleet"]), f"{outcome}. next: everstep nodes list --fleet {name}")
 
 
 def _in_words(change: Json) -> str:
@@ -215,8 +218,8 @@ def update(
 @command(
     app,
     asks=lambda given: (
-        f"Take the silent nodes of {given['name']} for lost? Their instances are ended, and what only they "
-        "hold is gone."
+        f"Treat the silent nodes of {given['name']} as lost? Everstep terminates their instances. State that only "
+        "these nodes hold is lost."
     ),
 )
 def unfreeze(service: Service, name: FleetName) -> Shown:
@@ -228,7 +231,7 @@ def unfreeze(service: Service, name: FleetName) -> Shown:
     return _shown(fleet)
 
 
-@command(app, asks=lambda given: f"Forget the fleet {given['name']} and end all its instances?")
+@command(app, asks=lambda given: f"Delete the fleet {given['name']} and terminate all its instances?")
 def delete(service: Service, name: FleetName) -> Shown:
     """Terminate all nodes of a fleet and delete the fleet. Refused while unfinished jobs use the fleet."""
     fleet = service.delete_fleet(FleetName=name)
@@ -250,7 +253,7 @@ def join_token(
     token = service.create_join_token(FleetName=name, **without_none(ExpiresInSeconds=expires_in_seconds))
     # An environment variable, because every process of the node could read a command-line option.
     how = "EVERSTEP_JOIN_TOKEN=TOKEN everstep agent --control-plane-url URL"
-    return Shown(token, token["JoinToken"], f"It is shown this once. User data: {how}")
+    return Shown(token, token["JoinToken"], f"The token is shown only once. User data: {how}")
 
 
 def _policy(probability: float | None) -> Json | None:
@@ -262,7 +265,7 @@ def _spares(fleet: Json) -> str:
     return (
         f"{fleet['SpareCount']} spares"
         if policy is None
-        else f"as many spares as make it {policy['Probability']:.4%} probable that one is free"
+        else f"enough spares that one is free with probability {policy['Probability']:.4%}"
     )
 
 
@@ -285,16 +288,16 @@ def _facts(fleet: Json) -> Facts:
             ("reason", fleet["Reason"] or None),
             ("group", fleet["AutoScalingGroupName"]),
             ("nodes", ", ".join(f"{fleet[field]} {word}" for word, field in counts)),
-            ("kept", f"{fleet['MinNodeCount']} at least and {_spares(fleet)}"),
+            ("kept", f"at least {fleet['MinNodeCount']} and {_spares(fleet)}"),
             ("failed instances", "held for inspection" if fleet["HoldFailedInstances"] else "ended"),
-            ("replacements", f"{fleet['MaxReplacementsPerHour']} an hour at most"),
+            ("replacements", f"at most {fleet['MaxReplacementsPerHour']} per hour"),
             ("node role", fleet.get("NodeRoleName")),
             ("drills", "allowed" if fleet.get("AllowDrills") else None),
             ("commands", "allowed" if fleet.get("AllowCommands") else None),
             ("instance type", fleet["InstanceType"] or None),
             ("zone", fleet["AvailabilityZone"] or None),
             ("price", None if price is None else f"${price} per node and hour"),
-            ("time of jobs", job_time(fleet)),
+            ("cost of jobs", job_time(fleet)),
             ("ETTR", ettr_words(fleet)),
             ("incidents", incident_words(fleet)),
             ("cost", None if cost is None else f"{dollars(cost)} for {hours(fleet['NodeSeconds'])} node-hours of jobs"),

@@ -16,7 +16,7 @@ from everstep.cli.waiting import UNANSWERED_SECONDS
 from everstep.errors import ServiceFailed
 
 RETRY_SECONDS: Final = 1.0
-_HELD_BACK: Final = "Does a proxy hold its answers back until they are whole? A stream has no end."
+_HELD_BACK: Final = "Does a proxy buffer complete responses? A stream never completes."
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
@@ -124,8 +124,8 @@ def kept_up(
         if monotonic() - heard_at >= UNANSWERED_SECONDS:
             if isinstance(trouble, ServiceFailed):
                 raise trouble
-            told = f"The service has said nothing for {UNANSWERED_SECONDS:.0f} s on the connections that it takes"
+            silence = f"The service accepts connections but has sent nothing for {UNANSWERED_SECONDS:.0f} s"
             raise ServiceFailed(
-                f"{told}: {trouble or 'it ends them'}", hint=_HELD_BACK, code=failures.UNAVAILABLE
+                f"{silence}: {trouble or 'it closes them'}", hint=_HELD_BACK, code=failures.UNAVAILABLE
             ) from trouble
         pause(RETRY_SECONDS)

@@ -109,7 +109,7 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
         ("lost steps", incident.get("LostSteps")),
         ("generations", f"{incident['GenerationBefore']} → {'-' if after is None else after}"),
         ("phases", phases),
-        ("cost", None if cost is None else f"{dollars(cost)}: its nodes made no new step meanwhile"),
+        ("cost", None if cost is None else f"{dollars(cost)}, for node time without new steps"),
         ("failed", moment(incident["FailedAt"])),
         ("opened", moment(incident["OpenedAt"])),
         ("training again", moment(incident.get("RestoredAt"))),

@@ -85,7 +85,7 @@ def submit(
         typer.Option("--set", help="Field=value; overrides a field of the file: NodeCount=8, HyperParameters.lr=1e-3."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the job; by default made of the entry point and the time.")
+        str | None, typer.Option(help="Name of the job; by default derived from the entry point and the time.")
     ] = None,
     source_dir: Annotated[
         Path | None,
@@ -233,7 +233,9 @@ def submit(
     plan = Facts(plans.facts(planned["Plan"])) if planned else Facts(())
     if dry_run:
         return Shown(
-            planned, plan, f"{name} can run as asked; nothing was started. next: the same command without --dry-run"
+            planned,
+            plan,
+            f"{name} can run with this request; nothing was started. next: the same command without --dry-run",
         )
     if planned and query is None:
         show(plan)  # Print the plan first, so that a refusal by the service appears below it.
@@ -393,7 +395,7 @@ def execute(
     """
     given = without_none(Stdin=_stdin_text() if stdin else None)
     answer = service.execute_command(TrainingJobName=name, Rank=rank, Command=words, TimeoutInSeconds=timeout, **given)
-    cut = ["the rest of what it said is cut off"] if answer["IsOutputCut"] else []
+    cut = ["the rest of the output was discarded"] if answer["IsOutputCut"] else []
     late = [f"ended after {timeout} s"] if answer["IsTimedOut"] else []
     told = [answer["Stderr"].removesuffix("\n")] if answer["Stderr"] else []
     person = answer["Stdout"].removesuffix("\n") if answer["Stdout"] else ()
@@ -405,7 +407,7 @@ def _stdin_text() -> str:
     try:
         return sys.stdin.read(MAX_STDIN_LENGTH + 1)
     except UnicodeDecodeError as error:
-        raise ConfigurationError("What --stdin gives is not text.") from error
+        raise ConfigurationError("The content of stdin is not UTF-8 text.") from error
 
 
 @command(app, "output")
@@ -476,7 +478,7 @@ def update(
     request: dict[str, Any] = {**submission.difference(job, wanted), "TrainingJobName": name}
     answer: Json = service.update_training_job(**request)
     if not answer["Changes"]:
-        return Shown(answer, f"{name} is so already: revision {answer['Revision']}")
+        return Shown(answer, f"{name} already has these values: revision {answer['Revision']}")
     return Shown(answer, (f"{name} has revision {answer['Revision']}", Rows(answer["Changes"], _CHANGES, empty="")))
 
 
@@ -509,7 +511,7 @@ def diff(
         if file is not None
         else {"REVISION": "REVISION", "TIME (UTC)": lambda change: when(change["Time"]), **_CHANGES}
     )
-    empty = "Nothing differs." if file is not None else "Nothing was changed since it was created."
+    empty = "Nothing differs." if file is not None else "The job has not changed since its creation."
     return Shown({"Changes": changes}, Rows(changes, columns, empty))
 
 
@@ -518,8 +520,8 @@ def _goes(given: Json) -> str | None:
     if given["dry_run"]:
         return None
     return (
-        "Forget the training job "
-        f"{given['name']}{', with all that it has in S3' if given['delete_objects'] else ''}, for good?"
+        f"Delete the training job {given['name']}{', with all that it has in S3' if given['delete_objects'] else ''} "
+        "permanently?"
     )
 
 
@@ -547,10 +549,14 @@ def delete(
     objects = f"{more}{counted(count, 'object')}, {size(total)}, below {', '.join(gone['S3Uris'])}"
     if dry_run:
         return Shown(
-            whole, f"{name} would be forgotten, with {rows}; {'deleted' if delete_objects else 'kept'} in S3: {objects}"
+            whole,
+            (
+                f"Would delete {name} with {rows}; objects in S3 that would be "
+                f"{'deleted' if delete_objects else 'kept'}: {objects}"
+            ),
         )
-    left = f"deleted in S3: {objects}" if delete_objects else f"what it left in S3 stays: {', '.join(gone['S3Uris'])}"
-    return Shown(whole, f"{name} is forgotten, with {rows}; {left}")
+    left = f"deleted in S3: {objects}" if delete_objects else f"objects kept in S3: {', '.join(gone['S3Uris'])}"
+    return Shown(whole, f"deleted {name} with {rows}; {left}")
 
 
 _CHANGES: Columns = {"FIELD": "Field", "BEFORE": "Before", "AFTER": "After", "APPLIES": "Applies"}
@@ -569,7 +575,7 @@ def take_over(
 def hand_back(service: Service, name: JobName) -> Shown:
     """Return control of a training job to Everstep."""
     job = service.hand_back_training_job(TrainingJobName=name)
-    return Shown(job, f"{name} is looked after by Everstep")
+    return Shown(job, f"Everstep manages {name} again")
 
 
 def _facts(job: Json) -> list[tuple[str, object]]:

@@ -55,7 +55,8 @@ def since_when(text: str, now: datetime) -> datetime:
         found = datetime.fromisoformat(text)
     except ValueError as error:
         raise typer.BadParameter(
-            f"{text!r} is neither a time as 2026-03-01T12:00:00 nor a span as 90s, 10m, 2h, 1d", param_hint="--since"
+            (f"{text!r} is neither a time such as 2026-03-01T12:00:00 nor a duration such as 90s, 10m, 2h or 1d"),
+            param_hint="--since",
         ) from error
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
@@ -142,4 +143,4 @@ def show(events: Iterator[Json], each: Callable[[Json], None] | None) -> None:
             echo(f"{who} {safe_line(event['Message'])}", err=event["Stream"] == "stderr")
             sys.stdout.flush()
     if not has_any:
-        say("Nothing matches, or nothing has been printed yet.")
+        say("No line matches, or the ranks have printed nothing yet.")

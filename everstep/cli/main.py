@@ -34,7 +34,7 @@ NOUNS: Final[Mapping[str, tuple[str, str]]] = {
     "tokens": ("tokens", "Tokens that authorize callers of the service."),
     "quotas": ("quotas", "Limits for the jobs of each project."),
     "wait": ("waits", "Wait for a condition. Exit code 1 when it can no longer occur, 255 after the time limit."),
-    "local": ("local", "A complete Everstep on this machine, without AWS account or GPU."),
+    "local": ("local", "A complete Everstep on this machine, without an AWS account or a GPU."),
 }
 """Groups of commands by name: the module of `everstep.cli` that defines the group's `app`, and the help text."""
 VERBS: Final[Mapping[str, tuple[str, str]]] = {

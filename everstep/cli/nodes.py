@@ -72,7 +72,7 @@ def describe(service: Service, node_id: NodeId) -> Shown:
     return Shown(node, Facts(facts))
 
 
-@command(app, asks=lambda given: f"End the instance {given['node_id']}?" if given["terminate"] else None)
+@command(app, asks=lambda given: f"Terminate the instance {given['node_id']}?" if given["terminate"] else None)
 def release(
     service: Service,
     node_id: NodeId,
@@ -83,7 +83,7 @@ def release(
     """Return a held node to service, or end its instance. For other nodes, cancel the pending request."""
     node = service.release_node(NodeId=node_id, Terminate=terminate)
     if node["NodeStatus"] != "held":
-        return Shown(node, f"{node_id} is {node['NodeStatus']}; nothing is asked for it any more")
+        return Shown(node, f"{node_id} is {node['NodeStatus']}; it has no pending request")
     return Shown(node, f"{node_id} is released: {'its instance is ended' if terminate else 'it may work again'}")
 
 
@@ -97,10 +97,10 @@ def _add(verb: str, explanation: str, asks: Asks | None = None) -> None:
         operation: Any = getattr(service, f"{verb}_node")
         node: Json = operation(NodeId=node_id, Reason=reason)
         job = node.get("TrainingJobName")
-        waits = f"; {job} leaves it first, once another node is there" if job else ""
+        waits = f"; {job} moves to another node first" if job else ""
         return Shown(
             node,
-            f"{node_id} is to be: {node['Request']}{waits}"
+            f"requested for {node_id}: {node['Request']}{waits}"
             if "Request" in node
             else f"{node_id} is {node['NodeStatus']}",
         )
@@ -113,12 +113,12 @@ _add("drain", "Move the job off a node without losing a step, then keep the node
 _add(
     "replace",
     "Drain a node, then terminate its instance and launch another.",
-    lambda given: f"End the instance {given['node_id']} and have another one come?",
+    lambda given: f"Terminate the instance {given['node_id']} and launch a replacement?",
 )
 _add(
     "reboot",
     "Drain a node, then reboot it.",
-    lambda given: f"Reboot {given['node_id']}? What it holds in memory is gone.",
+    lambda given: f"Reboot {given['node_id']}? The contents of its memory are lost.",
 )
 _add("hold", "Keep an idle node out of use until it is released.")
 
@@ -173,7 +173,7 @@ def _rank_memory(node: Json) -> str | None:
 
 def _refusals(node: Json) -> str | None:
     said = [
-        (node["RefusedMessageCount"], "of its messages by the control plane"),
-        (node["RefusedSessionCount"], "sessions by its agent"),
+        (node["RefusedMessageCount"], "messages, by the control plane"),
+        (node["RefusedSessionCount"], "sessions, by its agent"),
     ]
     return ", ".join(f"{count} {what}" for count, what in said if count) or None

@@ -215,7 +215,7 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
         if not equals or not name:
             raise typer.BadParameter(f"{text!r} is not of the form name=value.", param_hint=option)
         if name in found:
-            raise typer.BadParameter(f"{name!r} is given twice.", param_hint=option)
+            raise typer.BadParameter(f"{name!r} is set twice.", param_hint=option)
         found[name] = value
     return found
 

@@ -44,7 +44,7 @@ def facts(plan: Json) -> list[tuple[str, Any]]:
             "expected ETTR",
             None
             if ratio is None
-            else f"{ratio:.2%}: a failure every {_long(plan['ExpectedMttfSeconds'])}, recovered in "
+            else f"{ratio:.2%}: one failure per {_long(plan['ExpectedMttfSeconds'])}, recovered in "
             f"{_long(plan['ExpectedRecoverySeconds'])}",
         ),
     ]
@@ -53,7 +53,9 @@ def facts(plan: Json) -> list[tuple[str, Any]]:
 def _memory(plan: Json) -> str:
     slots = f"{counted(plan['SlotsPerNode'], 'slot')}, each as large as a rank's state"
     largest = plan.get("LargestShardBytes")
-    return slots if largest is None else f"{slots}: up to {size(largest)} each of {size(plan['NodeMemoryBytes'])}"
+    return (
+        slots if largest is None else f"{slots}: at most {size(largest)}, each node has {size(plan['NodeMemoryBytes'])}"
+    )
 
 
 def _long(value: float) -> str:

@@ -74,14 +74,14 @@ def set_quota(
         **without_none(MaxNodeCount=max_node_count, MaxJobCount=max_job_count, MaxSourceBytes=max_source_bytes),
     )
     nodes, jobs = _limit(quota, "MaxNodeCount", "node"), _limit(quota, "MaxJobCount", "job")
-    return Shown(quota, f"{project} may hold {nodes} of each fleet, and have {jobs} under way")
+    return Shown(quota, f"{project}: at most {nodes} of each fleet and {jobs} in progress")
 
 
 @command(app)
 def delete(service: Service, project: Project) -> Shown:
     """Delete a project's quota."""
     quota = service.delete_project_quota(Project=project)
-    return Shown(quota, f"{project} has no quota any more")
+    return Shown(quota, f"{project} has no quota now")
 
 
 def _limit(quota: Json, field: str, noun: str) -> str:

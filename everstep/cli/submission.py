@@ -65,7 +65,7 @@ def from_file(path: Path) -> Request:
         raise ConfigurationError(f"{where} cannot be read: {error}") from error
     request = _parsed(text, where)
     if not is_object(request) or not all(isinstance(name, str) for name in cast("dict[object, Any]", request)):
-        raise ConfigurationError(f"{where} is not a job: it must be fields with values, as TrainingJobName: my-job.")
+        raise ConfigurationError(f"{where} is not a job. Write fields with values, such as TrainingJobName: my-job.")
     source = request.get("Source")
     if is_object(source) and isinstance(source.get("Directory"), str):
         request["Source"] = {**source, "Directory": str(path.parent / source["Directory"])}
@@ -91,7 +91,7 @@ def changed(request: Request, changes: Sequence[str]) -> Request:
         names = path.split(".", 1) if path.split(".", 1)[0] in TEXTS else path.split(".")
         if not equals or not all(names):
             raise ConfigurationError(
-                f"--set {change!r} is not of the form Field=value, as --set NodeCount=8 or --set "
+                f"--set {change!r} is not of the form Field=value, such as --set NodeCount=8 or --set "
                 "HyperParameters.lr=1e-3."
             )
         value: Any = text if names[0] in TEXTS and len(names) > 1 else _parsed(text, f"--set {path}")

@@ -40,8 +40,8 @@ def create(
         Role=role.value, Description=description, **without_none(Project=project, ExpiresInSeconds=expires_in_seconds)
     )
     note = (
-        f"It is shown this once. Its id is {made['Token']['TokenId']}; everstep configure writes it down, "
-        "everstep tokens revoke ends it."
+        f"The token is shown only once. Its id is {made['Token']['TokenId']}. Store it with everstep configure; end "
+        "it with everstep tokens revoke."
     )
     return Shown(made, made["Secret"], note)
 
@@ -68,11 +68,14 @@ def list_tokens(
 
 
 @command(
-    app, asks=lambda given: f"End the token {given['token_id']} for all who use it? It cannot be made valid again."
+    app,
+    asks=lambda given: (
+        f"Revoke the token {given['token_id']}? Every caller that uses it loses access. You cannot undo this."
+    ),
 )
 def revoke(
     service: Service, token_id: Annotated[str, typer.Argument(help="Id of the token, as tokens list shows it.")]
 ) -> Shown:
     """Revoke a token immediately. Browser sessions and open streams that use the token end, too."""
     token = service.revoke_token(TokenId=token_id)
-    return Shown(token, f"{token_id} is revoked since {moment(token.get('RevocationTime'))}")
+    return Shown(token, f"{token_id} was revoked at {moment(token.get('RevocationTime'))}")

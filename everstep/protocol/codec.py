@@ -94,10 +94,10 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
     if len(data) > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"a message of {len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
     if len(data) < _VERSION.size:
-        raise MalformedMessage("a message without a version")
+        raise MalformedMessage("a message without a protocol version")
     (version,) = _VERSION.unpack_from(data)
     if version != PROTOCOL_VERSION:
-        raise UnknownVersion(f"a message of protocol version {version}; this process speaks {PROTOCOL_VERSION}")
+        raise UnknownVersion(f"a message has protocol version {version}; this process supports {PROTOCOL_VERSION}")
     decoder = _decoders.get(kind) or resolve(kind)
     try:
         return decoder.decode(memoryview(data)[_VERSION.size :])  # type: ignore[return-value]
@@ -131,5 +131,5 @@ def frame_length(prefix: bytes, limit: int = MAX_MESSAGE_BYTES) -> int:
     """
     (length,) = LENGTH.unpack(prefix)
     if length > limit:
-        raise OversizedMessage(f"a frame of {length} bytes announced; the limit is {limit}")
+        raise OversizedMessage(f"a frame announces {length} bytes; the limit is {limit}")
     return int(length)

@@ -15,33 +15,33 @@ from typing import Final
 LONGEST_QUOTE: Final = 100
 SAGEMAKER_FIELDS: Final = {
     "AlgorithmSpecification": "use Source and EntryPoint",
-    "CheckpointConfig.LocalPath": "state is taken from memory",
+    "CheckpointConfig.LocalPath": "the agent restores state from memory",
     "DebugHookConfig": "leave it out",
     "DebugRuleConfigurations": "leave it out",
     "EnableInterContainerTrafficEncryption": "leave it out",
-    "EnableManagedSpotTraining": "spot instances are a matter of the fleet's Auto Scaling group",
-    "EnableNetworkIsolation": "networks are a matter of the fleet's launch template",
+    "EnableManagedSpotTraining": "the fleet's Auto Scaling group decides about spot instances",
+    "EnableNetworkIsolation": "the fleet's launch template configures networks",
     "ExperimentConfig": "use Tags",
     "InfraCheckConfig": "leave it out",
-    "InputDataConfig.CompressionType": "files are given as they are",
+    "InputDataConfig.CompressionType": "files are passed unchanged",
     "InputDataConfig.ContentType": "leave it out",
     "InputDataConfig.DataSource.DatasetSource": "leave it out",
     "InputDataConfig.DataSource.FileSystemDataSource.FileSystemAccessMode": (
-        "whether it may be written to is a matter of its mount"
+        "the mount decides whether the directory is writable"
     ),
     "InputDataConfig.DataSource.FileSystemDataSource.FileSystemId": "mount it on the nodes, and name its directory",
     "InputDataConfig.DataSource.FileSystemDataSource.FileSystemType": "mount it on the nodes, and name its directory",
     "InputDataConfig.DataSource.S3DataSource.AttributeNames": "leave it out",
-    "InputDataConfig.DataSource.S3DataSource.InstanceGroupNames": "every node gets all of it",
-    "InputDataConfig.DataSource.S3DataSource.S3DataDistributionType": "every node gets all of it",
-    "InputDataConfig.DataSource.S3DataSource.S3DataType": "S3Uri is an object or a prefix",
-    "InputDataConfig.InputMode": "files are there before ranks start",
+    "InputDataConfig.DataSource.S3DataSource.InstanceGroupNames": "every node gets all data",
+    "InputDataConfig.DataSource.S3DataSource.S3DataDistributionType": "every node gets all data",
+    "InputDataConfig.DataSource.S3DataSource.S3DataType": "S3Uri accepts an object or a prefix",
+    "InputDataConfig.InputMode": "all files are downloaded before the ranks start",
     "InputDataConfig.RecordWrapperType": "leave it out",
-    "InputDataConfig.ShuffleConfig": "shuffling is the loader's",
+    "InputDataConfig.ShuffleConfig": "the data loader shuffles",
     "MlflowConfig": "leave it out",
     "ModelPackageConfig": "leave it out",
-    "OutputDataConfig.CompressionType": "outputs are stored as they are",
-    "OutputDataConfig.KmsKeyId": "encryption is a matter of the bucket",
+    "OutputDataConfig.CompressionType": "outputs are stored unchanged",
+    "OutputDataConfig.KmsKeyId": "the bucket configures encryption",
     "ProfilerConfig": "leave it out",
     "ProfilerRuleConfigurations": "leave it out",
     "RemoteDebugConfig": "leave it out",
@@ -51,7 +51,7 @@ SAGEMAKER_FIELDS: Final = {
     "SessionChainingConfig": "leave it out",
     "StoppingCondition.MaxWaitTimeInSeconds": "use StoppingCondition.MaxPendingTimeInSeconds",
     "TensorBoardOutputConfig": "leave it out",
-    "VpcConfig": "networks are a matter of the fleet's launch template",
+    "VpcConfig": "the fleet's launch template configures networks",
 }
 """Fields of SageMaker's CreateTrainingJob that Everstep lacks, each with a suggested replacement."""
 
@@ -81,7 +81,7 @@ NULL: Final = "must not be null; leave the field out instead"
 NOT_FINITE: Final = "must be a finite number"
 HAS_NUL: Final = "must not contain the character NUL"
 HALF_CHARACTER: Final = "must be valid Unicode; it contains half of a surrogate pair"
-TOO_DEEP: Final = "has too many levels of lists and objects"
+TOO_DEEP: Final = "nests lists and objects too deeply"
 KINDS: Final = {
     "string": "text",
     "integer": "a whole number",
@@ -113,7 +113,7 @@ def unknown(field: str) -> str:
     return (
         "is not a field of this request"
         if instead is None
-        else f"is a field of SageMaker's that Everstep does not have; {instead}"
+        else f"is a SageMaker field that Everstep does not support; {instead}"
     )
 
 

@@ -77,7 +77,7 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
         # UnicodeDecodeError: a key is not UTF-8.
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
     if manifest.version != 1:
-        raise UnknownVersion(f"a checkpoint manifest of version {manifest.version}")
+        raise UnknownVersion(f"a checkpoint manifest has the unsupported version {manifest.version}")
     if [shard.rank for shard in manifest.shards] != list(range(len(manifest.shards))):
-        raise MalformedMessage("a checkpoint manifest whose ranks are not 0 … n-1")
+        raise MalformedMessage("a checkpoint manifest must list ranks 0 to n-1")
     return manifest

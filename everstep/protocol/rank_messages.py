@@ -229,7 +229,9 @@ def unordered_machine(machine: str) -> str:
     """
     if machine in ORDERED_MACHINES:
         return ""
-    return f"nodes need {' or '.join(ORDERED_MACHINES)} processors, this one is {machine}: choose another instance type"
+    return (
+        f"nodes need {' or '.join(ORDERED_MACHINES)} processors; this node has {machine}: choose another instance type"
+    )
 
 
 def write_agent_half(page: memoryview, half: AgentHalf) -> None:

@@ -185,7 +185,7 @@ def encode_header(header: SlotHeader, packed_index: bytes, chunk_digests: bytes)
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise OversizedMessage(
-            f"the header of this shard would be {len(text):,} bytes; safetensors allows {MAX_HEADER_BYTES:,}"
+            f"the header of this shard would have {len(text):,} bytes; safetensors allows {MAX_HEADER_BYTES:,}"
         )
     return LENGTH.pack(len(text)) + text
 
@@ -207,17 +207,17 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         described = _HEADER.decode(header)
         metadata = _HEADER_METADATA.decode(described.pop(_METADATA))
         if metadata.everstep != _FORMAT:
-            raise CorruptObject(f"a checkpoint of format {metadata.everstep!r}")
+            raise CorruptObject(f"a checkpoint has the unsupported format {metadata.everstep!r}")
         payload_bytes, index_offset = int(metadata.payload_bytes), int(metadata.index_offset)
         if not 0 <= index_offset <= payload_bytes < 2**63:
-            raise CorruptObject(f"a payload of {payload_bytes} bytes with an index at {index_offset}")
+            raise CorruptObject(f"a payload of {payload_bytes} bytes cannot have an index at offset {index_offset}")
         packed = base64.b64decode(metadata.index, validate=True)
         digests = bytes.fromhex(metadata.layout_hash), bytes.fromhex(metadata.payload_digest)
         chunk_digests = base64.b64decode(metadata.chunk_digests, validate=True)
         entries = tensors_in_order(unpack_index(packed, index_offset))
         tensors = sorted(_HEADER_TENSOR.decode(raw).data_offsets for raw in described.values())
     except (KeyError, ValueError, binascii.Error, msgspec.DecodeError, ProtocolError) as error:
-        raise CorruptObject(f"the object's header is not one of a checkpoint: {error}") from error
+        raise CorruptObject(f"the object's header is not a checkpoint header: {error}") from error
     found = Restore(
         payload_bytes,
         index_offset,
@@ -228,22 +228,22 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
     )
     gaps = payload_bytes - found.data_bytes - len(packed)
     if gaps > ALIGNMENT * (len(entries) + MAX_EXTRA_GAPS):
-        raise CorruptObject(f"a payload of {payload_bytes} bytes, of which {gaps} are zeros between tensors")
+        raise CorruptObject(f"a payload of {payload_bytes} bytes contains {gaps} bytes of zeros between tensors")
     position = 0
     expected: list[tuple[int, int]] = []
     for entry in entries:
         expected.append((position, position + entry.bytes))
         position += entry.bytes
     if tensors != sorted(expected) or any(len(value) != DIGEST_BYTES for value in digests):
-        raise CorruptObject("the object's tensors are not those of its index")
+        raise CorruptObject("the object's tensors differ from its index")
     if (
         len(chunk_digests) != DIGEST_BYTES * chunk_count(payload_bytes)
         or shard_digest(chunk_digests, payload_bytes) != found.payload_digest
     ):
-        raise CorruptObject("the digests of the object's chunks do not hash to the digest of its payload")
+        raise CorruptObject("the digests of the object's chunks do not match the digest of its payload")
     if not 0 <= index_offset <= index_offset + len(packed) <= payload_bytes:
         raise CorruptObject(
-            f"the object's index lies outside of its payload: {index_offset}+{len(packed)} of {payload_bytes}"
+            f"the object's index is outside of its payload: {index_offset}+{len(packed)} of {payload_bytes}"
         )
     if object_bytes != LENGTH.size + len(header) + found.data_bytes:
         raise CorruptObject(

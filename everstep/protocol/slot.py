@@ -212,7 +212,7 @@ def pack_header(header: SlotHeader) -> bytes:
     job = header.job.encode()
     run = bytes.fromhex(header.run)
     if len(job) > 64 or len(run) != 16:
-        raise ValueError(f"job {header.job!r}, run {header.run!r} do not fit a slot header")
+        raise ValueError(f"job {header.job!r} and run {header.run!r} do not fit into a slot header")
     fields = _FIELDS.pack(
         MAGIC,
         SLOT_VERSION,
@@ -247,12 +247,12 @@ def unpack_header(page: bytes | memoryview) -> SlotHeader:
         UnknownVersion: the header is valid, but this process does not support its version.
     """
     if len(page) < HEADER_BYTES:
-        raise CorruptSlot(f"a slot header of {len(page)} bytes")
+        raise CorruptSlot(f"a slot header has {len(page)} bytes")
     fields = bytes(page[: _FIELDS.size])
     if fields[:8] != MAGIC:
-        raise CorruptSlot("no slot magic")
+        raise CorruptSlot("a slot header does not begin with the magic bytes")
     if digest(fields) != bytes(page[_FIELDS.size : _FIELDS.size + DIGEST_BYTES]):
-        raise CorruptSlot("the slot header does not hash to its digest")
+        raise CorruptSlot("the slot header does not match its digest")
     (
         _,
         version,
@@ -270,7 +270,7 @@ def unpack_header(page: bytes | memoryview) -> SlotHeader:
         job,
     ) = _FIELDS.unpack(fields)
     if version != SLOT_VERSION:
-        raise UnknownVersion(f"a slot of version {version}; this process knows {SLOT_VERSION}")
+        raise UnknownVersion(f"a slot has version {version}; this process supports {SLOT_VERSION}")
     if state not in (0, 1, 2):
         raise CorruptSlot(f"slot state {state}")
     if not (payload <= capacity and index_offset + index_bytes <= payload):
@@ -372,7 +372,7 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         UnknownVersion: this process does not support the index's version.
     """
     if len(data) > MAX_INDEX_BYTES:
-        raise CorruptSlot(f"a slot index of {len(data)} bytes")
+        raise CorruptSlot(f"a slot index has {len(data)} bytes")
     try:
         index = _index_decoder.decode(data)
     except (
@@ -381,9 +381,9 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         UnicodeDecodeError,
     ) as error:
         # UnicodeDecodeError: a key is not UTF-8.
-        raise CorruptSlot(f"the slot index does not decode: {error}") from error
+        raise CorruptSlot(f"the slot index cannot be decoded: {error}") from error
     if index.version != 1:
-        raise UnknownVersion(f"a slot index of version {index.version}")
+        raise UnknownVersion(f"a slot index has the unsupported version {index.version}")
     end = 0
     for entry in sorted(index.tensors, key=lambda entry: entry.offset):
         if (
@@ -398,11 +398,12 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
             )
         if not _is_sized(entry):
             raise CorruptSlot(
-                f"tensor {entry.name!r}: {entry.bytes} bytes are not {entry.dtype}{list(entry.shape[:MAX_DIMENSIONS])}"
+                f"tensor {entry.name!r}: {entry.bytes} bytes do not match "
+                f"{entry.dtype}{list(entry.shape[:MAX_DIMENSIONS])}"
             )
         if not are_disjoint(entry.parts or (), entry.bytes // ITEM_BYTES[entry.dtype]):
             raise CorruptSlot(
-                f"tensor {entry.name!r} cannot hold its {len(entry.parts or ())} boxes of logical tensors"
+                f"tensor {entry.name!r} cannot contain its {len(entry.parts or ())} boxes of logical tensors"
             )
         end = entry.offset + entry.bytes
     return index

@@ -40,14 +40,14 @@ def clean_path(member: tarfile.TarInfo) -> str:
     """
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.issparse():
-        raise RefusedMember(f"{name!r} is {_kind(member)}; only files and directories are taken")
+        raise RefusedMember(f"{name!r} is {_kind(member)}; the archive may contain only files and directories")
     if member.size < 0:
         raise RefusedMember(f"{name[:80]!r} has {member.size} bytes")
     if len(name) > 4 * PATH_BYTES:
         raise RefusedMember(f"the path {name[:80]!r}… is longer than {PATH_BYTES} bytes")
     parts = name.split("/")
     if name.startswith("/") or ".." in parts or _FORBIDDEN.search(name) is not None:
-        raise RefusedMember(f"{name!r} is not a clean relative path")
+        raise RefusedMember(f"{name!r} is not a normalized relative path")
     parts = [part for part in parts if part not in ("", ".")]
     path = "/".join(parts)
     if len(path.encode()) > PATH_BYTES:
@@ -55,7 +55,7 @@ def clean_path(member: tarfile.TarInfo) -> str:
     if len(parts) > PATH_DEPTH:
         raise RefusedMember(f"the path {path[:80]!r}… is more than {PATH_DEPTH} names deep")
     if not path and not member.isdir():
-        raise RefusedMember("a file without a name")
+        raise RefusedMember("a file has no name")
     return path
 
 
@@ -66,4 +66,4 @@ def _kind(member: tarfile.TarInfo) -> str:
         return f"a hard link to {member.linkname!r}"
     if member.isdev():
         return "a device or a pipe"
-    return "of a special kind"
+    return "a special file"

@@ -273,7 +273,7 @@ class UnixAgentLink:
             if self._socket is not None:
                 deadline = self._clock() + self._welcome_seconds
             elif self._clock() >= deadline:
-                raise AgentUnreachable(f"the agent at {self._path} has not been there for {self._welcome_seconds:g} s")
+                raise AgentUnreachable(f"no agent listens at {self._path} for {self._welcome_seconds:g} s")
             self.wait(RECONNECT_SECONDS)
 
     def poll(self) -> AgentHalf | None:

@@ -180,7 +180,7 @@ class CopierThread:
             try:
                 work()
             except Exception:
-                log.exception("a part of the copier's work failed")
+                log.exception("a part of the copy failed")
 
     def _next(self) -> Callable[[], object] | None:
         self._waiting = threading.get_native_id()

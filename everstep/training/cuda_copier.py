@@ -169,7 +169,7 @@ class CudaDevice:
         with torch.cuda.device(self._index):
             if status := _runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING)):
                 raise RuntimeError(
-                    f"no stream can be created on CUDA device {self._index}: error {status} of the CUDA runtime"
+                    f"cannot create a stream on CUDA device {self._index}: error {status} of the CUDA runtime"
                 )
         return torch.cuda.ExternalStream(handle.value, self._index)  # type: ignore[no-untyped-call]
 

@@ -80,7 +80,7 @@ class Guard:
 
     def arm(self, flight: Flight) -> None:
         """Start to guard a snapshot: the next `reach` waits for its copy."""
-        assert self._flight is None, "a snapshot is in flight already"
+        assert self._flight is None, "a snapshot is already in progress"
         self._flight = flight
         self._flight_count += 1
 
@@ -127,8 +127,8 @@ class Guard:
             self.unstable.update(new)
             shown = ", ".join(new[:5]) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
             message = (
-                f"{shown} changed outside an optimizer step; from now on copied at the boundary, which holds "
-                "training a little longer"
+                f"{shown} changed outside an optimizer step. Snapshots now copy it at the boundary, which blocks "
+                "training slightly longer"
             )
             logger.warning(message)
             warnings.warn(message, RuntimeWarning, stacklevel=4)

@@ -74,9 +74,9 @@ def _check(name: str, value: float | torch.Tensor) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise SessionMisuse(f"log({name!a}=…): a name is text that UTF-8 can hold") from error
+        raise SessionMisuse(f"log({name!a}=…): a name must be valid Unicode text") from error
     if name.startswith(OWN_METRICS):
-        raise SessionMisuse(f"log({name}=…): names that begin with {OWN_METRICS} are those that Everstep logs itself")
+        raise SessionMisuse(f"log({name}=…): names that begin with {OWN_METRICS} are reserved for Everstep")
     if isinstance(value, torch.Tensor) and (value.numel() != 1 or value.is_complex()):
         raise SessionMisuse(
             f"log({name}=…): a {value.dtype} tensor of shape {list(value.shape)}; log takes one real number, "

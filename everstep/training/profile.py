@@ -124,7 +124,7 @@ class NetworkProfiler:
 
     def _record(self) -> None:
         if not self._trace.mark():
-            logger.debug("another profiler runs: when the network is idle is looked at later")
+            logger.debug("another profiler is active: Everstep measures idle network time later")
             self._is_recording = False
         elif len(self._iterations) >= PROFILED_ITERATIONS:
             self._is_recording = False
@@ -160,7 +160,7 @@ class TorchTrace:
             _enable_profiler(config, wanted.kineto_activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
         except (RuntimeError, TypeError, AttributeError) as error:
             # this version of torch has another profiler interface
-            logger.info("when the network is idle cannot be profiled: %s", error)
+            logger.info("Everstep cannot measure idle network time: %s", error)
             return False
         return True
 

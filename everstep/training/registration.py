@@ -76,7 +76,7 @@ def init(
     try:
         if environment.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
             raise SessionMisuse(
-                "init() comes after torch.distributed.init_process_group (or deepspeed.init_distributed)"
+                "call init() after torch.distributed.init_process_group (or deepspeed.init_distributed)"
             )
         link.welcome()
         adapters = _adapters(_named(model), _named(optimizer), _named(engine), trusted_optimizers)
@@ -113,7 +113,9 @@ def _copier(devices: set[int], environment: Environment) -> Copier:
     if not devices:
         return CpuCopier(is_crowded=environment.is_crowded)
     if len(devices) > 1:
-        raise CannotResume("model", f"tensors on CUDA devices {sorted(devices)} in one rank; use one device a rank")
+        raise CannotResume(
+            "model", f"one rank has tensors on the CUDA devices {sorted(devices)}; use one device per rank"
+        )
     # A rank without a device skips the cost of this import.
     from everstep.training.cuda_copier import (
         NODE_RING_BYTES,
@@ -162,8 +164,7 @@ def _adapters(
         _check_apart(name, optimizer, engines)
     if clashing := sorted(doubled | (engines.keys() & others.keys())):
         raise SessionMisuse(
-            f"an engine and what is given beside it are both called {clashing[0]!r}; give the engine a name: "
-            f"engine={{name: …}}"
+            f"an engine and another argument have the same name {clashing[0]!r}; name the engine: engine={{name: …}}"
         )
     if modules or others:
         adapters.append(_torch_adapter(modules, others, trusted))
@@ -189,7 +190,7 @@ def _check_apart(name: str, optimizer: Optimizer, engines: Mapping[str, Any]) ->
                 f"optimizer/{name}" if name else "optimizer",
                 f"engine {engine_name}" if engine_name else "the engine",
             )
-            raise CannotResume(where, f"it holds parameters of {whose}, whose own optimizer steps them; leave it out")
+            raise CannotResume(where, f"it contains parameters of {whose}, which have their own optimizer; omit it")
 
 
 def _torch_adapter(
@@ -201,7 +202,10 @@ def _torch_adapter(
             if isinstance(module, (FullyShardedDataParallel, torch.nn.DataParallel)):
                 raise CannotResume(
                     f"model/{name}",
-                    f"{qualified_name(type(module))} is not known to come back bit for bit; use fully_shard or DDP",
+                    (
+                        f"Everstep does not know whether {qualified_name(type(module))} restores "
+                        "bit-identically; use fully_shard or DDP"
+                    ),
                 )
             if isinstance(module, DistributedDataParallel):
                 kinds.add(DDPAdapter)
@@ -220,6 +224,9 @@ def _torch_adapter(
     if len(kinds) > 1:
         raise CannotResume(
             "model",
-            "DDP with fully_shard or tensor parallel parameters in one session is not known to come back bit for bit",
+            (
+                "Everstep does not know whether DDP with fully_shard or tensor parallel parameters in one "
+                "session restores bit-identically"
+            ),
         )
     return (kinds.pop() if kinds else PlainAdapter)(models, optimizers, trusted)

@@ -130,7 +130,9 @@ def input_dir(channel: str, variables: Mapping[str, str] = os.environ) -> Path:
     if channel in channels:
         return Path(channels[channel])
     if variables.get("EVERSTEP_AGENT_SOCKET"):
-        raise SessionMisuse(f"the job has no input channel {channel!r}; it has {', '.join(sorted(channels)) or 'none'}")
+        raise SessionMisuse(
+            f"the job has no input channel {channel!r}; its channels: {', '.join(sorted(channels)) or 'none'}"
+        )
     return Path(variables.get(channel_variable(channel), f"input/{channel}"))
 
 

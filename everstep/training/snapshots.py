@@ -392,10 +392,10 @@ class Snapshotter:
             self._tensors = None
         granted = self._link.slots
         if not isinstance(granted, SlotsGranted):
-            return "the agent has gone"
+            return "the agent has closed the connection"
         if not self._plan.fits_into(granted.capacity_bytes, observed.values):
             self._request(observed)
-            return "the layout of the state has changed; slots for the new one are asked for"
+            return "the layout of the state has changed; the rank requests new slots"
         try:
             memory = self._map(granted)[capture.slot]
         except (OSError, ValueError, LookupError) as error:
@@ -448,7 +448,7 @@ class Snapshotter:
             self._on_copying(NONE)
             self.telling = NONE
             if not isinstance(error, Exception):
-                self._answer(capture, self._abandoned(capture.step, f"the copy was broken off: {type(error).__name__}"))
+                self._answer(capture, self._abandoned(capture.step, f"the copy was cancelled: {type(error).__name__}"))
                 raise
             return f"the copy failed: {error}"
         return ""
@@ -580,7 +580,7 @@ class Snapshotter:
         """Log once why the rank's steps are not captured. Training continues."""
         if reason != self._unresumable:
             self._unresumable = reason
-            logger.warning("steps are not kept, and a restart goes back to the last one that was: %s", reason)
+            logger.warning("snapshots fail, so a restart returns to the last committed step: %s", reason)
 
     def _hint_capturing(self, written: _Written, final_bytes: int) -> None:
         self._link.hint(self._told(written, partial(Capturing, final_bytes=final_bytes)))

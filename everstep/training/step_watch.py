@@ -130,7 +130,7 @@ class StepWatch:
             self._refuse(
                 "scheduler",
                 f"{kind} changes the learning rate of {updated}, but init() was not given this scheduler: "
-                "a restart would begin its schedule anew. "
+                "a restart would begin the schedule again. "
                 "Write init(..., scheduler=scheduler); for several init(..., scheduler={'name': scheduler, ...})",
             )
 

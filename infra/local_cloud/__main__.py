@@ -33,7 +33,7 @@ from infra.local_cloud.parts import write_private
 
 app = typer.Typer(
     name="everstep local",
-    help="A complete Everstep on this machine, without AWS account or GPU.",
+    help="A complete Everstep on this machine, without an AWS account or a GPU.",
     no_args_is_help=True,
     add_completion=False,
 )

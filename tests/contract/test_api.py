@@ -465,7 +465,7 @@ GOOD = {"TrainingJobName": "gpt", "Source": {"SourceId": SOURCE_ID}, "EntryPoint
         ({"Source": {"SourceId": SOURCE_ID, "Path": ""}}, "Source.Path: is not a field of this request"),
         (
             {"ResourceConfig": {}},
-            "ResourceConfig: is a field of SageMaker's that Everstep does not have; use FleetName, NodeCount "
+            "ResourceConfig: is a SageMaker field that Everstep does not support; use FleetName, NodeCount "
             "and RanksPerNode",
         ),
         (

@@ -156,7 +156,7 @@ def test_form_and_yaml_follow_each_other(desk: Page) -> None:
     expect(desk.get_by_label("Nodes")).to_have_value("3")
     expect(desk.get_by_label("Hyperparameters")).to_have_value("steps=200")
     text.fill("- no fields")
-    expect(desk.get_by_text("The YAML must be fields with values")).to_be_visible()
+    expect(desk.get_by_text("The YAML is not a job")).to_be_visible()
     expect(desk.get_by_label(re.compile("^Name"))).to_have_value("from-yaml")  # the last valid value stays
 
 

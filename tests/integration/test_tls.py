@@ -172,7 +172,7 @@ def test_an_agent_sends_no_token_in_the_clear_to_another_machine(tmp_path, url, 
     given = [*agent_arguments(tmp_path, url), "--memory-bytes", "9"]
     with pytest.raises(SystemExit):
         agent_settings(given)
-    assert "in the clear" in capsys.readouterr().err
+    assert "unencrypted" in capsys.readouterr().err
     assert agent_settings([*given, "--allow-non-loopback"]).control_plane_urls == (url,)
 
 

@@ -445,7 +445,7 @@ class ExtraStates:
         for name, (_, module) in zip((prefix + name for name in names), found, strict=True):
             if type(module).set_extra_state is torch.nn.Module.set_extra_state:
                 raise CannotResume(
-                    f"model/{name}", f"{qualified_name(type(module))} has get_extra_state and no set_extra_state"
+                    f"model/{name}", f"{qualified_name(type(module))} has get_extra_state but no set_extra_state"
                 )
             encode(module.get_extra_state(), f"model/{name}")
             self._modules[name] = module
@@ -519,14 +519,12 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
     if not (f"{kind.__module__}.".startswith("torch.optim.") or path in EXPECTED_OPTIMIZERS or kind in trusted):
         raise CannotResume(
             name,
-            f"{path} is not known to come back bit for bit; if it keeps all state in `state`, pass "
+            f"Everstep does not know whether {path} restores bit-identically. If it keeps all state in `state`, pass "
             f"trusted_optimizers=({kind.__qualname__},)",
         )
     # Apex keeps these weights in lists of its own, outside `state`.
     if path in EXPECTED_OPTIMIZERS and getattr(optimizer, "master_weights", False):
-        raise CannotResume(
-            name, f"{path} with master_weights=True keeps its fp32 weights where a snapshot does not reach them"
-        )
+        raise CannotResume(name, f"{path} with master_weights=True keeps its fp32 weights outside of the snapshot")
 
 
 def canonical_name(name: str) -> str:
@@ -564,7 +562,7 @@ def check_distinct(names: Sequence[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise CannotResume(
-                f"model/{name}", "two tensors have this name; call models and modules so that theirs differ"
+                f"model/{name}", "two tensors have this name; give the models and modules different names"
             )
 
 
@@ -615,7 +613,7 @@ def check_parameter(name: str, parameter: torch.Tensor) -> None:
     check_tensor(name, parameter)
     if overlaps_itself(parameter):
         raise CannotResume(
-            name, "an expanded tensor, whose elements share memory, cannot be written to; register its clone()"
+            name, "an expanded tensor, whose elements share memory, cannot be restored; register its clone()"
         )
 
 
@@ -634,13 +632,20 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise CannotResume(name, "a lazy tensor has no shape yet; run one forward before init")
     if is_traceable_wrapper_subclass(tensor):
         raise CannotResume(
-            name, f"a tensor of class {qualified_name(type(tensor))} is made of others, and is not known to come back"
+            name,
+            (
+                f"a tensor of class {qualified_name(type(tensor))} consists of other tensors; Everstep does not "
+                "know whether it restores bit-identically"
+            ),
         )
     check_dense(tensor, name)
     if tensor.is_conj() or tensor.is_neg():
         raise CannotResume(
             name,
-            "a conjugate or negative view, whose bytes are not its values; register its resolve_conj().resolve_neg()",
+            (
+                "a conjugate or negative view stores other bytes than its values; register its "
+                "resolve_conj().resolve_neg()"
+            ),
         )
 
 

@@ -61,15 +61,14 @@ def _check(name: str, model: DistributedDataParallel) -> None:
     if model.static_graph and group is not None and group.size() > 2:
         raise CannotResume(
             name,
-            "DDP with static_graph=True over three or more ranks does not come back bit for bit; leave "
-            "static_graph out",
+            "DDP with static_graph=True over three or more ranks does not restore bit-identically; omit static_graph",
         )
     for _, state in model._comm_hooks:
         if state is not None and not isinstance(state, ProcessGroup):
             raise CannotResume(
                 name,
-                f"a communication hook of DDP with a state of its own ({qualified_name(type(state))}) is not "
-                "known to come back",
+                f"a DDP communication hook has its own state ({qualified_name(type(state))}); Everstep does not know "
+                "whether it restores bit-identically",
             )
 
 

@@ -309,7 +309,7 @@ def _partition(parameter: torch.nn.Parameter) -> torch.Tensor:
 def _check_engine(name: str, engine: Any) -> None:
     kind, zero = qualified_name(type(engine)), qualified_name(type(engine.optimizer))
     if kind != _ENGINE:
-        raise CannotResume(name, f"an engine of class {kind} is not known to come back bit for bit")
+        raise CannotResume(name, f"Everstep does not know whether an engine of class {kind} restores bit-identically")
     offload = engine.zero_offload_optimizer()
     refused = {
         "ZenFlow": bool(engine.zenflow),
@@ -323,13 +323,17 @@ def _check_engine(name: str, engine: Any) -> None:
         "fp16 with a loss scaler of DeepSpeed": bool(engine.fp16_enabled()),
         "torch autocast in fp16 with a loss scaler": getattr(engine.optimizer, "torch_autocast_gradscaler", None)
         is not None,
-        "an offload ratio below 1, whose rest another optimizer steps": hasattr(engine.optimizer, "backup_optimizer"),
+        "an offload ratio below 1, where a second optimizer updates the rest": hasattr(
+            engine.optimizer, "backup_optimizer"
+        ),
     }
     for option, is_used in refused.items():
         if is_used:
-            raise CannotResume(name, f"DeepSpeed with {option} is not known to come back bit for bit")
+            raise CannotResume(name, f"Everstep does not know whether DeepSpeed with {option} restores bit-identically")
     if engine.zero_optimization_stage() not in (1, 2, 3) or zero not in (_STAGE_3, _STAGE_1_AND_2):
-        raise CannotResume(name, f"ZeRO stage {engine.zero_optimization_stage()} with {zero}; use stage 1, 2 or 3")
+        raise CannotResume(
+            name, f"ZeRO stage {engine.zero_optimization_stage()} with {zero} is not supported; use stage 1, 2 or 3"
+        )
 
 
 def _is_on_nvme(offload: Any) -> bool:
@@ -355,7 +359,7 @@ def check_accumulation(name: str, engine: Any) -> None:
         and engine.managed_gradient_accumulation()
     ):
         raise CannotResume(
-            name, f"a boundary within its step of {count} micro-batches is not kept; use accumulate={count}"
+            name, f"a boundary between the {count} micro-batches of a step cannot be saved; use accumulate={count}"
         )
 
 
@@ -375,13 +379,13 @@ def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> N
     if any(tuple(group["betas"]) != tuple(betas) for group in optimizer.param_groups):
         raise CannotResume(
             name,
-            "DeepSpeedCPUAdam with betas that differ between groups or change (a cycled momentum) does not come "
-            "back bit for bit",
+            "DeepSpeedCPUAdam with betas that differ between groups or change (cycled momentum) does not restore "
+            "bit-identically",
         )
     if len({state["step"] for state in optimizer.state.values() if "step" in state}) > 1:
         raise CannotResume(
             name,
-            "DeepSpeedCPUAdam with parameters that have made different numbers of steps does not come back bit for bit",
+            "DeepSpeedCPUAdam with parameters that have different step counts does not restore bit-identically",
         )
 
 

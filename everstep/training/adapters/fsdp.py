@@ -78,8 +78,8 @@ class FSDPAdapter(PlainAdapter):
             if type(optimizer).__name__ in REFUSED_OPTIMIZERS:
                 raise CannotResume(
                     f"optimizer/{name}" if name else "optimizer",
-                    f"{type(optimizer).__name__} with fully_shard or tensor parallel parameters is not known to "
-                    "come back",
+                    f"Everstep does not know whether {type(optimizer).__name__} with fully_shard or tensor parallel "
+                    "parameters restores bit-identically",
                 )
         super().__init__(models, optimizers, trusted)
         self._groups = [
@@ -96,9 +96,9 @@ class FSDPAdapter(PlainAdapter):
             if is_unreduced(group):
                 raise CannotResume(
                     name,
-                    "gradients are accumulated across a step before ranks have summed them "
-                    "(set_requires_gradient_sync(False) or set_requires_all_reduce(False)), where no snapshot reaches "
-                    "them. Call boundary() only behind a backward that synchronizes gradients; "
+                    "gradients are accumulated across a step before ranks sum them "
+                    "(set_requires_gradient_sync(False) or set_requires_all_reduce(False)), and a snapshot cannot "
+                    "contain such gradients. Call boundary() only after a backward that synchronizes gradients; "
                     "with batches() use accumulate=",
                 )
 
@@ -132,5 +132,8 @@ class FSDPAdapter(PlainAdapter):
         if len(set(placed)) > 1:
             raise CannotResume(
                 f"gradient/{name}",
-                f"accumulated across a step as {placed[1]}, where its parameter is {placed[0]}; use accumulate=",
+                (
+                    f"the gradient is accumulated across a step as {placed[1]}, but its parameter is "
+                    f"{placed[0]}; use accumulate="
+                ),
             )

@@ -109,11 +109,11 @@ class PlainAdapter:
             where = f"optimizer/{named.name}" if named.name else "optimizer"
             # After add_param_group: a restarted script has not added the group yet when it restores.
             if len(live) != len(named.members):
-                known = f"{len(live)} parameters where init saw {len(named.members)}"
+                known = f"the optimizer has {len(live)} parameters, but init() saw {len(named.members)}"
                 raise CannotResume(
                     where,
-                    f"{known}; give it all of them before init, and frozen ones requires_grad=False until their "
-                    "time comes",
+                    f"{known}; add all parameters before init(), and set requires_grad=False on those that are "
+                    "frozen at first",
                 )
             # For example after resize_token_embeddings, or when the script replaced a group's parameters.
             if not all(map(operator.is_, live, map(itemgetter(1), named.members))):
@@ -122,8 +122,8 @@ class PlainAdapter:
                 )
                 raise CannotResume(
                     where,
-                    f"it holds another tensor than init saw as {other}; make parameters anew, or move them, "
-                    "before init",
+                    f"a tensor was replaced after init() registered it as {other}; create or move parameters before "
+                    "init()",
                 )
 
     def observe(self) -> AdapterState:

@@ -410,7 +410,7 @@ def test_a_layout_that_outgrows_its_slots_costs_one_snapshot_and_asks_anew(tmp_p
         assert outcomes(agent, session, step, 4) == [""] * 4
         changing.tensor = torch.ones(20_000)
         lost, *kept = outcomes(agent, session, step, 4)
-        assert lost == "the layout of the state has changed; slots for the new one are asked for"
+        assert lost == "the layout of the state has changed; the rank requests new slots"
         assert kept == [""] * 3
         requests = [message for _, message in agent.of_kind(SlotsRequest)]
         assert len(requests) == 2
@@ -531,7 +531,7 @@ def test_a_parameter_group_added_after_init_is_not_kept_by_halves(tmp_path: Path
         train(session, step, lambda: len(agent.commits) >= 1)
         step.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
         newest = agent.committed
-        train(session, step, lambda: any("init saw 4" in message.reason for _, message in agent.of_kind(Abandoned)))  # type: ignore[attr-defined]
+        train(session, step, lambda: any("init() saw 4" in message.reason for _, message in agent.of_kind(Abandoned)))  # type: ignore[attr-defined]
         assert agent.committed <= newest + 1, "a step that was being captured already may still be committed"
         assert "model/0.weight" in session.state_tensors(), "results can be written all the same"
 
@@ -1005,7 +1005,7 @@ def test_an_agent_of_another_generation_is_refused(
 def test_no_agent_at_the_socket_is_said(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTEP_WELCOME_SECONDS", "0.3")
     agent = FakeAgent(tmp_path, 1)
-    with pytest.raises(everstep.training.AgentUnreachable, match="has not been there"):
+    with pytest.raises(everstep.training.AgentUnreachable, match="no agent listens at"):
         begin(agent)
     agent.lines[0].page.release()
 

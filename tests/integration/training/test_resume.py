@@ -109,7 +109,7 @@ def test_ddp_with_a_static_graph(scenarios: Scenarios, tmp_path: Path) -> None:
     ("world", "option", "reason"),
     [
         (3, "static_graph", "static_graph=True over three or more ranks"),
-        (2, "compress", "a communication hook of DDP with a state of its own"),
+        (2, "compress", "a DDP communication hook has its own state"),
     ],
 )
 def test_what_ddp_would_not_bring_back_is_refused(

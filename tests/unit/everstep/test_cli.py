@@ -212,8 +212,8 @@ def test_the_plan_is_shown_before_anything_is_started(run):
     assert "2 lost: 66.6667%" in out
     assert "later; it waits for place 2 of 2 in the queue, behind big" in out
     assert "$393.28 an hour" in out
-    assert "98.00%: a failure every 2.0 hours, recovered in 2.5 minutes" in out
-    assert "up to 1.0 GiB each of 4.0 GiB" in out
+    assert "98.00%: one failure per 2.0 hours, recovered in 2.5 minutes" in out
+    assert "at most 1.0 GiB, each node has 4.0 GiB" in out
     code, out, err, calls = run(*SUBMIT, "--dry-run", upload_source={"SourceId": "s"}, create_training_job=planned)
     assert (code, [request.get("DryRun") for name, request in calls if name == "create_training_job"]) == (0, [True])
     assert "nothing was started" in err
@@ -405,7 +405,7 @@ def test_an_update_sends_what_differs(run, tmp_path):
         update_training_job={"Revision": 1, "Changes": []},
     )
     assert calls[-1][1] == {"TrainingJobName": "gpt", "NodeCount": 8}, "the service says that it cannot be changed"
-    assert out == "gpt is so already: revision 1\n"
+    assert out == "gpt already has these values: revision 1\n"
 
 
 def test_a_diff_shows_what_was_changed_or_would_be(run, tmp_path):
@@ -663,7 +663,7 @@ def test_what_a_fleet_changes_of_its_group_is_shown_and_asked_for_first(run, mon
     ended, out, err, _ = run(*CREATE, create_fleet=create)
     assert (ended, calls) == (code, asked)
     assert "SuspendedProcesses: none → AZRebalance (now). g does not suspend AZRebalance." in err
-    assert "Change this of g" in err
+    assert "Change these settings of g" in err
     assert ("main" in out) == (code == 0)
 
 
@@ -682,7 +682,7 @@ def test_a_fleet_is_made_where_nothing_is_changed_or_somebody_said_yes(run, chan
     create, calls = creating(*changes)
     ended, out, err, _ = run(*CREATE, *options, create_fleet=create)
     assert (ended, calls) == (code, asked)
-    assert ("no terminal to ask at" in err) == (code == 2)
+    assert ("stdin is not a terminal" in err) == (code == 2)
     if "json" in options and code == 0:
         assert json.loads(out)["Changes"] == [CHANGE]
     if "--dry-run" in options:
@@ -721,7 +721,7 @@ def test_wait_ends_badly_with_the_reason(run):
 
 @pytest.mark.parametrize(
     ("messages", "sessions", "words"),
-    [(2, 0, "2 of its messages by the control plane"), (0, 1, "1 sessions by its agent"), (0, 0, None)],
+    [(2, 0, "2 messages, by the control plane"), (0, 1, "1 sessions, by its agent"), (0, 0, None)],
 )
 def test_a_node_shows_what_was_refused(run, messages, sessions, words):
     names = (

@@ -42,24 +42,24 @@ FLEET = {
     **{"Reliability": {"LostSteps": 0}, "NodeSeconds": 0.0},
 }
 ASKING = {
-    ("jobs", "delete", "gpt"): ("delete_training_job", GONE, "Forget the training job gpt, for good?"),
+    ("jobs", "delete", "gpt"): ("delete_training_job", GONE, "Delete the training job gpt permanently?"),
     ("jobs", "delete", "gpt", "--delete-objects"): ("delete_training_job", GONE, "with all that it has in S3"),
-    ("fleets", "delete", "main"): ("delete_fleet", FLEET, "Forget the fleet main and end all its instances?"),
+    ("fleets", "delete", "main"): ("delete_fleet", FLEET, "Delete the fleet main and terminate all its instances?"),
     ("fleets", "unfreeze", "main"): ("unfreeze_fleet", FLEET, "silent nodes of main"),
     ("checkpoints", "delete", "gpt", "8"): (
         "delete_checkpoint",
         {"Step": 8, "Generation": 1},
         "step 8 of gpt from S3, for good?",
     ),
-    ("nodes", "replace", "i-1"): ("replace_node", NODE, "End the instance i-1"),
+    ("nodes", "replace", "i-1"): ("replace_node", NODE, "Terminate the instance i-1"),
     ("nodes", "reboot", "i-1"): ("reboot_node", NODE, "Reboot i-1?"),
-    ("nodes", "release", "i-1", "--terminate"): ("release_node", NODE, "End the instance i-1?"),
+    ("nodes", "release", "i-1", "--terminate"): ("release_node", NODE, "Terminate the instance i-1?"),
     ("nodes", "reset-session", "i-1"): ("reset_node_session", NODE, "Revoke the session of i-1"),
-    ("tokens", "revoke", "tok-1"): ("revoke_token", {"TokenId": "tok-1"}, "End the token tok-1"),
+    ("tokens", "revoke", "tok-1"): ("revoke_token", {"TokenId": "tok-1"}, "Revoke the token tok-1"),
     ("drills", "start", "kill-rank", "--job", "gpt"): (
         "start_drill",
         DRILL,
-        "Break something of gpt on purpose (kill-rank)?",
+        "Inject kill-rank into gpt?",
     ),
 }
 ASKING_AFTER_A_LOOK = {("fleets", "create")}
@@ -107,7 +107,7 @@ def test_a_program_that_says_nothing_is_refused_before_anything_is_asked_of_the_
     code, out, err, calls = run(*words, **{operation: answer})
     assert (code, out, calls) == (2, "", [])
     assert question in err
-    assert "hint: Programs say --yes." in err
+    assert "hint: In a script, pass --yes." in err
 
 
 @every_one_that_asks
@@ -134,7 +134,7 @@ def test_whoever_does_not_say_yes_says_no(run, terminal, said: str) -> None:
     seen = terminal(said)
     code, out, _, calls = run("jobs", "delete", "gpt", delete_training_job=GONE)
     assert (code, out, calls) == (1, "", [])
-    seen("Nothing was done.")
+    seen("Nothing was changed.")
 
 
 def test_what_takes_nothing_away_does_not_ask(run) -> None:
@@ -150,4 +150,4 @@ def test_a_person_who_does_not_see_the_question_is_not_asked(run, terminal, monk
     monkeypatch.setattr(sys, "stderr", stderr)
     code, _, err, calls = run("jobs", "delete", "gpt", delete_training_job=GONE)
     assert (code, calls) == (2, [])
-    assert "There is no terminal to ask at" in err
+    assert "stdin is not a terminal" in err

@@ -128,7 +128,7 @@ def test_lines_say_when_and_who_and_go_where_they_came_from(capsys) -> None:
     logs.show(iter([event("out")]), seen.append)
     assert (seen, capsys.readouterr().out) == ([event("out")], "")
     logs.show(iter([]), None)
-    assert "Nothing matches" in capsys.readouterr().err
+    assert "No line matches" in capsys.readouterr().err
 
 
 def test_since() -> None:

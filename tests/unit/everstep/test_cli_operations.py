@@ -46,7 +46,7 @@ def test_tokens_are_listed_and_revoked(run) -> None:
     assert all(word in first for word in ("tok-1", "viewer", "speech", "never"))
     assert all(word in second for word in ("tok-2", "join", "main", "2026-03-01 12:00:00"))
     code, out, _, _ = run("tokens", "revoke", "tok-1", "--yes", revoke_token={**TOKEN, "RevocationTime": AT})
-    assert (code, out) == (0, "tok-1 is revoked since 2026-03-01 12:00:00 UTC\n")
+    assert (code, out) == (0, "tok-1 was revoked at 2026-03-01 12:00:00 UTC\n")
 
 
 def test_who_am_i(run) -> None:
@@ -62,7 +62,7 @@ def test_what_is_asked_of_a_node_is_said_with_what_comes_first(run, verb: str) -
     code, out, _, calls = run(
         "nodes", verb, "i-1", "--reason", "why", *yes, **{f"{verb}_node": {**NODE, "Request": verb}}
     )
-    assert (code, out) == (0, f"i-1 is to be: {verb}; gpt leaves it first, once another node is there\n")
+    assert (code, out) == (0, f"requested for i-1: {verb}; gpt moves to another node first\n")
     assert calls == [(f"{verb}_node", {"NodeId": "i-1", "Reason": "why"})]
 
 
@@ -74,7 +74,7 @@ def test_a_session_is_reset_once_that_is_confirmed(run) -> None:
 
 def test_a_request_that_is_called_off(run) -> None:
     _, out, _, _ = run("nodes", "release", "i-1", release_node={"NodeId": "i-1", "NodeStatus": "assigned"})
-    assert out == "i-1 is assigned; nothing is asked for it any more\n"
+    assert out == "i-1 is assigned; it has no pending request\n"
 
 
 def test_an_incident_is_seen(run) -> None:
@@ -89,7 +89,7 @@ def test_a_job_is_taken_over_and_handed_back(run) -> None:
     assert (code, out) == (0, "gpt is yours\n")
     assert "everstep jobs hand-back gpt" in err
     code, out, _, _ = run("jobs", "hand-back", "gpt", hand_back_training_job={})
-    assert (code, out) == (0, "gpt is looked after by Everstep\n")
+    assert (code, out) == (0, "Everstep manages gpt again\n")
 
 
 ENDED = {"ExitCode": 0, "Stdout": "out\n", "Stderr": "", "IsOutputCut": False, "IsTimedOut": False}
@@ -108,7 +108,7 @@ def test_a_program_beside_a_rank_is_given_stdin_only_where_that_is_said(run, mon
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
     code, _, err, calls = run(*words, "-i", "--", "cat", execute_command=ENDED)
     assert (code, calls) == (2, [])
-    assert "not text" in err
+    assert "not UTF-8 text" in err
 
 
 def test_drills_are_started_and_listed(run) -> None:

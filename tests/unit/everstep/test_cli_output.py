@@ -183,7 +183,7 @@ class Waiter:
             "Waiter encountered a terminal failure state: …",
             {"FleetStatus": "Frozen"},
             1,
-            "cannot come any more. It is Frozen.",
+            "can no longer be met. It is Frozen.",
         ),
         (
             "An error occurred",

@@ -162,7 +162,7 @@ def test_a_file_in_the_place_of_a_directory_is_an_error_without_a_traceback(run,
     code, _, err, calls = run("jobs", "output", "gpt", "--to", str(target))
     assert (code, calls) == (2, [])
     assert f"error: {target} is a file." in err
-    assert "hint: Name a directory" in err
+    assert "hint: Pass a directory" in err
 
 
 def test_whatever_the_operating_system_refuses_is_an_error_without_a_traceback(run, tmp_path):

@@ -67,7 +67,7 @@ def test_the_board_says_where_each_job_stands_and_what_happened() -> None:
     )
     seen = board.told(board.looked(Board(), [job(EttrRatio=0.91), waiting], NOW), event("Generation [3] trains."))
     lines = drawn(seen, NOW + timedelta(seconds=3)).splitlines()
-    assert lines[0].startswith("everstep · 2026-03-01 12:00:03 UTC · 2 jobs under way, as of 3 s ago")
+    assert lines[0].startswith("everstep · 2026-03-01 12:00:03 UTC · 2 jobs in progress, as of 3 s ago")
     assert lines[3].split()[:7] == ["gpt", "Training", "200", "-", "-", "0.910", "199"]
     assert lines[4].split()[:5] == ["bert", "Pending", "-", "-", "-"]
     assert "Waiting for [2] nodes." in lines[4]
@@ -75,8 +75,8 @@ def test_the_board_says_where_each_job_stands_and_what_happened() -> None:
 
 
 def test_an_empty_board_says_so() -> None:
-    assert "No job is under way." in drawn(board.looked(Board(), [], NOW))
-    assert "not asked yet · the service does not answer" in drawn(
+    assert "No job is in progress." in drawn(board.looked(Board(), [], NOW))
+    assert "not polled yet · the service does not answer" in drawn(
         board.in_trouble(Board(), "the service does not answer")
     )
 
@@ -153,7 +153,7 @@ def test_jobs_under_way_are_those_that_have_not_ended() -> None:
 def test_where_nobody_watches_it_is_shown_once_and_programs_get_json(run) -> None:
     code, out, _, _ = run("jobs", "top", "gpt", describe_training_job=job())
     assert code == 0
-    assert "1 job under way, as of now" in out
+    assert "1 job in progress, as of now" in out
     _, out, _, _ = run("jobs", "top", "gpt", "-o", "json", describe_training_job=job())
     assert json.loads(out)["TrainingJobSummaries"][0]["TrainingJobName"] == "gpt"
 
@@ -270,9 +270,7 @@ def test_a_stream_that_says_nothing_is_left_for_another_and_given_up_after_a_min
 
     found = following.events(SimpleNamespace(follow_events=follow_events), {}, pause=pause, monotonic=lambda: now[0])
     assert next(found)["EventId"] == 8
-    with pytest.raises(
-        ServiceFailed, match=r"said nothing for 60 s on the connections that it takes: .*Read timed out"
-    ) as given_up:
+    with pytest.raises(ServiceFailed, match=r"sent nothing for 60 s: .*Read timed out") as given_up:
         next(found)
     assert (given_up.value.code, asked) == (UNAVAILABLE, [None, 7, 7, 8, 8])
     assert all(stream.is_closed for stream in streams[:5])
@@ -305,7 +303,7 @@ def test_connections_that_end_without_a_word_are_not_made_for_ever() -> None:
     now = iter(range(0, 10_000, 30))
     streams = [Stream([], None) for _ in range(10)]
     service = SimpleNamespace(follow_events=lambda **_: streams.pop())
-    with pytest.raises(ServiceFailed, match="it ends them"):
+    with pytest.raises(ServiceFailed, match="it closes them"):
         next(following.events(service, {}, pause=lambda _: None, monotonic=lambda: next(now)))
     assert 1 < 10 - len(streams) <= UNANSWERED_SECONDS / 30 + 1
 

@@ -39,17 +39,17 @@ def test_xdg_is_honoured(tmp_path):
     [
         ({}, "No endpoint is configured"),
         ({"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:1"}, "No token is configured for http://127.0.0.1:1"),
-        ({"EVERSTEP_ENDPOINT_URL": "http://10.0.0.1:1", "EVERSTEP_TOKEN": "t"}, "cross the network in the clear"),
+        ({"EVERSTEP_ENDPOINT_URL": "http://10.0.0.1:1", "EVERSTEP_TOKEN": "t"}, "cross the network unencrypted"),
         (
             {"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1.example:1", "EVERSTEP_TOKEN": "t"},
-            "cross the network in the clear",
+            "cross the network unencrypted",
         ),
         ({"EVERSTEP_ENDPOINT_URL": "ftp://127.0.0.1", "EVERSTEP_TOKEN": "t"}, "not an http or https URL"),
         ({"EVERSTEP_ENDPOINT_URL": "http://[", "EVERSTEP_TOKEN": "t"}, "not an http or https URL"),
         ({"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:none", "EVERSTEP_TOKEN": "t"}, "not an http or https URL"),
         (
             {"EVERSTEP_ENDPOINT_URL": "https://me:secret@x.example", "EVERSTEP_TOKEN": "t"},
-            "holds a user name or a password",
+            "contains a user name or a password",
         ),
     ],
 )
@@ -68,13 +68,14 @@ def test_a_token_may_go_to_this_machine_or_through_tls(url):
 
 def test_a_file_that_others_can_read_holds_no_token(home):
     write(home, 'token = "x"', mode=0o644)
-    with pytest.raises(ConfigurationError, match="can be read by others") as refused:
+    with pytest.raises(ConfigurationError, match="other users can read the file") as refused:
         config.load("http://127.0.0.1:1", environment={"HOME": str(home)})
     assert refused.value.hint.startswith("chmod 600")
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("endpoint = 1", "not known: endpoint"), ("token = 1", "must be text"), ("=", "is not TOML")]
+    ("text", "words"),
+    [("endpoint = 1", "unknown settings: endpoint"), ("token = 1", "must be text"), ("=", "is not TOML")],
 )
 def test_a_wrong_file_is_named(home, text, words):
     write(home, text)
@@ -105,7 +106,7 @@ def test_a_profile_that_is_named_wins_over_the_environment_and_the_environment_m
 
 def test_a_profile_that_is_not_there_is_named_with_those_that_are(home):
     write(home, STAGING)
-    with pytest.raises(ConfigurationError, match="no profile 'production'; it has: default, staging") as refused:
+    with pytest.raises(ConfigurationError, match="no profile 'production'; its profiles: default, staging") as refused:
         config.load(environment={"HOME": str(home)}, profile="production")
     assert refused.value.hint == "everstep configure --profile production"
 
@@ -119,7 +120,8 @@ def test_a_token_from_the_file_goes_to_its_own_endpoint_alone(home):
         {"environment": {**environment, "EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:9"}},
     ):
         with pytest.raises(
-            ConfigurationError, match=r"is for http://127\.0\.0\.1:1; it is not sent to http://127\.0\.0\.1:9"
+            ConfigurationError,
+            match=r"is for http://127\.0\.0\.1:1; the client does not send it to http://127\.0\.0\.1:9",
         ):
             config.load(**{"environment": environment, **where})
     assert (
@@ -150,7 +152,7 @@ def test_writing_a_profile_leaves_the_others(home):
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", 'x"', "[x]", "x" * 64])
 def test_a_profile_has_a_plain_name(home, name):
-    with pytest.raises(ConfigurationError, match="cannot be called"):
+    with pytest.raises(ConfigurationError, match="cannot have the name"):
         config.write(config.ClientConfig("http://127.0.0.1:4", "t"), {"HOME": str(home)}, profile=name)
 
 

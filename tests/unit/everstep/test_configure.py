@@ -98,7 +98,7 @@ def test_the_token_goes_nowhere_else(configured, service):
         AWS_PROFILE="everstep",
         AWS_ENDPOINT_URL="http://127.0.0.1:9",
     )
-    assert "No token is configured for this endpoint, only for http://127.0.0.1" in told.stderr
+    assert "No token is configured for this endpoint. Tokens exist for http://127.0.0.1" in told.stderr
     assert service.admin_token not in told.stderr
 
 
@@ -244,7 +244,7 @@ def test_nobody_acts_with_the_token_of_another_profile(configured, service, monk
     assert configure(monkeypatch, "--profile", "viewer", "--endpoint-url", url, "--token", "viewers", "--no-check") == 0
     code = "import boto3; print(boto3.client('everstep').list_fleets()['Fleets'])"
     told = run_python(configured, code, AWS_PROFILE="everstep-viewer")
-    assert f"Profiles with different tokens have the endpoint {url}" in told.stderr
+    assert f"Profiles with different tokens use the endpoint {url}" in told.stderr
     assert run_python(configured, code, AWS_PROFILE="everstep").stdout == "[]\n", (
         "the default profile names no endpoint"
     )
@@ -290,7 +290,7 @@ def test_what_does_not_work_is_not_written_down(home, service, monkeypatch, argu
 
 
 def test_a_token_in_the_clear_is_not_installed(tmp_path):
-    with pytest.raises(ConfigurationError, match="in the clear"):
+    with pytest.raises(ConfigurationError, match="unencrypted"):
         aws_models.install(tmp_path, ClientConfig("http://10.0.0.1", "t"))
     assert list(tmp_path.iterdir()) == []
 

@@ -78,31 +78,31 @@ QUOTA = Quota(name="P instances", limit=384, needed=768, instance_type="p5.48xla
     ("changes", "check", "level", "words"),
     [
         ({"python": (3, 10)}, "python", Level.WRONG, "3.10 is too old"),
-        ({"machine": "aarch64"}, "processor", Level.WRONG, "nodes need x86_64 processors, this one is aarch64"),
+        ({"machine": "aarch64"}, "processor", Level.WRONG, "nodes need x86_64 processors; this node has aarch64"),
         (service(version="0.2.0"), "version", Level.WARNING, "0.1.0 here, 0.2.0 at the service"),
         ({"packages": {"py-spy": "1"}}, "packages", Level.WRONG, "torch is not installed"),
         ({"packages": {"torch": "1"}}, "packages", Level.WARNING, "py-spy is not installed"),
-        (service(error="The service does not answer"), "endpoint", Level.WRONG, "does not answer"),
+        (service(error="The service does not respond"), "endpoint", Level.WRONG, "does not respond"),
         (service(error="The token is unknown", is_refused=True), "token", Level.WRONG, "token is unknown"),
         (service(expires_at=NOW + timedelta(days=6)), "token", Level.WARNING, "expires at 2026-03-07"),
         (service(skew_seconds=3.1), "clock", Level.WARNING, "2.1 s ahead of"),
         (service(skew_seconds=-62.0), "clock", Level.WRONG, "61.0 s behind"),
         ({"memory_available": GIB}, "memory", Level.WRONG, "1.0 GiB of 32.0 GiB"),
-        ({"shared_memory_free": None}, "tmpfs", Level.WRONG, "no tmpfs here"),
-        ({"shared_memory_free": GIB // 2}, "tmpfs", Level.WRONG, "0.5 GiB left"),
-        ({"can_write_shared_memory": False}, "tmpfs", Level.WRONG, "nothing can be written"),
+        ({"shared_memory_free": None}, "tmpfs", Level.WRONG, "not a tmpfs"),
+        ({"shared_memory_free": GIB // 2}, "tmpfs", Level.WRONG, "0.5 GiB free"),
+        ({"can_write_shared_memory": False}, "tmpfs", Level.WRONG, "cannot write"),
         ({"listen_error": "Permission denied"}, "ports", Level.WRONG, "Permission denied"),
         ({"local_ports": (10_000, 65_000)}, "ports", Level.WARNING, "10000 to 65000"),
         ({"gpu_error": "nvidia-smi: no devices"}, "gpu", Level.WRONG, "no devices"),
-        ({"is_root": False}, "isolation", Level.WARNING, "a job's code can read the agent's files"),
+        ({"is_root": False}, "isolation", Level.WARNING, "the code of a job can read the agent's files"),
         (
             {"is_root": False, "is_ec2": True},
             "isolation",
             Level.WARNING,
-            "and ask this instance's metadata for the keys of its role",
+            "and can read the credentials of the instance's role",
         ),
-        ({"closed_folder": "/root"}, "isolation", Level.WRONG, "/root is closed to it"),
-        ({"is_ec2": True, "has_ip": False}, "isolation", Level.WARNING, "ask it for the keys of the instance's role"),
+        ({"closed_folder": "/root"}, "isolation", Level.WRONG, "/root denies them access"),
+        ({"is_ec2": True, "has_ip": False}, "isolation", Level.WARNING, "read the credentials of the instance's role"),
         ({"allows_builds": True}, "builds", Level.WARNING, "pip may build packages for jobs"),
         (aws(error="no credentials"), "aws", Level.WRONG, "no credentials"),
         (
@@ -117,9 +117,9 @@ QUOTA = Quota(name="P instances", limit=384, needed=768, instance_type="p5.48xla
             Level.WARNING,
             "not allowed: ssm:GetParameter (Secrets)",
         ),
-        (aws(permissions={"s3:PutObject": None}), "permissions", Level.WARNING, "nobody could say"),
-        (aws(quota=QUOTA), "quota", Level.WRONG, "4 × p5.48xlarge take 768 vCPUs of 384"),
-        (aws(quota_error="denied"), "quota", Level.WARNING, "not known: denied"),
+        (aws(permissions={"s3:PutObject": None}), "permissions", Level.WARNING, "could not determine"),
+        (aws(quota=QUOTA), "quota", Level.WRONG, "4 × p5.48xlarge need 768 vCPUs; the quota is 384"),
+        (aws(quota_error="denied"), "quota", Level.WARNING, "unknown: denied"),
     ],
 )
 def test_what_is_wrong_is_told_with_what_to_do(changes: dict[str, Any], check: str, level: Level, words: str) -> None:
@@ -211,7 +211,7 @@ def test_the_quota_is_that_of_the_family(kind: str, code: str) -> None:
     quotas = Answers(get_service_quota={"Quota": {"QuotaName": "name", "Value": 384.0}})
     assert doctor_facts.quota_of(ec2, quotas, kind, 4).needed == 768
     assert quotas.asked == [("get_service_quota", {"ServiceCode": "ec2", "QuotaCode": code})]
-    with pytest.raises(LookupError, match="knows no instance type"):
+    with pytest.raises(LookupError, match="has no instance type"):
         doctor_facts.quota_of(Answers(describe_instance_types={"InstanceTypes": []}), quotas, kind, 1)
 
 
@@ -243,7 +243,7 @@ def test_a_service_that_does_not_answer_is_a_fact(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("EVERSTEP_ENDPOINT_URL", "http://10.0.0.1")
     monkeypatch.setenv("EVERSTEP_TOKEN", "t")
     facts = doctor_facts.service_facts()
-    assert "in the clear" in facts.error
+    assert "unencrypted" in facts.error
     assert not facts.is_refused
 
 

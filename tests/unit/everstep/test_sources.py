@@ -79,7 +79,7 @@ def test_special_files_are_refused(code):
 
 def test_there_must_be_something(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceRefused, match="holds no file"):
+    with pytest.raises(SourceRefused, match="contains no file"):
         packed(tmp_path / "empty")
     with pytest.raises(SourceRefused, match="is not a directory"):
         packed(tmp_path / "absent")
@@ -159,5 +159,5 @@ def test_patterns_that_cannot_be_read_are_refused(code):
     with pytest.raises(SourceRefused, match="not UTF-8"):
         packed(code)
     (code / ".everstepignore").write_text("[z-a]\n")
-    with pytest.raises(SourceRefused, match="is not a pattern"):
+    with pytest.raises(SourceRefused, match="is not a valid pattern"):
         packed(code)

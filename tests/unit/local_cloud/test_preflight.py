@@ -22,7 +22,7 @@ def test_another_system_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_another_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight.platform, "machine", lambda: "aarch64")
-    with pytest.raises(PreflightFailed, match="nodes need x86_64 processors, this one is aarch64"):
+    with pytest.raises(PreflightFailed, match="nodes need x86_64 processors; this node has aarch64"):
         preflight.check(1)
 
 

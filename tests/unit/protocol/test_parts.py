@@ -70,5 +70,5 @@ def test_a_part_that_cannot_be_is_refused(part: TensorPart) -> None:
     entries = [TensorEntry("master", "float32", (8,), 0, 32, (good, *more)) for more in ((), (part,))]
     packed = [pack_index(SlotIndex((entry,), b"")) for entry in entries]
     assert unpack_index(packed[0], 64).tensors[0].parts == (good,)
-    with pytest.raises(CorruptSlot, match="'master' cannot hold its 2 boxes"):
+    with pytest.raises(CorruptSlot, match="'master' cannot contain its 2 boxes"):
         unpack_index(packed[1], 64)

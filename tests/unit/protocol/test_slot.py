@@ -209,12 +209,12 @@ def test_a_tensor_of_the_size_of_its_shape_is_taken(dtype: str, shape: tuple[int
     ],
 )
 def test_a_tensor_of_another_size_than_its_shape_is_refused(dtype: str, shape: tuple[int, ...], size: int) -> None:
-    with pytest.raises(CorruptSlot, match=r"tensor 'w': .* bytes are not"):
+    with pytest.raises(CorruptSlot, match=r"tensor 'w': .* bytes do not match"):
         unpack_index(shaped(dtype, shape, size), 128)
 
 
 def test_a_shape_of_millions_of_dimensions_costs_nothing() -> None:
-    with pytest.raises(CorruptSlot, match="0 bytes are not"):
+    with pytest.raises(CorruptSlot, match="0 bytes do not match"):
         unpack_index(shaped("uint8", (2**62,) * 1_000_000, 0), 128)
 
 

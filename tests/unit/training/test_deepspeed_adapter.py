@@ -88,7 +88,7 @@ def test_an_optimizer_beside_an_engine_is_kept_and_the_engines_own_is_kept_once(
 
 def test_what_steps_an_engines_parameters_beside_it_is_refused() -> None:
     actor = make()
-    with pytest.raises(CannotResume, match="optimizer: it holds parameters of engine actor"):
+    with pytest.raises(CannotResume, match="optimizer: it contains parameters of engine actor"):
         _adapters({}, {"": torch.optim.SGD(actor.module.parameters(), lr=1)}, {"actor": actor}, ())
 
 
@@ -151,11 +151,11 @@ def test_an_engines_buffer_comes_back_as_it_was(saved: torch.Tensor, live: torch
 def test_an_engine_and_what_is_beside_it_have_names() -> None:
     critic = nn.Linear(2, 1)
     for models, optimizers in (({"": critic}, {}), ({"critic": critic}, {"": stepped(critic)}), ({"": make()}, {})):
-        with pytest.raises(SessionMisuse, match="both called ''"):
+        with pytest.raises(SessionMisuse, match="have the same name ''"):
             _adapters(models, optimizers, {"": make()}, ())
     many = [f"net{number}" for number in range(9, 0, -1)]
     # If there are several candidates, the adapter uses the first one at every launch and on every rank.
-    with pytest.raises(SessionMisuse, match="both called 'net1'"):
+    with pytest.raises(SessionMisuse, match="have the same name 'net1'"):
         _adapters(dict.fromkeys(many, critic), {}, {name: make() for name in many}, ())
 
 
@@ -176,7 +176,8 @@ def test_half_summed_gradients_are_no_state(micro_steps: int, changes: dict[str,
         adapter.check()
     else:
         with pytest.raises(
-            CannotResume, match="engine: a boundary within its step of 4 micro-batches is not kept; use accumulate=4"
+            CannotResume,
+            match="engine: a boundary between the 4 micro-batches of a step cannot be saved; use accumulate=4",
         ):
             adapter.check()
 

@@ -190,7 +190,7 @@ def test_what_is_not_one_number_is_refused_by_name(value: Any, words: str) -> No
 
 
 def test_a_name_that_no_message_can_hold_is_refused() -> None:
-    with pytest.raises(SessionMisuse, match=r"log\('\\ud800'=…\): a name is text"):
+    with pytest.raises(SessionMisuse, match=r"log\('\\ud800'=…\): a name must be valid"):
         numbers({"\ud800": 1.0})
 
 

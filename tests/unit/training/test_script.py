@@ -40,7 +40,7 @@ def test_channels_are_where_the_agent_says_or_here(tmp_path: Path) -> None:
         "SM_CHANNEL_TEST": "/other",
     }
     assert input_dir("train", given) == Path("/node/train")
-    with pytest.raises(SessionMisuse, match="no input channel 'test'; it has train"):
+    with pytest.raises(SessionMisuse, match="no input channel 'test'; its channels: train"):
         input_dir("test", given)
     assert input_dir("test-set", {"SM_CHANNEL_TEST_SET": "/mine"}) == Path("/mine")
     assert input_dir("test", {}) == Path("input/test")

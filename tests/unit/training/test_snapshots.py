@@ -249,7 +249,7 @@ def test_a_copy_that_a_signal_breaks_off_at_the_boundary_is_an_abandoned_snapsho
     with pytest.raises(KeyboardInterrupt):
         snapshotter.capture(1, 0)
     assert link.sent == [
-        Abandoned(generation=Generation(1), step=Step(1), reason="the copy was broken off: KeyboardInterrupt")
+        Abandoned(generation=Generation(1), step=Step(1), reason="the copy was cancelled: KeyboardInterrupt")
     ]
     assert told == [1, "ended", NONE], "the page says that nobody is at the slot"
     assert snapshotter.settled == 1

@@ -50,7 +50,7 @@ export function fromYaml(text: string): Draft {
     throw new NotASpec(error instanceof Error ? error.message.split('\n')[0]! : String(error))
   }
   if (read === null || read === undefined) return {}
-  if (typeof read !== 'object' || Array.isArray(read)) throw new NotASpec('The YAML must be fields with values, as TrainingJobName: my-job.')
+  if (typeof read !== 'object' || Array.isArray(read)) throw new NotASpec('The YAML is not a job. Write fields with values, such as TrainingJobName: my-job.')
   return read as Draft
 }
 

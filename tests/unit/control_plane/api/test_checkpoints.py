@@ -133,7 +133,7 @@ def test_an_intact_checkpoint_is_found_so(service, client, job, verifier):
         (lambda body: body[:-1], "rank 1: the object has"),
         (lambda body: body + b"x", "rank 1: the object has"),
         (lambda body: b"\xff" * 8 + body[8:], "rank 1: the object announces a header of"),
-        (lambda body: body[:8] + b"[" + body[9:], "rank 1: the object's header is not one of a checkpoint"),
+        (lambda body: body[:8] + b"[" + body[9:], "rank 1: the object's header is not a checkpoint header"),
         (lambda body: b"", "rank 1: the object has 0 bytes"),
         (None, "rank 1: s3://"),
     ],

@@ -199,7 +199,7 @@ def test_figures_change_one_by_one(client, fleet):
     }
     assert client.update_fleet(FleetName="main", MinNodeCount=1)["SparePolicy"] == {"Probability": 0.99}
     told = client.list_events(FleetName="main", SortOrder="Descending")["Events"][0]["Message"]
-    assert "1 nodes at least and as many spares as make it 99.0000% probable that one is free" in told
+    assert "1 nodes at least and enough spares that one is free with probability 99.0000%" in told
     assert "SparePolicy" not in client.update_fleet(FleetName="main", SpareCount=1)
     with refused("ResourceNotFoundException"):
         client.update_fleet(FleetName="other", SpareCount=1)

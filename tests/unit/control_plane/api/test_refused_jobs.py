@@ -171,7 +171,7 @@ def request_(client, tmp_path_factory):
         (
             {"InputDataConfig": [{**channel("x"), "InputMode": "File"}]},
             "InputDataConfig[0].InputMode",
-            "a field of SageMaker's that Everstep does not have; files are there before ranks start",
+            "a SageMaker field that Everstep does not support; all files are downloaded before the ranks start",
         ),
         ({"StoppingCondition": {"MaxCostUsd": 5}}, "StoppingCondition.MaxCostUsd", "needs the price of the fleet main"),
         ({"CheckpointConfig": {"EverySteps": -1}}, "CheckpointConfig.EverySteps", "0"),

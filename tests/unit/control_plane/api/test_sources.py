@@ -95,11 +95,11 @@ def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_me
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ([("../evil.py", b"")], "'../evil.py' is not a clean relative path"),
-        ([("a/../../evil.py", b"")], "is not a clean relative path"),
-        ([("/etc/passwd", b"")], "is not a clean relative path"),
-        ([("a\\b.py", b"")], "is not a clean relative path"),
-        ([("a\nb.py", b"")], "is not a clean relative path"),
+        ([("../evil.py", b"")], "'../evil.py' is not a normalized relative path"),
+        ([("a/../../evil.py", b"")], "is not a normalized relative path"),
+        ([("/etc/passwd", b"")], "is not a normalized relative path"),
+        ([("a\\b.py", b"")], "is not a normalized relative path"),
+        ([("a\nb.py", b"")], "is not a normalized relative path"),
         ([special("link", tarfile.SYMTYPE, "/etc/passwd")], "'link' is a symbolic link to '/etc/passwd'"),
         ([("a.py", b""), special("hard", tarfile.LNKTYPE, "a.py")], "'hard' is a hard link"),
         ([special("dev", tarfile.CHRTYPE)], "device"),
@@ -212,7 +212,7 @@ def peak_bytes(body: bytes, limits: SourceLimits, refused_with: str | None) -> i
             packed((tarfile.TarInfo("b.py"), b"1"), (commented("a.py", 8 * 2**20), b"1")),
             "a header of more than 65536 bytes",
         ),
-        (packed((sparse("b.py", 2**23), b"1"), (commented("a.py", 8 * 2**20), b"1")), "'b.py' is of a special kind"),
+        (packed((sparse("b.py", 2**23), b"1"), (commented("a.py", 8 * 2**20), b"1")), "'b.py' is a special file"),
         (
             packed((tarfile.TarInfo("a.py"), b"1"), headers={f"comment{number}": "" for number in range(101)}),
             "more than 100 pax headers",
