@@ -43,10 +43,33 @@ class Checkpoint(TypedDict):
     VerificationMessage: NotRequired[str]
     """The damaged parts. Absent if no verification has found damage."""
 
+class CheckpointActivity(TypedDict):
+    """When the job's next checkpoint is due, and the last upload."""
+    Policy: str
+    """What makes checkpoints due, in words."""
+    NextStep: NotRequired[int]
+    """The next commit from this step on becomes a checkpoint. Absent if the number of steps makes none due."""
+    NextTime: NotRequired[datetime]
+    """From this time on, the next commit becomes a checkpoint. Absent if time makes none due."""
+    IntervalSeconds: NotRequired[float]
+    """The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead. Absent if time makes no checkpoint due, and until the first upload is measured."""
+    LastUploadSeconds: NotRequired[float]
+    """Duration of the last upload of all shards. Absent before the first."""
+    LastUploadCostSeconds: NotRequired[float]
+    """Training time that the last upload cost, by its effect on the pace of training."""
+
 class CheckpointConfig(TypedDict):
-    """Checkpoints in S3: how often they are written and how long they are kept."""
+    """Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint."""
     EverySteps: NotRequired[int]
-    """Steps between two checkpoints in S3. 0: write a checkpoint only when the job stops. 0 unless given."""
+    """Steps between two checkpoints in S3. 0: the number of steps makes no checkpoint due. 0 unless given."""
+    IntervalInSeconds: NotRequired[int]
+    """Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps: whatever comes first counts."""
+    MaxOverhead: NotRequired[float]
+    """Let Everstep choose the interval, so that checkpoints add at most this share of training time. 0.01 is 1 %. The interval follows from the measured duration of uploads and from the training time that they cost. Cannot be set together with EverySteps or IntervalInSeconds."""
+    MaxUploadBytesPerSecond: NotRequired[int]
+    """Limit of the mean rate at which one node uploads checkpoints. Needs MaxOverhead. Everstep makes fewer checkpoints to keep the limit; one upload still uses the whole network."""
+    OnNotice: NotRequired[bool]
+    """Whether a spot or maintenance notice makes a checkpoint due, while no other node can take the place. true unless given."""
     S3Uri: NotRequired[str]
     """Prefix for checkpoints. The default is a prefix in the service's bucket."""
     ThirdSlot: NotRequired[bool]
@@ -59,6 +82,13 @@ class CheckpointConfig(TypedDict):
 class CheckpointConfigUpdate(TypedDict):
     """Checkpoint settings to change. The location of checkpoints cannot change after creation."""
     EverySteps: NotRequired[int]
+    IntervalInSeconds: NotRequired[int]
+    """New interval. 0 removes it."""
+    MaxOverhead: NotRequired[float]
+    """New overhead bound of the automatic interval, at least 0.0001. 0 removes it."""
+    MaxUploadBytesPerSecond: NotRequired[int]
+    """New limit of a node's mean upload rate. 0 removes it."""
+    OnNotice: NotRequired[bool]
     ThirdSlot: NotRequired[bool]
     """Whether to reserve a third memory slot per shard. Cannot be disabled once the job has run."""
     MaxCount: NotRequired[int]
@@ -790,6 +820,7 @@ class TrainingJob(TypedDict):
     RanksPerNode: int
     Protection: ProtectionConfig
     CheckpointConfig: CheckpointConfig
+    CheckpointActivity: CheckpointActivity
     InputDataConfig: list[Channel]
     OutputDataConfig: OutputDataConfig
     StoppingCondition: StoppingCondition

@@ -12,7 +12,8 @@ from typing import Final
 from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS, FieldError
-from control_plane.api.schemas.jobs import Channel, CreateTrainingJobRequest, ProtectionConfig
+from control_plane.api.schemas.jobs import Channel, CheckpointConfig, CreateTrainingJobRequest, ProtectionConfig
+from control_plane.core.checkpoints import contradictions
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import JobInput, JobSpec
 from control_plane.db.quotas import QuotaRecord
@@ -83,6 +84,7 @@ def admit(
     """
     copies = copies_of(request)
     wrong = [
+        *_contradicting_checkpoints(request.checkpoint_config),
         *_reserved(request),
         *_inputs(request, bucket),
         *_outputs(request, run_id, bucket),
@@ -110,10 +112,14 @@ def admit(
         max_slowdown=(request.protection or ProtectionConfig()).max_slowdown or default_max_slowdown,
         hyperparameters=dict(request.hyper_parameters),
         checkpoint_every_steps=request.checkpoint_config.every_steps,
-        checkpoint_uri=_asked_checkpoints(request) or f"{own}checkpoints/",
+        checkpoint_interval_seconds=request.checkpoint_config.interval_in_seconds,
+        checkpoint_max_overhead=request.checkpoint_config.max_overhead,
+        checkpoint_max_bytes_per_second=request.checkpoint_config.max_upload_bytes_per_second,
+        checkpoint_on_notice=request.checkpoint_config.on_notice,
         checkpoint_max_count=request.checkpoint_config.max_count,
         checkpoint_max_age_seconds=request.checkpoint_config.max_age_in_seconds,
         third_slot=request.checkpoint_config.third_slot,
+        checkpoint_uri=_asked_checkpoints(request) or f"{own}checkpoints/",
         output_uri=_asked_output(request, run_id) or f"{own}output/",
         log_uri=f"{own}logs/",
         max_runtime_seconds=request.stopping_condition.max_runtime_in_seconds,
@@ -201,6 +207,16 @@ def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Ite
                 f"{MAX_S3_PATH_CHARACTERS} are taken"
             )
             yield FieldError(field=field, message=message)
+
+
+def _contradicting_checkpoints(config: CheckpointConfig) -> Iterator[FieldError]:
+    found = contradictions(
+        every_steps=config.every_steps,
+        interval_seconds=config.interval_in_seconds,
+        max_overhead=config.max_overhead,
+        max_bytes_per_second=config.max_upload_bytes_per_second,
+    )
+    yield from (FieldError(field=field, message=message) for field, message in found)
 
 
 def _is_in(bucket: str, uri: str) -> bool:

@@ -16,8 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas.common import MIN_CHECKPOINT_AGE_SECONDS, MIN_COST_USD, FieldError
+from control_plane.api.schemas.common import (
+    MIN_CHECKPOINT_AGE_SECONDS,
+    MIN_CHECKPOINT_OVERHEAD,
+    MIN_COST_USD,
+    FieldError,
+)
 from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
+from control_plane.core.checkpoints import contradictions
 from control_plane.core.states import JobState
 from control_plane.db.jobs import JobRecord, JobSpec
 from control_plane.db.revisions import Change
@@ -130,6 +136,18 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
             yield _Wish(
                 "CheckpointConfig.EverySteps", "checkpoint_every_steps", checkpoints.every_steps, needs_generation=True
             )
+        policies = (
+            ("IntervalInSeconds", "checkpoint_interval_seconds", checkpoints.interval_in_seconds),
+            ("MaxOverhead", "checkpoint_max_overhead", checkpoints.max_overhead),
+            ("MaxUploadBytesPerSecond", "checkpoint_max_bytes_per_second", checkpoints.max_upload_bytes_per_second),
+        )
+        yield from (
+            _Wish(f"CheckpointConfig.{name}", attribute, value or None, needs_generation=True)
+            for name, attribute, value in policies
+            if value is not None
+        )
+        if checkpoints.on_notice is not None:
+            yield _Wish("CheckpointConfig.OnNotice", "checkpoint_on_notice", checkpoints.on_notice)
         if checkpoints.third_slot is not None:
             yield _Wish("CheckpointConfig.ThirdSlot", "third_slot", checkpoints.third_slot, needs_generation=True)
         if checkpoints.max_count is not None:
@@ -144,10 +162,20 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
     limits = (
         ("StoppingCondition.MaxCostUsd", spec.max_cost_usd, MIN_COST_USD),
         ("CheckpointConfig.MaxAgeInSeconds", spec.checkpoint_max_age_seconds, MIN_CHECKPOINT_AGE_SECONDS),
+        ("CheckpointConfig.MaxOverhead", spec.checkpoint_max_overhead, MIN_CHECKPOINT_OVERHEAD),
     )
     for field, limit, minimum in limits:
         if limit is not None and limit < minimum:
             yield FieldError(field=field, message=f"{constraints.at_least(minimum, limit)}; 0 lifts the limit")
+    yield from (
+        FieldError(field=field, message=message)
+        for field, message in contradictions(
+            every_steps=spec.checkpoint_every_steps,
+            interval_seconds=spec.checkpoint_interval_seconds,
+            max_overhead=spec.checkpoint_max_overhead,
+            max_bytes_per_second=spec.checkpoint_max_bytes_per_second,
+        )
+    )
     if spec.copies > spec.node_count:
         message = f"{spec.copies} copies need {spec.copies} nodes; NodeCount is {spec.node_count}"
         yield FieldError(field="Protection.Copies", message=message)

@@ -28,7 +28,7 @@ from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.api.schemas.common import Shape
 from control_plane.cloud import contract
 from control_plane.core import accounting, domain_loss, hangs, placement, states
-from control_plane.core.checkpoints import CheckpointStatus, Verification
+from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.observed.nodes import Remedy
@@ -55,8 +55,9 @@ from control_plane.db.nodes import NodeRecord
 from control_plane.db.protection import ShardRecord, ShardTotals
 from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
+from control_plane.loop import records
 from control_plane.loop.agents import AgentView
-from control_plane.loop.records import suspicion_of
+from control_plane.loop.records import checkpoint_pace_of, suspicion_of
 from everstep.protocol.ids import FIRST_STEP, NodeId, RunId
 
 if TYPE_CHECKING:
@@ -322,7 +323,12 @@ def job(
             third_slot=spec.third_slot,
             max_count=spec.checkpoint_max_count,
             max_age_in_seconds=spec.checkpoint_max_age_seconds,
+            interval_in_seconds=spec.checkpoint_interval_seconds,
+            max_overhead=spec.checkpoint_max_overhead,
+            max_upload_bytes_per_second=spec.checkpoint_max_bytes_per_second,
+            on_notice=spec.checkpoint_on_notice,
         ),
+        checkpoint_activity=_checkpoint_activity(job),
         input_data_config=[_channel(each) for each in spec.inputs],
         output_data_config=jobs_schemas.OutputDataConfig(s3_output_path=spec.output_uri),
         stopping_condition=jobs_schemas.StoppingCondition(
@@ -354,6 +360,25 @@ def job(
         accounting_seconds={name: spent / MICRO for name, spent in job.accounting.items()},
         reliability=_reliability(job.accounting, incidents, is_started=job.started_at is not None),
         node_seconds=job.node_microseconds / MICRO,
+    )
+
+
+def _checkpoint_activity(job: JobRecord) -> jobs_schemas.CheckpointActivity:
+    spec, pace = job.spec, checkpoint_pace_of(job)
+    is_over = job.ended_at is not None
+    return jobs_schemas.CheckpointActivity(
+        policy=policy_words(
+            every_steps=spec.checkpoint_every_steps,
+            interval_seconds=spec.checkpoint_interval_seconds,
+            max_overhead=spec.checkpoint_max_overhead,
+            max_bytes_per_second=spec.checkpoint_max_bytes_per_second,
+            on_notice=spec.checkpoint_on_notice,
+        ),
+        next_step=pace.due_step if pace.due_step >= 0 and not is_over else None,
+        next_time=records.at(pace.due_at_seconds) if pace.due_at_seconds and not is_over else None,
+        interval_seconds=pace.interval_seconds or None,
+        last_upload_seconds=pace.upload_seconds or None,
+        last_upload_cost_seconds=pace.cost_seconds if pace.upload_seconds else None,
     )
 
 

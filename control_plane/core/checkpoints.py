@@ -51,6 +51,55 @@ class Verification(StrEnum):
     DAMAGED = "Damaged"
 
 
+def contradictions(
+    *,
+    every_steps: int,
+    interval_seconds: int | None,
+    max_overhead: float | None,
+    max_bytes_per_second: int | None,
+) -> tuple[tuple[str, str], ...]:
+    """Return the settings of a checkpoint policy that exclude each other.
+
+    Args:
+        every_steps: 0 if the number of steps makes no checkpoint due.
+        interval_seconds: None without a fixed interval.
+        max_overhead: None if the interval is not automatic.
+        max_bytes_per_second: None without a bandwidth budget.
+
+    Returns:
+        Name of the API's field and the message, for each setting that must change.
+    """
+    found: list[tuple[str, str]] = []
+    fixed = {"EverySteps": every_steps, "IntervalInSeconds": interval_seconds}
+    if max_overhead is not None and (names := [name for name, value in fixed.items() if value]):
+        message = f"chooses the interval itself; remove {' and '.join(names)}"
+        found.append(("CheckpointConfig.MaxOverhead", message))
+    if max_bytes_per_second is not None and max_overhead is None:
+        message = "limits the automatic interval only; set MaxOverhead, too"
+        found.append(("CheckpointConfig.MaxUploadBytesPerSecond", message))
+    return tuple(found)
+
+
+def policy_words(
+    *,
+    every_steps: int,
+    interval_seconds: int | None,
+    max_overhead: float | None,
+    max_bytes_per_second: int | None,
+    on_notice: bool,
+) -> str:
+    """Return what makes a job's checkpoints due, as a clause. The arguments are those of `contradictions`."""
+    budget = f" and {max_bytes_per_second:,} bytes per second and node" if max_bytes_per_second else ""
+    causes = [
+        *([f"every {every_steps:,} steps"] if every_steps else []),
+        *([f"every {interval_seconds:,} s"] if interval_seconds else []),
+        *([f"as often as {max_overhead:.2%} overhead{budget} permit"] if max_overhead else []),
+        *(["on a notice of AWS"] if on_notice else []),
+        "when the job stops",
+    ]
+    return ", ".join(causes[:-1]) + f"{' and ' if len(causes) > 1 else ''}{causes[-1]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCheckpoint:
     """A complete checkpoint, with the facts that decide whether it is kept."""

@@ -170,6 +170,7 @@ def make_plan(
     ranks = [
         (rank, node_id) for place, node_id in enumerate(nodes) for rank in members.ranks_of(place, spec.ranks_per_node)
     ]
+    stored = recovery.stored(found, restore.base_step)
     plan = GenerationPlan(
         job=spec.job,
         run=spec.run,
@@ -197,7 +198,12 @@ def make_plan(
             every_steps=spec.checkpoint_every_steps,
             prefix=spec.checkpoint_prefix,
             third_slot=spec.third_slot,
-            stored_step=recovery.stored_step(found, restore.base_step),
+            stored_step=FIRST_STEP if stored is None else stored.step,
+            interval_seconds=spec.checkpoint_interval_seconds or 0.0,
+            max_overhead=spec.checkpoint_max_overhead or 0.0,
+            max_bytes_per_second=spec.checkpoint_max_bytes_per_second or 0.0,
+            stored_at_seconds=(record.started_at or 0.0) if stored is None else stored.completed_at,
+            upload_seconds=record.upload_seconds or 0.0,
         ),
         relayout=restore.relayout,
         timeouts=policy.timeouts,

@@ -233,19 +233,18 @@ def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], wor
     return tuple(rank for rank in map(Rank, range(world_size)) if rank not in held)
 
 
-def stored_step(survey: Survey, base: Step) -> Step:
-    """Return the newest step that a complete checkpoint holds, or 0.
+def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
+    """Return the newest complete checkpoint up to the base, or None.
 
-    Only checkpoints on the survey's path count, with a step of at most `base`. `base` is the step that `choose`
-    returned.
+    Only checkpoints on the survey's path count. `base` is the step that `choose` returned.
     """
     leading = (
-        checkpoint.step
+        checkpoint
         for checkpoint in survey.checkpoints
         if checkpoint.step <= base
         and all(is_on_path(survey.path, shard.origin_generation, checkpoint.step) for shard in checkpoint.shards)
     )
-    return max(leading, default=FIRST_STEP)
+    return max(leading, key=lambda checkpoint: checkpoint.step, default=None)
 
 
 def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False) -> tuple[SlotReference, ...]:

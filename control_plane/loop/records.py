@@ -29,7 +29,7 @@ from control_plane.core.observed.nodes import Implication, Notice, Remedy
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
-from everstep.protocol.agent_messages import AgentReport, NoticeKind
+from everstep.protocol.agent_messages import AgentReport, CheckpointPace, NoticeKind
 from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, SourceArchive
@@ -117,6 +117,11 @@ def suspicion_of(job: jobs.JobRecord) -> Suspicion | None:
     return None if stored is None else msgspec.convert(stored, Suspicion)
 
 
+def checkpoint_pace_of(job: jobs.JobRecord) -> CheckpointPace:
+    """Return when the job's next checkpoint is due, as its coordinator last reported."""
+    return msgspec.convert(job.memo.get("checkpoints", {}), CheckpointPace)
+
+
 def job_record(job: jobs.JobRecord) -> JobRecord:
     """Convert a row of the job table to the core's record."""
     memo = msgspec.convert({"state_since": job.created_at.timestamp(), **job.memo}, Memo)
@@ -173,7 +178,11 @@ def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord 
     if manifest is None or stored.state != checkpoints.COMPLETE:
         return None
     return CheckpointRecord(
-        generation=Generation(stored.generation), step=Step(stored.step), bucket=stored.bucket, shards=manifest.shards
+        generation=Generation(stored.generation),
+        step=Step(stored.step),
+        bucket=stored.bucket,
+        shards=manifest.shards,
+        completed_at=stored.completed_at.timestamp() if stored.completed_at is not None else 0.0,
     )
 
 

@@ -112,6 +112,21 @@ def submit(
     checkpoint_every_steps: Annotated[
         int | None, typer.Option(help="Steps between two checkpoints in S3; 0: only when the job stops.")
     ] = None,
+    checkpoint_interval_seconds: Annotated[
+        int | None, typer.Option(help="Seconds between two checkpoints in S3, besides those by number of steps.")
+    ] = None,
+    checkpoint_max_overhead: Annotated[
+        float | None,
+        typer.Option(help="Let Everstep choose the interval, so that checkpoints add at most this share of time."),
+    ] = None,
+    checkpoint_max_bytes_per_second: Annotated[
+        int | None,
+        typer.Option(help="Limit of a node's mean upload rate; needs --checkpoint-max-overhead."),
+    ] = None,
+    checkpoint_on_notice: Annotated[
+        bool | None,
+        typer.Option(help="Make a checkpoint when AWS announces the end of a node; by default yes."),
+    ] = None,
     checkpoint_max_count: Annotated[
         int | None, typer.Option(help="Number of newest checkpoints to keep besides pinned ones; by default all.")
     ] = None,
@@ -201,6 +216,10 @@ def submit(
         Protection=without_none(Copies=copies, MaxSlowdown=max_slowdown) or None,
         CheckpointConfig=without_none(
             EverySteps=checkpoint_every_steps,
+            IntervalInSeconds=checkpoint_interval_seconds,
+            MaxOverhead=checkpoint_max_overhead,
+            MaxUploadBytesPerSecond=checkpoint_max_bytes_per_second,
+            OnNotice=checkpoint_on_notice,
             S3Uri=checkpoint_s3_uri,
             ThirdSlot=third_slot or None,
             MaxCount=checkpoint_max_count,
@@ -604,12 +623,9 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("incidents", incident_words(job)),
         ("entry point", job["EntryPoint"]),
         ("hyperparameters", ", ".join(f"{name}={value}" for name, value in job["HyperParameters"].items()) or None),
-        (
-            "checkpoints",
-            f"every {counted(job['CheckpointConfig']['EverySteps'], 'step')}"
-            if job["CheckpointConfig"]["EverySteps"]
-            else "only when it stops",
-        ),
+        ("checkpoints", job["CheckpointActivity"]["Policy"]),
+        ("next checkpoint", _next_checkpoint(job["CheckpointActivity"])),
+        ("last upload", _last_upload(job["CheckpointActivity"])),
         ("outputs", job["OutputDataConfig"]["S3OutputPath"]),
         ("limits", ", ".join(f"{name} {value}" for name, value in stopping.items() if value is not None) or None),
         ("created", moment(job["CreationTime"])),
@@ -620,6 +636,21 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("cost so far", None if cost is None else f"{dollars(cost)} for {hours(job['NodeSeconds'])} node-hours"),
         ("story", "\n".join(_story(job)) or None),
     ]
+
+
+def _next_checkpoint(activity: Json) -> str | None:
+    due = [
+        *([f"from step {activity['NextStep']} on"] if "NextStep" in activity else []),
+        *([f"from {moment(activity['NextTime'])} on"] if "NextTime" in activity else []),
+    ]
+    return " or ".join(due) or None
+
+
+def _last_upload(activity: Json) -> str | None:
+    if "LastUploadSeconds" not in activity:
+        return None
+    cost = activity.get("LastUploadCostSeconds", 0.0)
+    return f"{activity['LastUploadSeconds']:.1f} s, which cost {cost:.1f} s of training"
 
 
 def _queue(job: Json) -> str:

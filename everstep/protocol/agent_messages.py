@@ -229,6 +229,21 @@ class ShardProtection(Message, frozen=True):
     """
 
 
+class CheckpointPace(Message, frozen=True):
+    """The due step and time of the next checkpoint, and the measurements that an automatic interval follows from."""
+
+    due_step: Step = Step(-1)
+    """The next commit from this step on becomes a checkpoint; -1 if the number of steps makes none due."""
+    due_at_seconds: float = 0.0
+    """Unix time from which on the next commit becomes a checkpoint; 0 if time makes none due."""
+    interval_seconds: float = 0.0
+    """The interval in force; 0 if time makes no checkpoint due, or nothing is measured yet."""
+    upload_seconds: float = 0.0
+    """Duration of the newest upload of all shards; 0 if none is complete."""
+    cost_seconds: float = 0.0
+    """Training time that this upload cost, at most its duration."""
+
+
 class RoundStatus(Message, frozen=True):
     """The state of a generation's rounds. Only the coordinator's agent reports it."""
 
@@ -241,6 +256,7 @@ class RoundStatus(Message, frozen=True):
     stopped: bool = False
     """True if all ranks have confirmed an agreed stop."""
     finished: bool = False
+    checkpoints: CheckpointPace = CheckpointPace()
 
 
 class UploadedShard(Message, frozen=True):

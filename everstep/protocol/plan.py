@@ -169,11 +169,27 @@ class CheckpointPlan(Message, frozen=True):
     """The checkpoint settings of the job."""
 
     every_steps: int
-    """Steps between two checkpoints; 0 means that checkpoints are made only at an agreed stop."""
+    """Steps between two checkpoints; 0 means that the number of steps makes none due."""
     prefix: ObjectReference
     third_slot: bool = False
     stored_step: Step = FIRST_STEP
     """Step of the newest complete checkpoint on the path to the base; 0 if no checkpoint exists."""
+    interval_seconds: float = 0.0
+    """Seconds between two checkpoints; 0 means that a fixed interval makes none due."""
+    max_overhead: float = 0.0
+    """Overhead bound that the coordinator derives the interval from; 0 if the interval is not automatic.
+
+    Added training time by checkpoints, as a fraction of the time without them.
+    """
+    max_bytes_per_second: float = 0.0
+    """Limit of the mean upload rate of a node with an automatic interval; 0 means none."""
+    stored_at_seconds: float = 0.0
+    """Unix time at which the checkpoint of `stored_step` was complete.
+
+    Without a checkpoint, the time at which the job first started; 0 if it starts now.
+    """
+    upload_seconds: float = 0.0
+    """Duration of the last upload of an earlier generation, in seconds; 0 if none was measured."""
 
 
 class Timeouts(Message, frozen=True):

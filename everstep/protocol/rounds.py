@@ -53,6 +53,8 @@ class RankRound(Message, frozen=True):
     """The newest announced stop that the rank's agent has received, confirmed or not."""
     pinned_step: Step = Step(-1)
     """Step whose slot must not be reused, because the agent is uploading it; -1 if no upload is running."""
+    stored_step: Step = Step(-1)
+    """The newest step of which the rank's agent has uploaded the shard completely; -1 if there is none."""
     out_of_view: tuple[NodeId, ...] = ()
     is_late: bool = False
     """True if the rank voted ABANDON because it received the proposed step too late."""

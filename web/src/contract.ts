@@ -46,10 +46,34 @@ export interface Checkpoint {
   VerificationMessage?: string
 }
 
-/** Checkpoints in S3: how often they are written and how long they are kept. */
+/** When the job's next checkpoint is due, and the last upload. */
+export interface CheckpointActivity {
+  /** What makes checkpoints due, in words. */
+  Policy: string
+  /** The next commit from this step on becomes a checkpoint. Absent if the number of steps makes none due. */
+  NextStep?: number
+  /** From this time on, the next commit becomes a checkpoint. Absent if time makes none due. */
+  NextTime?: Timestamp
+  /** The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead. Absent if time makes no checkpoint due, and until the first upload is measured. */
+  IntervalSeconds?: number
+  /** Duration of the last upload of all shards. Absent before the first. */
+  LastUploadSeconds?: number
+  /** Training time that the last upload cost, by its effect on the pace of training. */
+  LastUploadCostSeconds?: number
+}
+
+/** Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint. */
 export interface CheckpointConfig {
-  /** Steps between two checkpoints in S3. 0: write a checkpoint only when the job stops. 0 unless given. */
+  /** Steps between two checkpoints in S3. 0: the number of steps makes no checkpoint due. 0 unless given. */
   EverySteps?: number
+  /** Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps: whatever comes first counts. */
+  IntervalInSeconds?: number
+  /** Let Everstep choose the interval, so that checkpoints add at most this share of training time. 0.01 is 1 %. The interval follows from the measured duration of uploads and from the training time that they cost. Cannot be set together with EverySteps or IntervalInSeconds. */
+  MaxOverhead?: number
+  /** Limit of the mean rate at which one node uploads checkpoints. Needs MaxOverhead. Everstep makes fewer checkpoints to keep the limit; one upload still uses the whole network. */
+  MaxUploadBytesPerSecond?: number
+  /** Whether a spot or maintenance notice makes a checkpoint due, while no other node can take the place. true unless given. */
+  OnNotice?: boolean
   /** Prefix for checkpoints. The default is a prefix in the service's bucket. */
   S3Uri?: string
   /** Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given. */
@@ -63,6 +87,13 @@ export interface CheckpointConfig {
 /** Checkpoint settings to change. The location of checkpoints cannot change after creation. */
 export interface CheckpointConfigUpdate {
   EverySteps?: number
+  /** New interval. 0 removes it. */
+  IntervalInSeconds?: number
+  /** New overhead bound of the automatic interval, at least 0.0001. 0 removes it. */
+  MaxOverhead?: number
+  /** New limit of a node's mean upload rate. 0 removes it. */
+  MaxUploadBytesPerSecond?: number
+  OnNotice?: boolean
   /** Whether to reserve a third memory slot per shard. Cannot be disabled once the job has run. */
   ThirdSlot?: boolean
   /** New number of newest checkpoints to keep. 0 removes the limit. */
@@ -1304,6 +1335,7 @@ export interface TrainingJob {
   RanksPerNode: number
   Protection: ProtectionConfig
   CheckpointConfig: CheckpointConfig
+  CheckpointActivity: CheckpointActivity
   InputDataConfig: Channel[]
   OutputDataConfig: OutputDataConfig
   StoppingCondition: StoppingCondition

@@ -420,6 +420,24 @@ class Coordinator:
         )
 
     @property
+    def is_uploading(self) -> bool:
+        """True while any agent uploads a shard."""
+        return any(each.pinned_step != NONE for each in self.ranks)
+
+    @property
+    def stored_by_all(self) -> Step:
+        """The newest step of which every rank's shard is uploaded; `NONE` if there is none."""
+        return min((each.stored_step for each in self.ranks), default=NONE) if self.is_complete else NONE
+
+    @property
+    def due_step(self) -> Step:
+        """The step from which on the next commit is uploaded by its number; `NONE` without an interval in steps."""
+        if not self.every_steps:
+            return NONE
+        floor = self.persist if self.persist != NONE else self.stored
+        return Step((floor // self.every_steps + 1) * self.every_steps)
+
+    @property
     def is_complete(self) -> bool:
         """True if every rank of the generation has reported at least once."""
         return len(self.ranks) == self.world_size
@@ -482,18 +500,11 @@ class Coordinator:
         the interval lies between the newest checkpoint and the base. In that case an earlier generation ended before it
         had uploaded the step for that multiple.
         """
-        if self._is_uploading:
+        if self.is_uploading:
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed
-        if not self.every_steps:
-            return self.persist
-        floor = self.persist if self.persist != NONE else self.stored
-        return committed if committed // self.every_steps > floor // self.every_steps else self.persist
-
-    @property
-    def _is_uploading(self) -> bool:
-        return any(each.pinned_step != NONE for each in self.ranks)
+        return committed if NONE < self.due_step <= committed else self.persist
 
     def _stopping(self) -> Coordinator:
         """Agree on the step after which all ranks stop: announce, collect answers, confirm or withdraw.

@@ -189,4 +189,4 @@ def _is_progress(now: RankRound, before: RankRound) -> bool:
 
 def _rare(rank: RankRound) -> tuple[object, ...]:
     """Return the fields that change rarely and on whose change the coordinator acts immediately."""
-    return rank.standing, rank.echo_step, rank.echo, rank.pinned_step
+    return rank.standing, rank.echo_step, rank.echo, rank.pinned_step, rank.stored_step

@@ -115,6 +115,7 @@ class CheckpointUploads:
                 if digests is None:
                     raise CorruptCheckpoint(f"step {step} in memory no longer hashes to its digest")
                 uploaded = await upload_shard(self._objects, slot.file, digests.known, self._plan, rank=shard.rank)
+                shard.stored = step
                 self.uploaded = [*self.uploaded[-2 * len(self._shards) + 1 :], uploaded]
                 self._faults.withdraw("upload_failed", subject)
             except StorageError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +23,10 @@ from everstep.protocol.agent_messages import (
     FaultCode,
 )
 from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.plan import GenerationPlan
+from everstep.protocol.plan import CheckpointPlan, GenerationPlan
 from everstep.protocol.rounds import Announcement, Pacing
 from everstep.protocol.slot import SlotState
+from worker.core.checkpoint_schedule import CheckpointSchedule
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage
 from worker.core.rounds import Coordinator, Shard
@@ -282,7 +284,12 @@ class Member:
                 strayed=strayed(plan),
             )
             self.server = RoundServer(
-                plan.generation, core, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now
+                plan.generation,
+                core,
+                final_round_seconds=plan.timeouts.final_round_seconds,
+                now=self._node.now,
+                schedule=_schedule(plan.checkpoint, unix_now=self._node.now(), now=time.monotonic()),
+                node_bytes=lambda: sum(shard.committed_bytes for shard in self.shards.values()),
             )
             self._begin(partial(self.rounds.run_local, self.server), "rounds")
         else:
@@ -423,3 +430,18 @@ class Member:
                 if slot.file.header.state is SlotState.WRITING:
                     slot.is_busy = False
                     slot.file.empty()
+
+
+def _schedule(plan: CheckpointPlan, *, unix_now: float, now: float) -> CheckpointSchedule:
+    """Return the schedule at the start of a generation. The interval began with the newest checkpoint, if there is one.
+
+    The schedule counts in monotonic time, so the wall clock matters only once.
+    """
+    age = max(0.0, unix_now - plan.stored_at_seconds) if plan.stored_at_seconds else 0.0
+    return CheckpointSchedule(
+        interval_seconds=plan.interval_seconds,
+        max_overhead=plan.max_overhead,
+        max_bytes_per_second=plan.max_bytes_per_second,
+        begun_at=now - age,
+        upload_seconds=plan.upload_seconds or None,
+    )

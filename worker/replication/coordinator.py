@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
-from everstep.protocol.agent_messages import RoundStatus
+from everstep.protocol.agent_messages import CheckpointPace, RoundStatus
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import StopState, Vote
 from everstep.protocol.rounds import Announcement, NodeReport, Pacing
+from worker.core.checkpoint_schedule import CheckpointSchedule
 from worker.core.rounds import NONE, Coordinator
 from worker.core.tree import Reports
 from worker.tasks import Signal
@@ -42,7 +44,15 @@ class RoundServer:
     """
 
     def __init__(
-        self, generation: Generation, core: Coordinator, *, final_round_seconds: float, now: Callable[[], float]
+        self,
+        generation: Generation,
+        core: Coordinator,
+        *,
+        final_round_seconds: float,
+        now: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+        schedule: CheckpointSchedule | None = None,
+        node_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """Create the server with the rounds of one generation.
 
@@ -51,8 +61,12 @@ class RoundServer:
             core: a new coordinator, or a recovering one after a restart of this agent.
             final_round_seconds: maximum time that ranks at the final boundary wait for its commit.
             now: returns Unix time, for timestamps that users see.
+            clock: returns monotonic time in seconds.
+            schedule: the checkpoints that are due by time; None means none.
+            node_bytes: returns the bytes of this node's committed shards. All nodes have about as many.
         """
         self.core = core
+        self.schedule = schedule or CheckpointSchedule()
         self.term = new_life()
         self.committed_at_seconds = 0.0
         self.changed = Signal()
@@ -60,6 +74,10 @@ class RoundServer:
         self._generation = generation
         self._final_round_seconds = final_round_seconds
         self._now = now
+        self._clock = clock
+        self._unix_offset = now() - clock()
+        """Unix time at which the monotonic clock was 0."""
+        self._node_bytes = node_bytes
         self._final_timer: asyncio.TimerHandle | None = None
         self._pacing = Pacing.AT_ONCE
         self._refused: list[str] = []
@@ -99,6 +117,17 @@ class RoundServer:
             committed_at_seconds=self.committed_at_seconds,
             stopped=core.stop_state is StopState.CONFIRMED,
             finished=core.is_finished,
+            checkpoints=self._pace(),
+        )
+
+    def _pace(self) -> CheckpointPace:
+        schedule, due_at = self.schedule, self.schedule.due_at
+        return CheckpointPace(
+            due_step=self.core.due_step,
+            due_at_seconds=0.0 if due_at is None else self._unix_offset + due_at,
+            interval_seconds=schedule.present_interval or 0.0,
+            upload_seconds=schedule.upload_seconds or 0.0,
+            cost_seconds=schedule.cost_seconds,
         )
 
     def take(self, reports: Sequence[NodeReport]) -> None:
@@ -113,7 +142,7 @@ class RoundServer:
             self._refused = refused
             log.info("step %d is abandoned: %s", self.core.proposed, "; ".join(refused))
         if rounds:
-            self._apply(self.core.report(*rounds))
+            self._apply(self._with_due_checkpoint().report(*rounds))
 
     def keep_distance(self, distance: int) -> None:
         """Set the minimum distance between later proposals, in steps."""
@@ -144,8 +173,26 @@ class RoundServer:
         if self._final_timer is not None:
             self._final_timer.cancel()
 
+    def _with_due_checkpoint(self) -> Coordinator:
+        """Return the rounds with a request for a checkpoint, if one is due by time.
+
+        Only a commit can become a checkpoint, and commits follow from reports. The server therefore needs no timer.
+        """
+        core = self.core
+        if core.wanted > core.persist or not self.schedule.is_due(self._clock()):
+            return core
+        return core.request_checkpoint(Step(max(core.committed, core.stored) + 1))
+
     def _apply(self, core: Coordinator) -> None:
         before, self.core = self.core, core
+        self.schedule = self.schedule.observe(
+            self._clock(),
+            boundary=core.highest_boundary if core.highest_boundary > core.base else NONE,
+            persist=core.persist,
+            is_uploading=core.is_uploading,
+            stored=core.stored_by_all,
+            node_bytes=self._node_bytes() if self.schedule.max_bytes_per_second else 0,
+        )
         if core.committed != before.committed:
             self.committed_at_seconds = self._now()
         if core.final != NONE and self._final_timer is None:

@@ -74,6 +74,8 @@ class OwnedShard:
         """Step that is being uploaded, or `NONE`."""
         self.uploaded: Step = NONE
         """The newest step whose upload was started."""
+        self.stored: Step = NONE
+        """The newest step that is completely uploaded."""
         self.granted_slot = -1
         self.arriving: Arriving | None = None
         """Message about the base that this node fetches. None before the index of the base has arrived."""
@@ -189,6 +191,12 @@ class OwnedShard:
         """True if this node has lost the base and no later step is committed. The shard cannot vote meanwhile."""
         base = self._core.base
         return bool(base) and self._core.committed == NONE and base not in self._core.sealed
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes of the committed state in this node's slot; 0 before the first commit."""
+        slot = self.slot(self._core.committed) if self._core.committed != NONE else None
+        return slot.file.header.payload_bytes if slot is not None else 0
 
     @property
     def late_holders(self) -> tuple[NodeId, ...]:
@@ -463,14 +471,13 @@ class OwnedShard:
             *(f"{peer} is slow: {trouble}" for peer, trouble in self.slow_holders.items() if peer in view),
             *(f"{peer} is hard to reach: {trouble}" for peer, trouble in self.broken_lines.items() if peer in view),
         ]
-        slot = self.slot(committed) if committed != NONE else None
         reason = self.refusal if committed == NONE or self.refusal.startswith("Protection") else self.trouble
         return ShardProtection(
             rank=self.rank,
             holders=holders,
             in_view=(holders[0], *(peer for peer in holders[1:] if peer in view)),
             committed=committed,
-            payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
+            payload_bytes=self.committed_bytes,
             reason="; ".join(troubles) or reason,
             verified=tuple(self.verified.get(peer, (NONE, 0.0)) for peer in (None, *holders[1:])),
         )
@@ -498,6 +505,7 @@ class OwnedShard:
             confirmed_stop=stop if stop_state is StopState.CONFIRMED else NONE,
             heard_stop=stop,
             pinned_step=self.pinned,
+            stored_step=self.stored,
             out_of_view=tuple(sorted(set(self._core.peers) - self._core.view)),
             is_late=self._core.is_late,
             reason=self._core.reason,

@@ -21,6 +21,7 @@ MAX_RUNTIME_SECONDS = 2_419_200
 """Limit of MaxRuntimeInSeconds: 28 days, as in SageMaker."""
 MIN_COST_USD = 0.01
 MIN_CHECKPOINT_AGE_SECONDS = 60
+MIN_CHECKPOINT_OVERHEAD = 0.0001
 MAX_PRIORITY = 1_000
 MAX_PRICE_USD_PER_HOUR = 10_000
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]

@@ -16,7 +16,9 @@ from control_plane.api.schemas.common import (
     MAX_PRIORITY,
     MAX_RANKS_PER_NODE,
     MAX_RUNTIME_SECONDS,
+    MAX_WHOLE_NUMBER,
     MIN_CHECKPOINT_AGE_SECONDS,
+    MIN_CHECKPOINT_OVERHEAD,
     MIN_COST_USD,
     AbsolutePath,
     ChannelName,
@@ -64,10 +66,32 @@ class ProtectionConfig(Request):
 
 
 class CheckpointConfig(Request):
-    """Checkpoints in S3: how often they are written and how long they are kept."""
+    """Checkpoints in S3: when they are written and how long they are kept.
+
+    EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint
+    when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint.
+    """
 
     every_steps: int = Field(default=0, ge=0, le=1_000_000_000)
-    """Steps between two checkpoints in S3. 0: write a checkpoint only when the job stops."""
+    """Steps between two checkpoints in S3. 0: the number of steps makes no checkpoint due."""
+    interval_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
+    """Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint.
+
+    May be set together with EverySteps: whatever comes first counts.
+    """
+    max_overhead: float | None = Field(default=None, ge=MIN_CHECKPOINT_OVERHEAD, le=1)
+    """Let Everstep choose the interval, so that checkpoints add at most this share of training time. 0.01 is 1 %.
+
+    The interval follows from the measured duration of uploads and from the training time that they cost. Cannot be set
+    together with EverySteps or IntervalInSeconds.
+    """
+    max_upload_bytes_per_second: int | None = Field(default=None, ge=1, le=MAX_WHOLE_NUMBER)
+    """Limit of the mean rate at which one node uploads checkpoints. Needs MaxOverhead.
+
+    Everstep makes fewer checkpoints to keep the limit; one upload still uses the whole network.
+    """
+    on_notice: bool = True
+    """Whether a spot or maintenance notice makes a checkpoint due, while no other node can take the place."""
     s3_uri: S3Uri | None = None
     """Prefix for checkpoints. The default is a prefix in the service's bucket."""
     third_slot: bool = False
@@ -389,6 +413,26 @@ class Condition(Shape):
     """The node with the problem. Absent if the problem is in the service itself."""
 
 
+class CheckpointActivity(Shape):
+    """The due time of the job's next checkpoint, and measurements of the last upload."""
+
+    policy: str
+    """What makes checkpoints due, in words."""
+    next_step: int | None
+    """The next commit from this step on becomes a checkpoint. Absent if the number of steps makes none due."""
+    next_time: datetime | None
+    """From this time on, the next commit becomes a checkpoint. Absent if time makes none due."""
+    interval_seconds: float | None
+    """The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead.
+
+    Absent if time makes no checkpoint due, and until the first upload is measured.
+    """
+    last_upload_seconds: float | None
+    """Duration of the last upload of all shards. Absent before the first."""
+    last_upload_cost_seconds: float | None
+    """Training time that the last upload cost, by its effect on the pace of training."""
+
+
 class TrainingJob(Shape):
     """All data about one job."""
 
@@ -423,6 +467,7 @@ class TrainingJob(Shape):
     ranks_per_node: int
     protection: ProtectionConfig
     checkpoint_config: CheckpointConfig
+    checkpoint_activity: CheckpointActivity
     input_data_config: list[Channel]
     output_data_config: OutputDataConfig
     stopping_condition: StoppingCondition

@@ -7,7 +7,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from control_plane.api.schemas.common import MAX_PRIORITY, MAX_RUNTIME_SECONDS, Request, Shape, Tags
+from control_plane.api.schemas.common import (
+    MAX_PRIORITY,
+    MAX_RUNTIME_SECONDS,
+    MAX_WHOLE_NUMBER,
+    Request,
+    Shape,
+    Tags,
+)
 from control_plane.api.schemas.jobs import ProtectionConfig, RetryStrategy
 
 
@@ -24,6 +31,13 @@ class CheckpointConfigUpdate(Request):
     """Checkpoint settings to change. The location of checkpoints cannot change after creation."""
 
     every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
+    interval_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
+    """New interval. 0 removes it."""
+    max_overhead: float | None = Field(default=None, ge=0, le=1)
+    """New overhead bound of the automatic interval, at least 0.0001. 0 removes it."""
+    max_upload_bytes_per_second: int | None = Field(default=None, ge=0, le=MAX_WHOLE_NUMBER)
+    """New limit of a node's mean upload rate. 0 removes it."""
+    on_notice: bool | None = None
     third_slot: bool | None = None
     """Whether to reserve a third memory slot per shard. Cannot be disabled once the job has run."""
     max_count: int | None = Field(default=None, ge=0, le=100_000)

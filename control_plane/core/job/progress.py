@@ -70,6 +70,7 @@ def with_progress(view: JobView) -> JobView:
         refused=() if is_safe else record.refused,
         doubted=() if is_safe else record.doubted,
         pace=hangs.learned(record.pace, plan.world_size, view.reports),
+        checkpoints=record.checkpoints if status is None else status.checkpoints,
         upload_seconds=checkpoints.upload_seconds(view.reports) or record.upload_seconds,
     )
 

@@ -64,10 +64,11 @@ def watch(view: JobView) -> Decision:
     view = with_record(view, suspicion=watched.suspicion)
     if record.state is JobState.PAUSING:
         return with_actions(pause(view, is_durable=not puts), puts)
-    puts = (*puts, *_wanted_checkpoint(view))
     view = with_departures(view)
     if (left := leave(view)) is not None:
-        return with_actions(left, puts)
+        return with_actions(left, (*puts, *_wanted_checkpoint(view)))
+    view = _with_notices(view)
+    puts = (*puts, *_wanted_checkpoint(view))
     if view.wants_pause:
         pausing = with_record(view, moves=())
         return with_actions(change_state(pausing, JobEvent.PAUSE_ASKED, f"pauses {view.wants_pause}"), puts)
@@ -104,9 +105,26 @@ def _awaits_first_step(view: JobView) -> str:
     return launch.starting(view.plan, view.reports) or f"waits for the first step after step {view.plan.base_step}"
 
 
+def _with_notices(view: JobView) -> JobView:
+    """Record the checkpoint that new notices of AWS require, before the announced nodes end.
+
+    One notice requires one checkpoint, of the step that is committed by then. The caller has found that no node can
+    replace the announced one yet; otherwise an agreed stop follows at once, and stores its own step.
+    """
+    record = view.record
+    announced = tuple(move.node_id for move in record.moves if move.is_announced)
+    is_new = view.spec.checkpoint_on_notice and record.committed > 0 and bool(set(announced) - set(record.noticed))
+    if is_new:
+        return with_record(view, noticed=announced, notice_wanted=record.committed)
+    return with_record(view, noticed=tuple(node_id for node_id in record.noticed if node_id in announced))
+
+
 def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
-    """Return the request for the checkpoint that a user wants. Each pass repeats it until the checkpoint is in S3."""
-    wanted, plan = view.record.checkpoint_wanted, view.plan
+    """Return the request for the checkpoint that a user or a notice requires.
+
+    Each pass repeats the request until the checkpoint is in S3.
+    """
+    wanted, plan = max(view.record.checkpoint_wanted, view.record.notice_wanted), view.plan
     if wanted < 0 or not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
         return ()
     newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, plan.generation)

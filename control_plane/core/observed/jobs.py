@@ -11,6 +11,7 @@ from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.nodes import Cause, NodeObserved, Remedy
 from control_plane.core.observed.steps import NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
 from control_plane.core.states import JobState
+from everstep.protocol.agent_messages import CheckpointPace
 from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
 
@@ -37,7 +38,15 @@ class JobSettings:
     copies: int
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     checkpoint_every_steps: int = 0
-    """Steps between two checkpoints. 0: checkpoints only at a planned stop."""
+    """Steps between two checkpoints. 0: the number of steps makes no checkpoint due."""
+    checkpoint_interval_seconds: int | None = None
+    """Seconds between two checkpoints. None: a fixed interval makes no checkpoint due."""
+    checkpoint_max_overhead: float | None = None
+    """Overhead bound from which the interval follows. None: the interval is not automatic."""
+    checkpoint_max_bytes_per_second: int | None = None
+    """Limit of a node's mean upload rate with an automatic interval. None: no limit."""
+    checkpoint_on_notice: bool = True
+    """Whether a checkpoint is made when AWS announces the end of a node and no node can replace it."""
     third_slot: bool = False
     max_runtime_seconds: int | None = None
     max_pending_seconds: int | None = None
@@ -241,6 +250,12 @@ class Memo:
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
     """Why the job stops, if no user requested the stop."""
+    checkpoints: CheckpointPace = field(default_factory=CheckpointPace)
+    """When the next checkpoint is due, as the coordinator last reported."""
+    noticed: tuple[NodeId, ...] = ()
+    """Departing members that AWS announced and for which a checkpoint was requested."""
+    notice_wanted: Step = NO_STEP
+    """Lowest step of the checkpoint that AWS's newest notice requires. `NO_STEP` without a notice."""
     upload_seconds: float | None = None
     """Upload time of the slowest shard of the newest checkpoint, in seconds.
 

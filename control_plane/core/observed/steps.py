@@ -32,6 +32,8 @@ class CheckpointRecord:
     step: Step
     bucket: str
     shards: tuple[ManifestShard, ...]
+    completed_at: float = 0.0
+    """When the manifest was written, in Unix seconds; 0 if it is not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,13 @@ JOB = {
     "RanksPerNode": 1,
     "Protection": {"Copies": 2},
     "CheckpointConfig": {"EverySteps": 100, "S3Uri": "s3://b/c/", "ThirdSlot": False},
+    "CheckpointActivity": {
+        "Policy": "every 100 steps and when the job stops",
+        "NextStep": 300,
+        "NextTime": datetime.fromisoformat("2026-03-01T12:05:00Z"),
+        "LastUploadSeconds": 8.25,
+        "LastUploadCostSeconds": 0.5,
+    },
     "OutputDataConfig": {"S3OutputPath": "s3://b/o/"},
     "StoppingCondition": {},
     "CreationTime": datetime.fromisoformat("2026-03-01T12:00:00Z"),

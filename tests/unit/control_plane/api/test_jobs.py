@@ -86,7 +86,12 @@ def test_a_request_can_say_everything(client, request_):
     )
     job = client.describe_training_job(TrainingJobName="gpt")
     assert job["HyperParameters"] == {"steps": "200", "learning-rate": "1e-3"}
-    assert job["CheckpointConfig"] == {"EverySteps": 100, "S3Uri": "s3://mine/checkpoints/gpt/", "ThirdSlot": True}
+    assert job["CheckpointConfig"] == {
+        "EverySteps": 100,
+        "S3Uri": "s3://mine/checkpoints/gpt/",
+        "ThirdSlot": True,
+        "OnNotice": True,
+    }
     assert (job["InputDataConfig"], job["Secrets"], job["Requirements"], job["RoleArn"]) == (
         inputs,
         SECRETS,
@@ -106,6 +111,35 @@ def test_a_request_can_say_everything(client, request_):
         {"team": "a"},
         {"MODE": "fast"},
     )
+
+
+@pytest.mark.covers(
+    "CreateTrainingJob.CheckpointConfig.IntervalInSeconds",
+    "CreateTrainingJob.CheckpointConfig.MaxOverhead",
+    "CreateTrainingJob.CheckpointConfig.MaxUploadBytesPerSecond",
+    "CreateTrainingJob.CheckpointConfig.OnNotice",
+)
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "on a notice of AWS and when the job stops"),
+        ({"OnNotice": False}, "when the job stops"),
+        (
+            {"EverySteps": 1000, "IntervalInSeconds": 900, "OnNotice": False},
+            "every 1,000 steps, every 900 s and when the job stops",
+        ),
+        (
+            {"MaxOverhead": 0.035, "MaxUploadBytesPerSecond": 10**7},
+            "as often as 3.50% overhead and 10,000,000 bytes per second and node permit, on a notice of AWS and when "
+            "the job stops",
+        ),
+    ],
+)
+def test_a_job_shows_what_makes_its_checkpoints_due(client, request_, config, words):
+    client.create_training_job(**request_, CheckpointConfig=config)
+    job = client.describe_training_job(TrainingJobName="gpt")
+    assert job["CheckpointConfig"].items() >= config.items()
+    assert job["CheckpointActivity"] == {"Policy": words}
 
 
 @pytest.mark.covers(

@@ -175,6 +175,16 @@ def request_(client, tmp_path_factory):
         ),
         ({"StoppingCondition": {"MaxCostUsd": 5}}, "StoppingCondition.MaxCostUsd", "needs the price of the fleet main"),
         ({"CheckpointConfig": {"EverySteps": -1}}, "CheckpointConfig.EverySteps", "0"),
+        (
+            {"CheckpointConfig": {"EverySteps": 5, "IntervalInSeconds": 60, "MaxOverhead": 0.01}},
+            "CheckpointConfig.MaxOverhead",
+            "remove EverySteps and IntervalInSeconds",
+        ),
+        (
+            {"CheckpointConfig": {"MaxUploadBytesPerSecond": 10**6}},
+            "CheckpointConfig.MaxUploadBytesPerSecond",
+            "set MaxOverhead",
+        ),
         ({"CheckpointConfig": {"S3Uri": "http://x"}}, "CheckpointConfig.S3Uri", "s3"),
         ({"RetryStrategy": {"MaxAttempts": 0}}, "RetryStrategy.MaxAttempts", "1"),
         ({"Unknown": 1}, "Unknown", "is not a field of this request"),

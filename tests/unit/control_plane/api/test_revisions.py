@@ -33,6 +33,27 @@ def told(answer):
 
 
 @pytest.mark.covers(
+    "UpdateTrainingJob.CheckpointConfig.IntervalInSeconds",
+    "UpdateTrainingJob.CheckpointConfig.MaxOverhead",
+    "UpdateTrainingJob.CheckpointConfig.MaxUploadBytesPerSecond",
+    "UpdateTrainingJob.CheckpointConfig.OnNotice",
+)
+def test_a_job_may_change_from_a_fixed_to_an_automatic_interval(client, job):
+    client.update_training_job(**GPT, CheckpointConfig={"IntervalInSeconds": 600, "OnNotice": False})
+    with refused("ValidationException") as caught:
+        client.update_training_job(**GPT, CheckpointConfig={"MaxOverhead": 0.02})
+    assert [error.field for error in caught.value.fields] == ["CheckpointConfig.MaxOverhead"]
+    change = {"IntervalInSeconds": 0, "MaxOverhead": 0.02, "MaxUploadBytesPerSecond": 10**6}
+    assert told(client.update_training_job(**GPT, CheckpointConfig=change)) == {
+        "CheckpointConfig.IntervalInSeconds": ("600", None, "Now"),
+        "CheckpointConfig.MaxOverhead": (None, "0.02", "Now"),
+        "CheckpointConfig.MaxUploadBytesPerSecond": (None, "1000000", "Now"),
+    }
+    config = client.describe_training_job(**GPT)["CheckpointConfig"]
+    assert (config["OnNotice"], config["MaxOverhead"], "IntervalInSeconds" in config) == (False, 0.02, False)
+
+
+@pytest.mark.covers(
     "UpdateTrainingJob.TrainingJobName",
     "UpdateTrainingJob.Priority",
     "UpdateTrainingJob.Preemptible",

@@ -176,14 +176,8 @@ def test_what_is_stored_is_the_newest_checkpoint_that_leads_to_the_base() -> Non
         {A: [], B: []}, checkpoints=(checkpoint(5, 1), checkpoint(13, 1), checkpoint(11, 2), checkpoint(12, 2))
     )
     # Step 13 is on the abandoned branch.
-    assert [recovery.stored_step(found, Step(base)) for base in (4, 5, 10, 11, 12, 20)] == [
-        0,
-        5,
-        5,
-        11,
-        12,
-        12,
-    ]
+    stored = [recovery.stored(found, Step(base)) for base in (4, 5, 10, 11, 12, 20)]
+    assert [each.step if each is not None else None for each in stored] == [None, 5, 5, 11, 12, 12]
 
 
 def test_nothing_left_means_the_scripts_own_state() -> None:

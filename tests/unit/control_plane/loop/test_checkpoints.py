@@ -11,7 +11,7 @@ import pytest
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.leases import Leaser
-from everstep.protocol.agent_messages import TakeCheckpoint
+from everstep.protocol.agent_messages import NoticeKind, TakeCheckpoint
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.loop.world import BUCKET, World
 
@@ -67,6 +67,47 @@ async def test_a_new_generation_and_a_new_server_ask_again(world: World) -> None
     await world.train(2)
     await world.tick()
     assert asked(world)[-1] == (world.plan().coordinator, 2, 5)
+
+
+async def test_a_notice_makes_a_checkpoint_due_while_no_node_can_take_the_place(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(5)
+    leaving = world.team()[1]
+    world.announce(leaving, NoticeKind.SPOT_INTERRUPTION, 120.0)
+    await world.tick()
+    await world.train(2)
+    assert asked(world) == [(world.plan().coordinator, 1, 4)], "one checkpoint per notice"
+    await world.upload(6)
+    world.said.clear()
+    await world.train(2)
+    assert asked(world) == []
+    world.announce(world.team()[2], NoticeKind.MAINTENANCE, 300.0)
+    committed = world.job().committed_step
+    await world.train(1)
+    assert [step for _, _, step in asked(world)] == [committed + 1]
+
+
+async def test_a_job_may_decline_checkpoints_on_notices(world: World) -> None:
+    world.submit(checkpoint_on_notice=False)
+    await world.running()
+    await world.train(5)
+    world.announce(world.team()[1], NoticeKind.SPOT_INTERRUPTION, 120.0)
+    await world.train(2)
+    assert asked(world) == []
+
+
+async def test_a_plan_carries_the_policy_and_the_age_of_the_newest_checkpoint(world: World) -> None:
+    world.submit(checkpoint_interval_seconds=600)
+    await world.running()
+    assert (world.plan().checkpoint.interval_seconds, world.plan().checkpoint.stored_at_seconds) == (600, 0.0)
+    await world.train(5)
+    await world.upload(4)
+    (record,) = world.checkpoints()
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: world.job().generation == 2)
+    assert record.completed_at is not None
+    assert world.plan().checkpoint.stored_at_seconds == record.completed_at.timestamp()
 
 
 async def test_a_deleted_checkpoint_is_not_put_again_while_agents_report_its_shards(world: World) -> None:

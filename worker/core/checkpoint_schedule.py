@@ -1,0 +1,188 @@
+"""Decides when the next checkpoint is due by time: at a fixed interval, or at one that follows from measured uploads.
+
+The intervals in steps are not here: the coordinator counts steps itself (`worker.core.rounds`).
+
+With an overhead bound, the interval is automatic:
+
+    interval = max(U, c · (1 + p) / p, B / W)
+
+    U   duration of the newest upload, in seconds: at most one upload runs
+    c   training time that the upload cost, in seconds: U · (1 - pace during uploads / pace without uploads)
+    p   overhead bound: added time per time that training would take without checkpoints
+    B   bytes that one node uploads per checkpoint
+    W   bandwidth budget in bytes per second and node; without a budget the last term is absent
+
+An interval contains one checkpoint, so training would take interval - c without it, and the overhead is
+c / (interval - c). The second term is the interval at which this overhead equals p.
+
+Source: CheckFreq (Mohan, Phanishayee and Chidambaram, FAST 2021) measures the cost of a checkpoint, spreads it over so
+many iterations that the overhead stays within a bound, and repeats the measurement while the job runs. The bandwidth
+budget is Everstep's own.
+
+Invariant: no clock; times are seconds of the caller's monotonic clock. The modelled overhead never exceeds the bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from everstep.protocol.ids import Step
+from worker.core.rounds import NONE
+
+KEPT_SHARE = 0.8
+"""Weight of the earlier measurements of the pace after each further upload.
+
+The measurements of about five uploads count. One upload may last less than a step, so one measurement proves little.
+"""
+
+
+def automatic_interval(
+    upload_seconds: float, cost_seconds: float, node_bytes: int, *, max_overhead: float, max_bytes_per_second: float
+) -> float:
+    """Return the shortest interval that keeps checkpoints within their bounds, in seconds.
+
+    Args:
+        upload_seconds: U, duration of the newest upload.
+        cost_seconds: c, training time that the upload cost.
+        node_bytes: B, bytes that one node uploads per checkpoint.
+        max_overhead: p, above 0.
+        max_bytes_per_second: W. 0: no budget.
+
+    Returns:
+        The interval of the module's formula.
+    """
+    budgeted = node_bytes / max_bytes_per_second if max_bytes_per_second else 0.0
+    return max(upload_seconds, cost_seconds * (1 + max_overhead) / max_overhead, budgeted)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Steps that training made, and the time that it took."""
+
+    steps: float = 0.0
+    seconds: float = 0.0
+
+    def and_also(self, steps: int, seconds: float) -> Pace:
+        """Return the pace with a further observation."""
+        return Pace(self.steps + steps, self.seconds + seconds)
+
+    def aged(self) -> Pace:
+        """Return the pace with less weight, so that later observations count more."""
+        return Pace(KEPT_SHARE * self.steps, KEPT_SHARE * self.seconds)
+
+    @property
+    def steps_per_second(self) -> float:
+        """The pace; 0 without an observation."""
+        return self.steps / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSchedule:
+    """The checkpoints of one generation by time, and the measurements that they follow from.
+
+    The coordinator's `RoundServer` keeps one object and replaces it with the result of `observe`.
+    """
+
+    interval_seconds: float = 0.0
+    """Fixed interval; 0 means none."""
+    max_overhead: float = 0.0
+    """Overhead bound of the automatic interval; 0 means that the interval is not automatic."""
+    max_bytes_per_second: float = 0.0
+    """Bandwidth budget of one node for the automatic interval; 0 means none."""
+    begun_at: float = 0.0
+    """When the newest checkpoint began; before the first, when the job began."""
+    marked: Step = NONE
+    """Step of the newest checkpoint that this generation began."""
+    is_uploading: bool = False
+    """Whether a node uploads a shard."""
+    is_measured: bool = True
+    """Whether the upload of the marked step is complete; True before a step is marked."""
+    upload_seconds: float | None = None
+    """Duration of the newest complete upload of all shards. None before the first."""
+    node_bytes: int = 0
+    """Bytes that one node uploads per checkpoint."""
+    boundary: Step = NONE
+    """The highest boundary at the last observation; `NONE` before a rank finished a step of this generation."""
+    seen_at: float = 0.0
+    """Time of the last observation."""
+    undisturbed: Pace = field(default_factory=Pace)
+    """Training while no upload runs."""
+    disturbed: Pace = field(default_factory=Pace)
+    """Training while an upload runs."""
+
+    def observe(
+        self, now: float, *, boundary: Step, persist: Step, is_uploading: bool, stored: Step, node_bytes: int
+    ) -> CheckpointSchedule:
+        """Return the schedule after an observation of the coordinator's state.
+
+        Args:
+            now: seconds.
+            boundary: the highest boundary that a rank of this generation has reached by a step; `NONE` before.
+            persist: the newest step that is marked for upload; `NONE` if there is none.
+            is_uploading: whether a node is uploading a shard.
+            stored: the newest step of which every rank's shard is uploaded; `NONE` if there is none.
+            node_bytes: bytes of the committed shards of one node; 0 if unknown.
+
+        Returns:
+            The new schedule.
+        """
+        seen = self._trained(now, boundary)
+        if persist > seen.marked:
+            seen = replace(
+                seen,
+                marked=persist,
+                begun_at=now,
+                is_measured=False,
+                disturbed=seen.disturbed.aged(),
+                undisturbed=seen.undisturbed.aged(),
+            )
+        elif not seen.is_measured and stored >= seen.marked:
+            seen = replace(seen, upload_seconds=now - seen.begun_at, is_measured=True)
+        return replace(seen, is_uploading=is_uploading, node_bytes=node_bytes or seen.node_bytes)
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the next commit should become a checkpoint."""
+        due_at = self.due_at
+        return due_at is not None and due_at <= now and not (self.max_overhead and self.is_uploading)
+
+    @property
+    def due_at(self) -> float | None:
+        """Time at which the next checkpoint is due; in the past if it is overdue. None if time decides nothing."""
+        interval = self.present_interval
+        return None if interval is None else self.begun_at + interval
+
+    @property
+    def present_interval(self) -> float | None:
+        """The interval in force, in seconds. None if time decides nothing.
+
+        The automatic interval is 0 before the first upload, because nothing is measured yet.
+        """
+        if self.max_overhead and self.upload_seconds is None:
+            return 0.0
+        if self.max_overhead:
+            return automatic_interval(
+                self.upload_seconds or 0.0,
+                self.cost_seconds,
+                self.node_bytes,
+                max_overhead=self.max_overhead,
+                max_bytes_per_second=self.max_bytes_per_second,
+            )
+        return self.interval_seconds or None
+
+    @property
+    def cost_seconds(self) -> float:
+        """Training time that the newest upload cost, in seconds.
+
+        Without a measurement of both paces, the upload counts as if no training was possible beside it.
+        """
+        usual, slowed = self.undisturbed.steps_per_second, self.disturbed.steps_per_second
+        share = 1.0 if usual <= 0 or self.disturbed.seconds <= 0 else min(1.0, max(0.0, 1 - slowed / usual))
+        return share * (self.upload_seconds or 0.0)
+
+    def _trained(self, now: float, boundary: Step) -> CheckpointSchedule:
+        if self.boundary == NONE or boundary == NONE:
+            return replace(self, boundary=boundary, seen_at=now)
+        steps, seconds = boundary - self.boundary, now - self.seen_at
+        if self.is_uploading:
+            return replace(self, boundary=boundary, seen_at=now, disturbed=self.disturbed.and_also(steps, seconds))
+        return replace(self, boundary=boundary, seen_at=now, undisturbed=self.undisturbed.and_also(steps, seconds))
