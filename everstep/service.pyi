@@ -44,7 +44,7 @@ class Checkpoint(TypedDict):
     """The damaged parts. Absent if no verification has found damage."""
 
 class CheckpointActivity(TypedDict):
-    """When the job's next checkpoint is due, and the last upload."""
+    """The due time of the job's next checkpoint, and measurements of the last upload."""
     Policy: str
     """What makes checkpoints due, in words."""
     NextStep: NotRequired[int]

@@ -46,7 +46,7 @@ export interface Checkpoint {
   VerificationMessage?: string
 }
 
-/** When the job's next checkpoint is due, and the last upload. */
+/** The due time of the job's next checkpoint, and measurements of the last upload. */
 export interface CheckpointActivity {
   /** What makes checkpoints due, in words. */
   Policy: string

@@ -511,7 +511,15 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
         (
             ("jobs", "describe", "gpt"),
             {"describe_training_job": JOB},
-            ["Completed", "step 200", "committed step", "Waiting [its] turn.", "0.750", "train 100.0 s"],
+            [
+                "Completed",
+                "step 200",
+                "committed step",
+                "Waiting [its] turn.",
+                "0.750",
+                "train 100.0 s",
+                "8.2 s, which",
+            ],
         ),
         (("jobs", "list"), {"list_training_jobs": {"TrainingJobSummaries": [JOB]}}, ["gpt", "199", "NAME"]),
         (("jobs", "stop", "gpt"), {"stop_training_job": {"TrainingJobStatus": "Stopping"}}, ["gpt is Stopping"]),
