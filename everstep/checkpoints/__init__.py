@@ -9,7 +9,10 @@
 - `shard_object` reads verified bytes of one shard's object.
 - `stores` reads and writes files and S3 objects.
 - `export` writes safetensors files that Hugging Face libraries open.
-- `dcp` lets `torch.distributed.checkpoint` load a checkpoint. It is the only module that needs torch.
+- `dcp` lets `torch.distributed.checkpoint` load a checkpoint. This module and the following ones need torch.
+- `dcp_export` writes a directory that `torch.distributed.checkpoint` reads without Everstep.
+- `universal` writes DeepSpeed's universal layout.
+- `casting` converts tensors to another floating point type, and `torch_files` writes files of `torch.save`.
 """
 
 from __future__ import annotations

@@ -65,11 +65,7 @@ class CheckpointReader(StorageReader):
             CheckpointError: the checkpoint cannot be read or is damaged.
         """
         with open_checkpoint(self._uri) as checkpoint:
-            tensors: dict[str, tuple[tuple[str, ...], LogicalTensor]] = {}
-            for path, tensor in _named(checkpoint):
-                if (name := ".".join(path)) in tensors:
-                    raise CheckpointError(f"two tensors of {self._uri} would be called {name}")
-                tensors[name] = path, tensor
+            tensors = named_tensors(checkpoint)
         return Metadata(
             state_dict_metadata={
                 name: TensorStorageMetadata(
@@ -137,6 +133,26 @@ class CheckpointReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return whether the id is the URI of a manifest."""
         return os.fspath(checkpoint_id).endswith("manifest.json")
+
+
+def named_tensors(checkpoint: Checkpoint) -> dict[str, tuple[tuple[str, ...], LogicalTensor]]:
+    """Return DCP's name of each tensor, with the path in a nested state dict and the tensor.
+
+    Args:
+        checkpoint: an open checkpoint, whose tensors keep their order.
+
+    Returns:
+        The tensors in the order of the checkpoint.
+
+    Raises:
+        CheckpointError: two tensors would have the same name.
+    """
+    tensors: dict[str, tuple[tuple[str, ...], LogicalTensor]] = {}
+    for path, tensor in _named(checkpoint):
+        if (name := ".".join(path)) in tensors:
+            raise CheckpointError(f"two tensors of the checkpoint would be called {name}")
+        tensors[name] = path, tensor
+    return tensors
 
 
 def _named(checkpoint: Checkpoint) -> Iterator[tuple[tuple[str, ...], LogicalTensor]]:

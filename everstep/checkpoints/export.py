@@ -142,9 +142,7 @@ def export_safetensors(
             if saved.dtype == saved.tensor.dtype:
                 yield checkpoint.read(saved.tensor)
             else:
-                # torch is needed for conversions only.
-                from everstep.checkpoints.casting import cast
-
+                cast = _imported_cast()
                 yield from cast(name, checkpoint.read(saved.tensor), saved.tensor.dtype, saved.dtype)
             done += saved.bytes
             progress(done, total)
@@ -164,6 +162,17 @@ def export_safetensors(
         write(INDEX, [data], len(data))
     left_out = (name.removeprefix(PREFIX) for name in checkpoint.tensors if name.startswith(PREFIX))
     return Exported(tuple(written), len(chosen), total, tuple(name for name in left_out if not name.startswith(strip)))
+
+
+def _imported_cast() -> Callable[[str, bytearray, str, str], Iterator[memoryview]]:
+    """Import the conversion, because no other part of this export needs torch."""
+    try:
+        from everstep.checkpoints.casting import cast
+    except ImportError as error:
+        raise CheckpointError(
+            f"a conversion needs torch: {error}", hint="next: pip install 'everstep[training]'"
+        ) from error
+    return cast
 
 
 def _fields(config: str | None) -> dict[str, object] | None:

@@ -21,10 +21,16 @@ OfGeneration = Annotated[
 ]
 
 
+MANY_FILES = 10
+"""From this number on, the command prints how many files it wrote instead of their names."""
+
+
 class Format(StrEnum):
     """Formats of an export."""
 
     HF = "hf"
+    DCP = "dcp"
+    UNIVERSAL = "deepspeed-universal"
 
 
 class Dtype(StrEnum):
@@ -80,7 +86,14 @@ def export(
     step: Step,
     to: Annotated[str, typer.Option(help="Folder, or s3://bucket/prefix, that receives the files.")],
     generation: OfGeneration = None,
-    form: Annotated[Format, typer.Option("--format", help="hf: safetensors files and config.json.")] = Format.HF,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="hf: the model as safetensors files that Hugging Face libraries open. dcp: model and optimizer states "
+            "for torch.distributed.checkpoint. deepspeed-universal: the same for DeepSpeed's load_universal.",
+        ),
+    ] = Format.HF,
     strip: Annotated[
         str | None,
         typer.Option(
@@ -93,7 +106,7 @@ def export(
         Path | None, typer.Option(help="config.json to write, if the script's model did not come from transformers.")
     ] = None,
 ) -> Shown:
-    """Export the model of a checkpoint as safetensors files that Hugging Face libraries open.
+    """Export a checkpoint to Hugging Face, torch.distributed.checkpoint or DeepSpeed.
 
     Reads S3 with your own AWS credentials. Parameters that ZeRO trains are exported as fp32 master weights.
     """
@@ -103,7 +116,8 @@ def export(
     from everstep.checkpoints.checkpoint import open_checkpoint
     from everstep.checkpoints.export import export_safetensors
 
-    assert form is Format.HF
+    if form is not Format.HF and not (strip is None and dtype is None and config is None):
+        raise typer.BadParameter("--strip, --dtype and --config need --format hf")
     uri = _manifest_of(service, name, step, generation)
     columns = (*Progress.get_default_columns()[:-1], DownloadColumn(), TimeRemainingColumn())
     with (
@@ -111,14 +125,21 @@ def export(
         Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as progress,
     ):
         bar = progress.add_task(f"step {step}", total=None)
-        exported = export_safetensors(
-            checkpoint,
-            to,
-            strip=strip,
-            dtype=None if dtype is None else dtype.value,
-            config=None if config is None else _text_of(config),
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
+
+        def show(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        if form is Format.HF:
+            exported = export_safetensors(
+                checkpoint,
+                to,
+                strip=strip,
+                dtype=None if dtype is None else dtype.value,
+                config=None if config is None else _text_of(config),
+                progress=show,
+            )
+        else:
+            exported = _export_for_torch(form)(checkpoint, to, progress=show)
     body = {
         "S3Uri": uri,
         "Files": list(exported.files),
@@ -127,10 +148,28 @@ def export(
         "LeftOut": list(exported.left_out),
     }
     what = f"{counted(exported.tensors, 'tensor')} of {size(exported.bytes)}"
-    done = f"exported {what} to {to}: {', '.join(exported.files)}"
+    files = ", ".join(exported.files) if len(exported.files) < MANY_FILES else counted(len(exported.files), "file")
+    done = f"exported {what} to {to}: {files}"
     left = counted(len(exported.left_out), "tensor")
     note = f"left out: {left} outside of the model, such as {exported.left_out[0]}" if exported.left_out else ""
     return Shown(body, done, note)
+
+
+def _export_for_torch(form: Format) -> Any:
+    """Import the export of a format that needs torch."""
+    from everstep.checkpoints.errors import CheckpointError
+
+    try:
+        if form is Format.DCP:
+            from everstep.checkpoints.dcp_export import export_dcp
+
+            return export_dcp
+        from everstep.checkpoints.universal import export_universal
+    except ImportError as error:
+        raise CheckpointError(
+            f"--format {form} needs torch: {error}", hint="next: pip install 'everstep[training]'"
+        ) from error
+    return export_universal
 
 
 def _text_of(path: Path) -> str:

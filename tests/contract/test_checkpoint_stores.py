@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import numpy as np
 import pytest
+import torch
 from botocore.exceptions import ResponseStreamingError
 from botocore.response import StreamingBody
 from moto.server import ThreadedMotoServer
 from safetensors.numpy import load
 
 from everstep.checkpoints import open_checkpoint, stores
+from everstep.checkpoints.dcp_export import export_dcp
 from everstep.checkpoints.errors import StoreFailure
-from everstep.checkpoints.export import export_safetensors
+from everstep.checkpoints.export import Exported, export_safetensors
 from everstep.checkpoints.stores import S3
+from everstep.checkpoints.universal import export_universal
 from tests.unit.everstep.checkpoints.stored import FOLDER, Stored, store
 
 BUCKET = "bucket"
@@ -67,6 +70,21 @@ def test_a_checkpoint_in_s3_is_exported_to_s3(s3: Any, manifest: str) -> None:
         export_safetensors(checkpoint, f"s3://{BUCKET}/exports/one/")
     found = s3.get_object(Bucket=BUCKET, Key="exports/one/model.safetensors")["Body"].read()
     assert np.array_equal(load(found)["w"], WEIGHT)
+
+
+@pytest.mark.parametrize("export", [export_dcp, export_universal])
+def test_an_export_to_s3_has_the_files_of_an_export_to_a_folder(
+    s3: Any, manifest: str, tmp_path: Path, export: Callable[..., Exported]
+) -> None:
+    with open_checkpoint(manifest) as checkpoint:
+        files = export(checkpoint, f"s3://{BUCKET}/exports/two").files
+        assert export(checkpoint, str(tmp_path / "to")).files == files
+    for file in files:
+        found = s3.get_object(Bucket=BUCKET, Key=f"exports/two/{file}")["Body"].read()
+        assert len(found) == (tmp_path / "to" / file).stat().st_size
+        if file.endswith((".distcp", ".pt")):
+            (tmp_path / "found").write_bytes(found)
+            torch.load(tmp_path / "found", weights_only=True)
 
 
 def test_an_object_of_several_parts_is_written_whole_or_not_at_all(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,10 +231,10 @@ def plain() -> Scenario:
     )
 
 
-def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool = False) -> Scenario:
+def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool = False, depth: int = 6) -> Scenario:
     """Return a DDP scenario with several small buckets, whose layout affects the result."""
     model = nn.parallel.DistributedDataParallel(
-        network(depth=6), bucket_cap_mb=bucket_cap_mb, static_graph=static_graph
+        network(depth=depth), bucket_cap_mb=bucket_cap_mb, static_graph=static_graph
     )
     if compress:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -374,8 +374,13 @@ def zero(
     freeze: bool = False,
     offload: bool = False,
     leave: bool = False,
+    universal: str | None = None,
 ) -> Scenario:
-    """Return a DeepSpeed ZeRO scenario. With `leave`, the script itself changes one layer, outside the optimizer."""
+    """Return a DeepSpeed ZeRO scenario.
+
+    With `leave`, the script itself changes one layer, outside the optimizer. `universal` is the folder of a universal
+    checkpoint that the engine loads first.
+    """
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -397,6 +402,8 @@ def zero(
         config["bf16"] = {"enabled": True}
     if offload:
         config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    if universal is not None:
+        config["checkpoint"] = {"load_universal": True}
     deepspeed.init_distributed("gloo", dist_init_required=False)
     if stage == 3:
         with deepspeed.zero.Init(config_dict_or_path=config):
@@ -414,6 +421,10 @@ def zero(
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, lr_scheduler=schedule(optimizer), config=config, dist_init_required=False
     )
+
+    if universal is not None:
+        path, _ = engine.load_checkpoint(universal, load_lr_scheduler_states=False)
+        assert path is not None
 
     def step(batch: Any, _session: TrainingSession) -> float:
         inputs, targets = batch

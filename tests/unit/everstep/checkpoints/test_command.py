@@ -54,3 +54,36 @@ def test_a_step_without_a_complete_checkpoint_is_an_error_with_the_next_command(
     assert "gpt has no complete checkpoint of step 6" in error
     assert "everstep checkpoints list gpt" in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("form", "last"), [("dcp", ".metadata"), ("deepspeed-universal", "latest_universal")], ids=["DCP", "universal"]
+)
+def test_other_formats_are_written_on_request(
+    run: Any, tmp_path: Path, listed: dict[str, Any], form: str, last: str
+) -> None:
+    arguments = ("checkpoints", "export", "gpt", "7", "--to", str(tmp_path / "to"), "--format", form)
+    code, out, _, _ = run(*arguments, "--output", "json", list_checkpoints=listed)
+    assert code == 0
+    assert json.loads(out)["Files"][-1] == last
+    assert (tmp_path / "to" / last).exists()
+
+
+def test_options_of_one_format_are_refused_for_others(run: Any, tmp_path: Path, listed: dict[str, Any]) -> None:
+    arguments = ("checkpoints", "export", "gpt", "7", "--to", str(tmp_path / "to"), "--format", "dcp")
+    code, _, error, _ = run(*arguments, "--dtype", "bfloat16", list_checkpoints=listed)
+    assert code != 0
+    assert "--strip, --dtype and --config need --format hf" in error
+
+
+def test_a_configuration_is_read_from_a_file(run: Any, tmp_path: Path, listed: dict[str, Any]) -> None:
+    config = tmp_path / "mine.json"
+    arguments = ("checkpoints", "export", "gpt", "7", "--to", str(tmp_path / "to"), "--config", str(config))
+    code, _, error, _ = run(*arguments, list_checkpoints=listed)
+    assert code != 0
+    assert f"{config} cannot be read" in error
+    config.write_text('{"model_type": "mine"}')
+    code, _, _, _ = run(*arguments, list_checkpoints=listed)
+    assert code == 0
+    written = json.loads((tmp_path / "to" / "config.json").read_text())
+    assert written == {"model_type": "mine", "dtype": "float32"}

@@ -10,12 +10,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException, load
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from everstep.checkpoints import dcp_export, open_checkpoint
 from everstep.checkpoints.dcp import CheckpointReader
+from everstep.checkpoints.dcp_export import export_dcp
+from everstep.checkpoints.errors import CheckpointError
 from everstep.protocol.parts import parts_of_range
 from tests.unit.everstep.checkpoints.stored import Stored, store
 
@@ -89,3 +93,67 @@ def test_several_optimizers_have_a_name_each(tmp_path: Path) -> None:
     state = {"optimizer": {"critic": {"state": {"net.w": {"exp_avg": torch.zeros(7, 5)}}}}}
     load(state, storage_reader=CheckpointReader(manifest), no_dist=True)
     assert np.array_equal(state["optimizer"]["critic"]["state"]["net.w"]["exp_avg"].numpy(), MOMENT)
+
+
+def exported(manifest: str, to: Path) -> Path:
+    with open_checkpoint(manifest) as checkpoint:
+        export_dcp(checkpoint, str(to))
+    return to
+
+
+def test_plain_load_reads_an_export_into_a_model_and_its_optimizer(manifest: str, tmp_path: Path) -> None:
+    """The state of the optimizer was trained by ZeRO, and becomes the state of torch's AdamW."""
+    to = exported(manifest, tmp_path / "to")
+    model = torch.nn.ModuleDict({"net": torch.nn.Linear(5, 7, bias=False)})
+    model["net"].w = model["net"].weight  # the name that the checkpoint has
+    del model["net"]._parameters["weight"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
+    model["net"].w.grad = torch.zeros(7, 5)
+    optimizer.step()
+    state = get_optimizer_state_dict(model, optimizer)
+    del state["state"]["net.w"]["exp_avg_sq"]  # the checkpoint has one moment alone
+    load({"model": model.state_dict(), "optimizer": {"state": state["state"]}}, checkpoint_id=to, no_dist=True)
+    assert np.array_equal(model["net"].w.detach().numpy(), WEIGHT)
+    assert np.array_equal(state["state"]["net.w"]["exp_avg"].numpy(), MOMENT)
+    assert state["state"]["net.w"]["step"] == 7
+
+
+def test_ranks_read_their_shards_of_an_export(manifest: str, tmp_path: Path) -> None:
+    to = exported(manifest, tmp_path / "to")
+    for rank in range(4):
+        dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+        try:
+            mesh = init_device_mesh("cpu", (2, 2))
+            target = distribute_tensor(torch.zeros(7, 5), mesh, [Shard(0), Shard(1)])
+            load({"model": {"net.w": target}}, checkpoint_id=to, no_dist=True)
+            rows, columns = (slice(0, 4), slice(4, 7))[rank // 2], (slice(0, 3), slice(3, 5))[rank % 2]
+            assert np.array_equal(target._local_tensor.numpy(), WEIGHT[rows, columns])
+        finally:
+            dist.destroy_process_group()
+
+
+def test_small_tensors_share_a_file_and_large_ones_have_their_own(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sorted(path.name for path in exported(manifest, tmp_path / "one").iterdir()) == [".metadata", "__0_0.distcp"]
+    monkeypatch.setattr(dcp_export, "GROUP_BYTES", 100)
+    to = exported(manifest, tmp_path / "many")
+    assert len(list(to.glob("*.distcp"))) == 3
+    state = {"model": {"net.w": torch.zeros(7, 5)}}
+    load(state, checkpoint_id=to, no_dist=True)
+    assert np.array_equal(state["model"]["net.w"].numpy(), WEIGHT)
+
+
+def test_a_folder_with_a_checkpoint_is_refused_and_a_damaged_one_gets_no_metadata(
+    manifest: str, tmp_path: Path
+) -> None:
+    to = exported(manifest, tmp_path / "to")
+    with pytest.raises(CheckpointError, match="holds a checkpoint of DCP already"):
+        exported(manifest, to)
+    path = max(Path(manifest).parent.rglob("rank=2.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="do not hash to their digest"):
+        exported(manifest, tmp_path / "other")
+    assert not (tmp_path / "other" / ".metadata").exists()

@@ -1,0 +1,111 @@
+"""Exports a checkpoint as a directory that `torch.distributed.checkpoint.load` reads with its own reader.
+
+    __0_0.distcp, __0_1.distcp …    tensors, each as a file of `torch.save`, one behind the other
+    .metadata                       written last; DCP's format is a pickle, which the export writes and never reads
+
+Names of tensors are those of `everstep.checkpoints.dcp`. Each tensor is stored whole; `load` divides it among ranks.
+
+Memory: one tensor, and `GROUP_BYTES` for small tensors that share a file.
+Invariant: a directory with `.metadata` is complete.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    _StorageInfo,  # pyright: ignore[reportPrivateUsage]  # The plain reader expects objects of this class.
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from everstep.checkpoints.checkpoint import Checkpoint
+from everstep.checkpoints.dcp import named_tensors
+from everstep.checkpoints.errors import CheckpointError, IncompleteTensor
+from everstep.checkpoints.export import Exported
+from everstep.checkpoints.stores import store_of
+from everstep.checkpoints.torch_files import Pieces, saved, size_of, tensor_of
+
+METADATA: Final = ".metadata"
+GROUP_BYTES: Final = 16 * 1024 * 1024
+"""Small tensors share a file up to this size. A larger tensor has its own file."""
+
+
+def export_dcp(
+    checkpoint: Checkpoint,
+    to: str,
+    *,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Exported:
+    """Write all tensors of the model and its optimizers.
+
+    Args:
+        checkpoint: an open checkpoint; it stays open after the export.
+        to: folder, as a path or as `s3://bucket/prefix`. It must not hold a checkpoint of DCP.
+        progress: called with exported and total bytes after each tensor.
+
+    Returns:
+        The written files.
+
+    Raises:
+        CheckpointError: the folder holds a checkpoint, a tensor is incomplete, a byte of the checkpoint is damaged, or
+            a file cannot be written. `.metadata` is then missing.
+    """
+    store, folder = store_of(to.rstrip("/") or "/")
+    base = f"{folder.rstrip('/')}/" if folder else ""
+    if store.exists(base + METADATA):
+        raise CheckpointError(f"{to} holds a checkpoint of DCP already; name an empty folder")
+    for reason in checkpoint.incomplete.values():
+        raise IncompleteTensor(reason)
+    named = named_tensors(checkpoint)
+    total = sum(tensor.bytes for _, tensor in named.values())
+    described: dict[str, TensorStorageMetadata] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    files: list[str] = []
+    pending: Pieces = []
+    done = 0
+
+    def write_pending() -> None:
+        if pending:
+            file = f"__0_{len(files)}.distcp"
+            store.write(base + file, pending, size_of(pending))
+            files.append(file)
+            pending.clear()
+
+    for name, (_, logical) in named.items():
+        if pending and size_of(pending) + logical.bytes > GROUP_BYTES:
+            write_pending()
+        tensor = tensor_of(checkpoint, logical)
+        zeros = torch.Size([0] * tensor.dim())
+        described[name] = TensorStorageMetadata(
+            TensorProperties(dtype=tensor.dtype), tensor.shape, [ChunkStorageMetadata(zeros, tensor.shape)]
+        )
+        pieces = saved(tensor, tensor)
+        begin = size_of(pending)
+        places[MetadataIndex(name, zeros, 0)] = _StorageInfo(f"__0_{len(files)}.distcp", begin, size_of(pieces))
+        pending += pieces
+        if size_of(pending) >= GROUP_BYTES:
+            write_pending()
+        done += logical.bytes
+        progress(done, total)
+    write_pending()
+    metadata = Metadata(
+        state_dict_metadata=dict(described),
+        planner_data={name: path for name, (path, _) in named.items()},
+        storage_data=places,
+        storage_meta=StorageMeta(),
+        version=CURRENT_DCP_VERSION,
+    )
+    data = pickle.dumps(metadata)
+    store.write(base + METADATA, [data], len(data))
+    return Exported((*files, METADATA), len(named), total)
