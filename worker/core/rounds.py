@@ -286,6 +286,10 @@ class Coordinator:
 
     The set consists of the ranks whose shard is a stray on some node, and the other ranks on the nodes of these ranks.
     """
+    is_relayout: bool = False
+    """True if another number of ranks made the base. No node has a slot of the base in the new layout, so the base is
+    neither proposed nor uploaded.
+    """
     distance: int = 1
     """Minimum steps from a committed step to the next proposal; set by the job's budget (`worker.core.budget`)."""
     committed: Step = NONE
@@ -324,9 +328,12 @@ class Coordinator:
         slot_count: int = 2,
         stored: Step = FIRST_STEP,
         strayed: frozenset[Rank] = frozenset(),
+        is_relayout: bool = False,
     ) -> Coordinator:
         """Return the coordinator of a new generation: the base is proposed, and no step is committed
         (docs/design.md#rounds).
+
+        After a relayout, the first proposal is a step of the new generation.
         """
         core = cls(
             world_size=world_size,
@@ -335,6 +342,7 @@ class Coordinator:
             slot_count=slot_count,
             stored=stored,
             strayed=strayed,
+            is_relayout=is_relayout,
         )
         return core._propose()
 
@@ -348,6 +356,7 @@ class Coordinator:
         slot_count: int = 2,
         stored: Step = FIRST_STEP,
         strayed: frozenset[Rank] = frozenset(),
+        is_relayout: bool = False,
     ) -> Coordinator:
         """Return the coordinator of a running generation after its agent has restarted. It has no reports yet."""
         core = cls(
@@ -357,6 +366,7 @@ class Coordinator:
             slot_count=slot_count,
             stored=stored,
             strayed=strayed,
+            is_relayout=is_relayout,
         )
         return replace(core, is_recovering=True)
 
@@ -550,9 +560,14 @@ class Coordinator:
         The foundation is also marked if the final step was marked but not committed. In that case, the upload of an
         older step was cancelled to free a slot for the final step.
         """
-        foundation = self.committed if self.committed != NONE else (self.base or NONE)
+        foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
         is_due = self._is_stopping or self.persist > foundation
         return replace(self, persist=foundation) if self.is_finished and is_due else self
+
+    @property
+    def _held_base(self) -> Step:
+        """The base if owners have slots of it; 0 otherwise."""
+        return FIRST_STEP if self.is_relayout else self.base
 
     @property
     def _is_stopping(self) -> bool:
@@ -562,7 +577,7 @@ class Coordinator:
     def _propose(self) -> Coordinator:
         if self.is_recovering or self.is_finished or self.proposed != NONE:
             return self
-        if self.committed == NONE and self.base:
+        if self.committed == NONE and self._held_base:
             return replace(self, proposed=self.base, newest=max(self.newest, self.base))
         is_full = self.slot_count < 3 and any(each.pinned_step not in (NONE, self.committed) for each in self.ranks)
         if self.final != NONE:

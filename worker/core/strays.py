@@ -14,6 +14,9 @@ that content.
                             of all shards of that owner; or the base is
                             committed
 
+After a relayout, strays of the base protect the job until the first commit. A node without room may drop a stray that
+another node before it in the plan also keeps, and a stray that it fetched for its ranks, once they have loaded.
+
 Nodes that wait for each other's memory still make progress. If the job might go back to an older step, the owner of a
 shard keeps that step, unless the owner is a replacement. So a node with a stray of a surviving owner can immediately
 drop one slot of this stray. The node then receives the base of the shard that the plan placed on it. When that base is
@@ -65,6 +68,8 @@ class Strays:
     """
     committed: Step = NONE
     """The newest committed step of the generation that the coordinator has announced to this node; set by `heard`."""
+    sole: frozenset[tuple[Rank, Content]] | None = None
+    """After a relayout: contents that this node keeps and no node before it in the plan; None without a relayout."""
     held: frozenset[Rank] = frozenset()
     """Shards with a stray whose planned holders all have the base or a later step; set by `heard`."""
 
@@ -72,6 +77,8 @@ class Strays:
     def of(cls, plan: GenerationPlan, node_id: NodeId) -> Strays:
         """Return the state of node `node_id` at the beginning of a generation."""
         placed = frozenset(rank.rank for rank in plan.ranks if node_id in rank.holders)
+        if plan.relayout is not None:
+            return cls(placed=placed, base=plan.base_step, sole=_sole(plan, node_id))
         alone = _alone(plan)
         doubled = {
             (reference.owner_rank, Content(reference.origin_generation, reference.step)): alone.intersection(node.ranks)
@@ -103,6 +110,8 @@ class Strays:
             return False
         if content is None or self.is_over(rank):
             return True
+        if self.sole is not None:
+            return (rank, content) not in self.sole
         if content.step == self.base:
             return rank in self.held
         is_needed = content.step in self.needed and self.committed == NONE
@@ -121,11 +130,13 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
     These are the ranks with a stray, and all other ranks of their owners.
     """
+    if plan.relayout is not None:
+        return frozenset()
     found = {
         reference.owner_rank
         for node in plan.nodes
         for reference in node.keep
-        if node.node_id not in plan.ranks[reference.owner_rank].holders
+        if reference.owner_rank < plan.world_size and node.node_id not in plan.ranks[reference.owner_rank].holders
     }
     return frozenset(rank for node in plan.nodes if found.intersection(node.ranks) for rank in node.ranks)
 
@@ -137,7 +148,7 @@ def _alone(plan: GenerationPlan) -> frozenset[Rank]:
         reference.owner_rank
         for node in plan.nodes
         for reference in node.keep
-        if reference.step == plan.base_step and node.node_id != owners[reference.owner_rank]
+        if reference.step == plan.base_step and node.node_id != owners.get(reference.owner_rank)
     }
     return frozenset(owners.keys() - elsewhere)
 
@@ -157,5 +168,19 @@ def _needed(plan: GenerationPlan) -> frozenset[Step]:
     return frozenset(
         step
         for step, by_rank in keepers.items()
-        if any(all(by_rank.get(rank.rank, set()) - {node_id} for rank in plan.ranks) for node_id in alone)
+        if any(
+            all(by_rank.get(rank, set()) - {node_id} for rank in {*by_rank, *(each.rank for each in plan.ranks)})
+            for node_id in alone
+        )
     )
+
+
+def _sole(plan: GenerationPlan, node_id: NodeId) -> frozenset[tuple[Rank, Content]]:
+    """Return the contents that the plan requires a node to keep, and no node before it."""
+    kept_before: set[tuple[Rank, Content]] = set()
+    for node in plan.nodes:
+        kept = {(each.owner_rank, Content(each.origin_generation, each.step)) for each in node.keep}
+        if node.node_id == node_id:
+            return frozenset(kept - kept_before)
+        kept_before |= kept
+    return frozenset()

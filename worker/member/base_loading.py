@@ -117,48 +117,93 @@ class BaseLoading:
         The member tries the sources in this order: this node, other nodes, S3. `sources` replaces the plan's list of
         sources.
         """
-        refusals, is_mismatch, has_room = [], True, True
         shard = self._shards[rank.rank]
-        for source in rank.sources if sources is None else sources:
+        sources = rank.sources if sources is None else sources
+        if not sources:
+            return
+        kind = await self._load_first(rank.rank, sources, before_attempt=shard.begin_load, is_followed=True)
+        slot = shard.slot(self._plan.base_step)
+        assert slot is not None, "what was loaded is sealed"
+        self._arrived(rank.rank, slot.file, slot.file.header, slot.file.header.payload_bytes)
+        self._restored_from[rank.rank] = kind
+
+    async def load_earlier(self, rank: Rank) -> SlotFile:
+        """Load the shard of an earlier rank into a slot of this node, and verify it.
+
+        `EarlierShards` calls this after a relayout, once per shard. A slot of this node is preferred.
+
+        Args:
+            rank: an earlier rank.
+
+        Returns:
+            The slot file, sealed and verified.
+
+        Raises:
+            LoadFailed: no source delivered the shard; contains a code and a message for the user.
+        """
+        assert self._plan.relayout is not None, "earlier shards exist only after a relayout"
+        sources = [
+            structs.replace(source, kind="local") if source.node_id == self._here.node_id else source
+            for source in self._plan.relayout.shards[rank]
+        ]
+        sources.sort(key=lambda source: source.kind != "local")
+        await self._load_first(rank, sources)
+        content = self._contents.earlier(rank)
+        slot = self._store.sealed(rank, content) if content is not None else None
+        assert slot is not None, "what was loaded is sealed"
+        return slot.file
+
+    async def _load_first(
+        self,
+        rank: Rank,
+        sources: Sequence[ShardSource],
+        *,
+        before_attempt: Callable[[], None] = lambda: None,
+        is_followed: bool = False,
+    ) -> Literal["local", "peer", "s3"]:
+        """Load a shard from the first source that delivers it, and return the kind of this source.
+
+        Args:
+            rank: the rank that owns the shard.
+            sources: sources in order of preference; not empty.
+            before_attempt: called before each attempt.
+            is_followed: True if the shard's rank copies the shard while it arrives.
+
+        Raises:
+            LoadFailed: no source delivered the shard; contains a code and a message for the user.
+        """
+        refusals, is_mismatch, has_room = [], True, True
+        for source in sources:
             begun = time.monotonic()
-            shard.begin_load()
+            before_attempt()
             try:
                 match source.kind:
                     case "local":
-                        await self._load_local(rank.rank, source)
+                        await self._load_local(rank, source)
                     case "peer":
-                        await self._load_peer(rank.rank, source)
+                        await self._load_peer(rank, source, is_followed=is_followed)
                     case "s3":
-                        await self._load_s3(rank.rank, source)
+                        await self._load_s3(rank, source)
             except (PeerError, StorageError, NoRoom, ProtocolError, TimeoutError) as error:
                 refusals.append(f"{source.kind}{f' {source.node_id}' if source.node_id else ''}: {error}")
                 is_mismatch = is_mismatch and isinstance(error, (ShardRejected, CorruptCheckpoint, ObjectMissing))
                 has_room = has_room and not isinstance(error, NoRoom)
-                log.warning("rank %d step %d is not to be had from %s", rank.rank, source.step, refusals[-1])
+                log.warning("rank %d step %d was not loaded from %s", rank, source.step, refusals[-1])
                 continue
             log.info(
-                "rank %d: step %d restored from %s in %.3f s",
-                rank.rank,
-                source.step,
-                source.kind,
-                time.monotonic() - begun,
+                "rank %d: step %d restored from %s in %.3f s", rank, source.step, source.kind, time.monotonic() - begun
             )
-            slot = shard.slot(self._plan.base_step)
-            assert slot is not None, "what was loaded is sealed"
-            self._arrived(rank.rank, slot.file, slot.file.header, slot.file.header.payload_bytes)
-            self._restored_from[rank.rank] = source.kind
-            return
-        if rank.sources:
-            code = (
-                FaultCode.SOURCE_MISMATCH
-                if is_mismatch
-                else FaultCode.SOURCE_UNAVAILABLE
-                if has_room
-                else FaultCode.MEMORY_FULL
-            )
-            raise LoadFailed(
-                code, f"step {self._plan.base_step} of rank {rank.rank}: " + "; ".join(refusals), is_permanent=False
-            )
+            return source.kind
+        code = (
+            FaultCode.SOURCE_MISMATCH
+            if is_mismatch
+            else FaultCode.SOURCE_UNAVAILABLE
+            if has_room
+            else FaultCode.MEMORY_FULL
+        )
+        raise LoadFailed(
+            code, f"step {self._plan.base_step} of rank {rank}: " + "; ".join(refusals), is_permanent=False
+        )
 
     async def regain(self, shard: OwnedShard) -> None:
         """Fetch a base that this node has lost during a restart of its agent.
@@ -194,7 +239,7 @@ class BaseLoading:
         if not await self._store.verify(slot, threads=self._share(VERIFY_THREADS), is_pressing=True):
             raise ShardRejected("the slot no longer hashes to its digest")
 
-    async def _load_peer(self, rank: Rank, source: ShardSource) -> None:
+    async def _load_peer(self, rank: Rank, source: ShardSource, *, is_followed: bool) -> None:
         timeouts = self._plan.timeouts
         await fetch_shard(
             self._sessions.dialler(source.node_id or NodeId(""), "fetch", NO_RANK),
@@ -205,7 +250,7 @@ class BaseLoading:
             slot_count=self._slot_count,
             answer_seconds=timeouts.coordinator_deadline_seconds,
             silence_seconds=timeouts.holder_deadline_seconds,
-            arrived=partial(self._arrived, rank),
+            arrived=partial(self._arrived, rank) if is_followed else None,
             stream_limit=self._share(OWN_STREAMS),
         )
 

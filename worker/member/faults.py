@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from everstep.protocol.agent_messages import NodeFault
+from everstep.protocol.ids import Rank
 
 
 class ReportedFaults:
@@ -20,7 +21,15 @@ class ReportedFaults:
         """The present faults, oldest first."""
         return tuple(self._faults.values())
 
-    def report(self, code: str, message: str, *, is_permanent: bool = False, subject: str | None = None) -> None:
+    def report(
+        self,
+        code: str,
+        message: str,
+        *,
+        is_permanent: bool = False,
+        subject: str | None = None,
+        shard: Rank | None = None,
+    ) -> None:
         """Report a typed fault to the control plane.
 
         Args:
@@ -29,9 +38,10 @@ class ReportedFaults:
             is_permanent: True if a retry gives the same result.
             subject: the object with the fault. Only the newest fault per code and subject is reported, until `withdraw`
                 removes it. Without a subject, the fault stays reported.
+            shard: the earlier rank whose shard cannot be loaded; None for other faults.
         """
         self._faults[f"{code} {message if subject is None else subject}"] = NodeFault(
-            code=code, message=message, is_permanent=is_permanent
+            code=code, message=message, is_permanent=is_permanent, shard=shard
         )
         self._on_change()
 

@@ -20,15 +20,27 @@ class KeptContents:
         """
         self.committed: Step = NONE
         """The newest committed step that this node has heard of, or `NONE`."""
+        self.is_loading_earlier = plan.relayout is not None
+        """True while ranks of this node still load earlier shards of a base of another layout."""
         self._plan = plan
         self._named: dict[Rank, set[Content]] = {}
         for named in here.keep:
             self._named.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
 
     def base(self, rank: Rank) -> Content | None:
-        """Return the content that a rank is restored from; None if the generation starts from the beginning."""
-        sources = self._plan.ranks[rank].sources
+        """Return the content that a rank is restored from.
+
+        None if the generation starts from the beginning or after a relayout, and for earlier ranks.
+        """
+        sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
+
+    def earlier(self, rank: Rank) -> Content | None:
+        """Return the base's content of an earlier rank; None without a relayout."""
+        relayout = self._plan.relayout
+        if relayout is None or rank >= relayout.world_size:
+            return None
+        return Content(relayout.shards[rank][0].origin_generation, self._plan.base_step)
 
     def keep(self, rank: Rank, committed: Step = NONE) -> frozenset[Content]:
         """Return the contents of a shard that must not be overwritten.
@@ -41,6 +53,8 @@ class KeptContents:
             The committed content, or the plan's contents until the base is committed.
         """
         step, base = max(self.committed, committed), self.base(rank)
+        if self.is_loading_earlier:
+            base = self.earlier(rank)
         content = None
         if step != NONE:
             content = base if base is not None and base.step == step else Content(self._plan.generation, step)

@@ -3,7 +3,8 @@
     Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ BaseLoading.load ─▶ Member.begin_rounds ─▶ replicas, uploads
             ─▶ Member.close
 
-Its parts have modules of their own: `BaseLoading`, `RankLines`, `CheckpointUploads`, `PeerSessions`, `MemberStatus`.
+Its parts have modules of their own: `BaseLoading`, `EarlierShards`, `RankLines`, `CheckpointUploads`, `PeerSessions`,
+`MemberStatus`.
 
 Invariant: the `Member` owns everything that a generation starts on this node: sessions, senders, uploads and rank
 connections. All of these have ended when `close` returns. Only slots outlive the member.
@@ -22,7 +23,7 @@ from pathlib import Path
 from everstep.protocol.agent_messages import (
     FaultCode,
 )
-from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.ids import FIRST_STEP, NodeId, Rank
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan
 from everstep.protocol.rounds import Announcement, Pacing
 from everstep.protocol.slot import SlotState
@@ -37,6 +38,7 @@ from worker.errors import LoadFailed, SourceRefused, StorageError
 from worker.logs.held_lines import HeldLines
 from worker.member.base_loading import BaseLoading
 from worker.member.checkpoint_uploads import CheckpointUploads
+from worker.member.earlier_shards import EarlierShards
 from worker.member.kept_contents import KeptContents
 from worker.member.peer_sessions import PeerSessions
 from worker.member.rank_lines import RankLines
@@ -162,6 +164,9 @@ class Member:
             usage=node.usage,
             sent_bytes=lambda: self.pacer.sent_bytes,
             on_snapshot=node.on_snapshot,
+            earlier_layout=lambda: self.earlier.layout,
+            fetch_earlier=None if plan.relayout is None else lambda rank, faults: self.earlier.fetch(rank, faults),
+            is_loading_earlier=self._is_loading_earlier,
         )
         self.base = BaseLoading(
             plan,
@@ -174,6 +179,7 @@ class Member:
             slot_count=self._slot_count,
             arrived=self.lines.arrived,
         )
+        self.earlier = EarlierShards(plan, self.here, self.base, node.store)
         self.uploads = CheckpointUploads(
             plan,
             self.shards,
@@ -208,7 +214,8 @@ class Member:
         Raises:
             LoadFailed: the generation cannot be prepared; contains a code and a message for the user.
         """
-        await self._node.store.empty_all_but({rank.rank: self.contents.keep(rank.rank) for rank in self.plan.ranks})
+        store = self._node.store
+        await store.empty_all_but({rank: self.contents.keep(rank) for rank in store.shards})
         self._node.listener.admit(self.sessions.credentials, self.serve)
         entry = (self._tree / self.plan.script.entry_point).resolve() if has_ranks else await self._load_source()
         try:
@@ -236,8 +243,9 @@ class Member:
             self.shards[rank] = OwnedShard(
                 rank=rank,
                 generation=self.plan.generation,
-                core=Shard.begin(self.plan.base_step, plan.holders[1:]),
+                core=Shard.begin(FIRST_STEP if self.plan.relayout else self.plan.base_step, plan.holders[1:]),
                 base=self.contents.base(rank),
+                base_step=self.plan.base_step,
                 store=self._node.store,
                 page=RankPage(self._node.store.page_path(rank), generation=self.plan.generation),
                 now=self._node.now,
@@ -271,7 +279,8 @@ class Member:
                 every rank before it proposes a step.
         """
         plan = self.plan
-        self._node.store.strays = self._node.store.strays.loaded()
+        if plan.relayout is None:
+            self._node.store.strays = self._node.store.strays.loaded()
         self.lines.welcome_all()
         if plan.coordinator == self._node.node_id:
             begin = Coordinator.recover if is_restarted else Coordinator.begin
@@ -282,6 +291,7 @@ class Member:
                 slot_count=self._slot_count,
                 stored=plan.checkpoint.stored_step,
                 strayed=strayed(plan),
+                is_relayout=plan.relayout is not None,
             )
             self.server = RoundServer(
                 plan.generation,
@@ -363,6 +373,19 @@ class Member:
         self.uploads.hear(announcement)
         self.lines.hear(announcement)
         self._report_visible()
+
+    def _is_loading_earlier(self) -> bool:
+        """Return whether a rank of this node still loads earlier shards after a relayout.
+
+        The ranks' pages show it, also after a restart of the agent. When all ranks have loaded, their earlier shards
+        need not be kept any longer than the plan says.
+        """
+        if self.contents.is_loading_earlier and all(
+            shard.page.rank().boundary >= self.plan.base_step for shard in self.shards.values()
+        ):
+            self.contents.is_loading_earlier = False
+            self._node.store.strays = self._node.store.strays.loaded()
+        return self.contents.is_loading_earlier
 
     def _shard_changed(self) -> None:
         self.rounds.changed.notify()

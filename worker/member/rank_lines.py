@@ -10,7 +10,7 @@ Invariant: a rank gets its `Welcome` only after every node has verified its shar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from everstep.protocol.agent_messages import MetricPoint
 from everstep.protocol.codec import Message
@@ -21,6 +21,9 @@ from everstep.protocol.rank_messages import (
     Boundary,
     Captured,
     Capturing,
+    EarlierLayout,
+    FetchedShard,
+    FetchShard,
     IdleSpans,
     Logged,
     RankFault,
@@ -54,6 +57,10 @@ Later boundaries wait for the next regular report.
 NO_LAYOUT = "the rank's slots are not ready yet"
 
 
+FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]
+"""Loads the shard of an earlier rank (`EarlierShards.fetch`)."""
+
+
 class RankLines:
     """Connects the ranks of one generation with their agent. Implements `RankEvents`; the node's `Member` owns it."""
 
@@ -73,6 +80,9 @@ class RankLines:
         usage: Callable[[], NodeUsage],
         sent_bytes: Callable[[], int],
         on_snapshot: Callable[[float], None],
+        earlier_layout: Callable[[], EarlierLayout | None] = lambda: None,
+        fetch_earlier: FetchEarlier | None = None,
+        is_loading_earlier: Callable[[], bool] = lambda: False,
     ) -> None:
         """Create the object before any rank has connected.
 
@@ -90,6 +100,9 @@ class RankLines:
             usage: returns the use of the node's devices.
             sent_bytes: returns the bytes sent to holders of this node's shards so far.
             on_snapshot: called for every snapshot with the seconds from its boundary to the end of its capture.
+            earlier_layout: returns the layout of the base if another number of ranks made it.
+            fetch_earlier: loads an earlier shard; None if the generation has no relayout.
+            is_loading_earlier: returns whether a rank of this node still loads earlier shards.
         """
         self.faults = ReportedFaults(on_change)
         self.measurements = Measurements(plan.run, plan.generation, outbox, now=now, usage=usage, sent_bytes=sent_bytes)
@@ -111,6 +124,9 @@ class RankLines:
         self._store = store
         self._on_change = on_change
         self._on_round_change = on_round_change
+        self._earlier_layout = earlier_layout
+        self._fetch_earlier = fetch_earlier
+        self._is_loading_earlier = is_loading_earlier
         self.traffic = traffic
         self._outbox = outbox
         self._lines: dict[Rank, RankLine] = {}
@@ -120,9 +136,10 @@ class RankLines:
         The agent sends these ranks only messages about the progress of their base.
         """
         self._early: dict[Rank, SlotsRequest] = {}
-        """Slot requests of the ranks in `_waiting`.
+        """Slot requests of ranks while the base is loaded, before the start or after a relayout.
 
-        These slots are created after the load, because the load needs memory for its own slots first.
+        These slots are created after the load, because the load needs memory for its own slots first. A slot that is
+        granted for a capture must not be needed for an earlier shard.
         """
         self._is_loaded = False
         # A rank that returns from `init` early waits for the other ranks in a collective with a time limit. Loads from
@@ -195,6 +212,10 @@ class RankLines:
         for rank, line in self._waiting.items():
             self._welcome(self._shards[rank], line)
         self._waiting.clear()
+        if not self._is_loading_earlier():
+            self._request_early()
+
+    def _request_early(self) -> None:
         for rank, request in self._early.items():
             self.slots.request(self._shards[rank], request)
         self._early.clear()
@@ -208,6 +229,7 @@ class RankLines:
                 word_path=self._store.open_to_rank(shard.page.path),
                 base_step=self._plan.base_step,
                 base_slot_path=self._store.open_to_rank(base.file.path) if base is not None else None,
+                relayout=self._earlier_layout(),
             )
         )
 
@@ -222,8 +244,13 @@ class RankLines:
         shard = self._shards[rank]
         if getattr(message, "generation", self.generation) != self.generation:
             return
+        is_loading = not self._is_loaded or self._is_loading_earlier()
+        if not is_loading:
+            self._request_early()
         match message:
-            case SlotsRequest() if not self._is_loaded:
+            case FetchShard() if self._fetch_earlier is not None:
+                self.background.begin(self._send_earlier(self._fetch_earlier, rank, message.owner_rank))
+            case SlotsRequest() if is_loading:
                 self._early[rank] = message
             case SlotsRequest():
                 self.slots.request(shard, message)
@@ -246,6 +273,12 @@ class RankLines:
                 self.faults.report(message.code, f"rank {rank}: {message.message}", is_permanent=is_permanent)
             case _:
                 log.warning("rank %d sends %s", rank, type(message).__name__)
+
+    async def _send_earlier(self, fetch: FetchEarlier, rank: Rank, owner: Rank) -> None:
+        """Load an earlier shard and send the answer. Without an answer, a fault ends the generation."""
+        fetched = await fetch(owner, self.faults)
+        if fetched is not None:
+            self._send(rank, fetched)
 
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
         """Measure an iteration, grant a slot to a rank that waits, and report the boundary to the coordinator."""

@@ -161,7 +161,8 @@ class RankSlots:
             figures = self._figures(copies, shards, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            if shard.foundation == NONE:  # A job that already has a protected state continues with it.
+            # A job that already has a protected state continues with it.
+            if shard.foundation == NONE and self._plan.relayout is None:
                 self._faults.report("protection_does_not_fit", figures, is_permanent=True)
             return
         shard.refusal = ""

@@ -46,6 +46,7 @@ class OwnedShard:
         generation: Generation,
         core: Shard,
         base: Content | None,
+        base_step: Step = FIRST_STEP,
         store: SlotStore,
         page: RankPage,
         now: Callable[[], float],
@@ -58,7 +59,8 @@ class OwnedShard:
             rank: the rank that owns the shard.
             generation: number of the running generation.
             core: initial state of the shard in the rounds.
-            base: the content that the generation was restored from; None if there is none.
+            base: the content that the generation was restored from; None if there is none in this layout.
+            base_step: step that the generation starts from; used only if `base` is None.
             store: this node's slots.
             page: the rank's page.
             now: returns Unix time, for timestamps that users see.
@@ -107,6 +109,7 @@ class OwnedShard:
         self.first_passed_at = 0.0
         """Unix time at which the rank finished its first step after the base; 0 until `note_first` sets it."""
         self._core = core
+        self._base_step = base_step if base is None else base.step
         self._now = now
         self._given_up: list[str] = []
         """Reasons why steps were abandoned since the last commit, except lateness."""
@@ -119,10 +122,6 @@ class OwnedShard:
     def trouble(self) -> str:
         """Reason why this rank has abandoned `TROUBLE_COUNT` or more steps in a row; empty otherwise."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
-
-    @property
-    def _base_step(self) -> Step:
-        return FIRST_STEP if self.base is None else self.base.step
 
     # -- state in the rounds
 

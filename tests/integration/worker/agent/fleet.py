@@ -13,13 +13,14 @@ import hashlib
 import io
 import mmap
 import tarfile
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
+from control_plane.core import recovery
 from everstep.protocol.agent_messages import (
     AgentReport,
     AgentToControl,
@@ -43,6 +44,7 @@ from everstep.protocol.plan import (
     ObjectReference,
     PlanNode,
     RankPlan,
+    Relayout,
     ScriptPlan,
     ShardSource,
     SlotReference,
@@ -59,6 +61,9 @@ from everstep.protocol.rank_messages import (
     Boundary,
     Captured,
     Capturing,
+    EarlierLayout,
+    FetchedShard,
+    FetchShard,
     Phase,
     RankHalf,
     RankHello,
@@ -207,6 +212,13 @@ class ScriptedRank:
     refusals: list[str] = field(default_factory=list)
     connection_count: int = 0
     standing: Standing = Standing.MOVING
+    wants: Collection[Rank] | None = None
+    """Earlier ranks whose shards the rank fetches after a relayout; None for all."""
+    earlier: dict[Rank, bytes] = field(default_factory=dict)
+    """Payloads of the earlier shards that the rank has fetched."""
+    problems: list[str] = field(default_factory=list)
+    """Answers to requests for earlier shards that do not exist."""
+    welcome: Welcome | None = None
     _page: mmap.mmap | None = None
     _writer: asyncio.StreamWriter | None = None
 
@@ -229,8 +241,11 @@ class ScriptedRank:
                     self.arriving = welcome  # the rank restores when its base is complete
             assert isinstance(welcome, Welcome)
             self.connection_count += 1
-            self._open(welcome)
+            self.welcome = welcome
             self._writer = writer
+            if welcome.relayout is not None and self.boundary < 0:
+                await self._fetch_earlier(reader, welcome.relayout)
+            self._open(welcome)
             self._publish()
             self._send(SlotsRequest(generation=self.plan.generation, layout_hash=LAYOUT, capacity_bytes=CAPACITY_BYTES))
             while True:
@@ -239,6 +254,19 @@ class ScriptedRank:
                     self.slots = message
         finally:
             writer.close()
+
+    async def _fetch_earlier(self, reader: asyncio.StreamReader, layout: EarlierLayout) -> None:
+        """Request the earlier shards one after another, and copy their payloads."""
+        for rank in range(layout.world_size) if self.wants is None else self.wants:
+            self._send(FetchShard(generation=self.plan.generation, owner_rank=Rank(rank)))
+            while not isinstance(message := await self._read(reader), FetchedShard) or message.owner_rank != rank:
+                pass
+            if message.problem:
+                self.problems.append(message.problem)
+            else:
+                page = Path(message.path).read_bytes()
+                size = unpack_header(page[:HEADER_BYTES]).payload_bytes
+                self.earlier[Rank(rank)] = page[HEADER_BYTES : HEADER_BYTES + size]
 
     def _open(self, welcome: Welcome) -> None:
         with open(welcome.word_path, "r+b") as file:
@@ -549,16 +577,20 @@ class Fleet:
             )
         await until("promises", lambda: self.members(MemberPhase.PROMISED))
 
-    async def load(self) -> None:
-        """Make a plan from the frozen inventories, and wait until all nodes have loaded it."""
-        plan = self.make_plan()
+    async def load(self, plan: GenerationPlan | None = None) -> None:
+        """Make a plan from the frozen inventories unless one is given, and wait until all nodes have loaded it."""
+        plan = plan or self.make_plan()
         for node in self.nodes:
             await self.send(node, Load(plan=plan, key=bytes([self.generation]) * KEY_BYTES))
         await until("loads", lambda: self.members(MemberPhase.LOADED))
 
-    async def start(self) -> None:
+    async def begin(self) -> None:
+        """Send Start, without waiting for the ranks."""
         for node in self.nodes:
             await self.send(node, Start(job=JOB, run=RUN, generation=Generation(self.generation)))
+
+    async def start(self) -> None:
+        await self.begin()
         await until(
             "ranks", lambda: self.members(MemberPhase.RUNNING) and all(rank.is_connected for rank in self.ranks)
         )
@@ -622,6 +654,47 @@ class Fleet:
                 found[slot.owner_rank].setdefault(slot.step, []).append(source)
         base = max(set.intersection(*(set(steps) for steps in found.values())), default=Step(0))
         sources = [tuple(sorted(found[rank].get(base, ()), key=lambda source: source.kind)) for rank in range(count)]
+        keep = {
+            node.id: tuple(
+                SlotReference(
+                    owner_rank=Rank(rank),
+                    origin_generation=source.origin_generation,
+                    step=source.step,
+                    digest=source.digest,
+                )
+                for rank in range(count)
+                for step, places in found[rank].items()
+                for source in places
+                if step <= base and source.node_id == node.id
+            )
+            for node in self.nodes
+        }
+        return self._plan(base, sources if base else [()] * count, keep)
+
+    def make_chosen_plan(self, worlds: Mapping[Generation, int]) -> GenerationPlan:
+        """Return the plan that the control plane's core chooses, with a relayout if the number of ranks has changed.
+
+        Args:
+            worlds: number of ranks of each earlier generation; all of them are on the path.
+        """
+        members = {node.id: self.control.member(node.id) for node in self.nodes}
+        chosen = recovery.choose(
+            recovery.Survey(
+                owners=[node.id for index, node in enumerate(self.nodes) for _ in self.ranks_of(index)],
+                inventories={node_id: member.inventory for node_id, member in members.items() if member is not None},
+                path=dict.fromkeys(worlds, recovery.UNBOUNDED),
+                worlds=worlds,
+            )
+        )
+        return self._plan(chosen.base_step, chosen.sources, chosen.keep, chosen.relayout)
+
+    def _plan(
+        self,
+        base: Step,
+        sources: Sequence[tuple[ShardSource, ...]],
+        keep: Mapping[NodeId, tuple[SlotReference, ...]],
+        relayout: Relayout | None = None,
+    ) -> GenerationPlan:
         self.plan = GenerationPlan(
             job=JOB,
             run=RUN,
@@ -634,18 +707,7 @@ class Fleet:
                     address="127.0.0.1",
                     peer_port=node.agent.listener.port,
                     ranks=self.ranks_of(index),
-                    keep=tuple(
-                        SlotReference(
-                            owner_rank=Rank(rank),
-                            origin_generation=source.origin_generation,
-                            step=source.step,
-                            digest=source.digest,
-                        )
-                        for rank in range(count)
-                        for step, places in found[rank].items()
-                        for source in places
-                        if step <= base and source.node_id == node.id
-                    ),
+                    keep=keep[node.id],
                 )
                 for index, node in enumerate(self.nodes)
             ),
@@ -653,7 +715,7 @@ class Fleet:
                 RankPlan(
                     rank=rank,
                     holders=(node.id, self.nodes[(index + self.holder_distance) % len(self.nodes)].id),
-                    sources=sources[rank] if base else (),
+                    sources=sources[rank],
                 )
                 for index, node in enumerate(self.nodes)
                 for rank in self.ranks_of(index)
@@ -671,6 +733,7 @@ class Fleet:
             ),
             checkpoint=CheckpointPlan(every_steps=0, prefix=ObjectReference(bucket=BUCKET, key="checkpoints/")),
             timeouts=TIMEOUTS,
+            relayout=relayout,
         )
         return self.plan
 

@@ -54,6 +54,18 @@ def test_a_generation_with_a_base_proposes_the_base_and_nothing_newer_before_it_
     assert (core.committed, core.proposed) == (5, 10)
 
 
+def test_after_a_relayout_the_first_proposal_is_a_step_of_the_new_generation() -> None:
+    core = begun(base=5, is_relayout=True)
+    assert (core.committed, core.proposed) == (NONE, 6)
+    assert core.report(*both(6, NONE, 6, Vote.ACKED)).committed == 6
+
+
+def test_a_base_of_another_layout_is_not_uploaded_when_the_job_stops() -> None:
+    asked = begun(base=5, is_relayout=True).request_stop()
+    ended = asked.report(*both(5, NONE, 6, standing=Standing.CLOSED)).halt()
+    assert (ended.is_finished, ended.persist) == (True, NONE)
+
+
 def test_a_strayed_shard_is_held_once_all_its_planned_holders_have_the_base() -> None:
     core = begun(base=5, strayed=frozenset({Rank(1)}))
     away = (NodeId("b"),)

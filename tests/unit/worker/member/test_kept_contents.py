@@ -1,0 +1,83 @@
+"""The contents that a node keeps after a relayout: rank 2 of the earlier layout has no place in the new one."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import GenerationPlan, Relayout, ShardSource, SlotReference
+from tests.unit.worker.rank_plans import rank_plan
+from worker.core.slots import Content
+from worker.core.strays import Strays, strayed
+from worker.member.kept_contents import KeptContents
+
+BASE, OLDER = Content(Generation(1), Step(8)), Content(Generation(1), Step(7))
+FIRST, SECOND = NodeId("i-0"), NodeId("i-1")
+
+
+def reference(rank: int, content: Content = BASE) -> SlotReference:
+    return SlotReference(owner_rank=Rank(rank), origin_generation=content.origin, step=content.step, digest=b"")
+
+
+def relayout_plan() -> GenerationPlan:
+    """Return a plan of two nodes over a base of three ranks. Both nodes keep the base of rank 2."""
+    plan = rank_plan(addresses=("127.0.0.1", "127.0.0.1"), generation=2)
+    source = ShardSource(
+        kind="peer", origin_generation=BASE.origin, step=BASE.step, digest=b"", payload_bytes=1, node_id=FIRST
+    )
+    keep = {FIRST: (reference(0), reference(2)), SECOND: (reference(1, OLDER), reference(2))}
+    return structs.replace(
+        plan,
+        base_step=BASE.step,
+        nodes=tuple(structs.replace(node, keep=keep[node.node_id]) for node in plan.nodes),
+        relayout=Relayout(world_size=3, shards=((source,),) * 3),
+    )
+
+
+def test_a_node_keeps_fetched_shards_while_its_ranks_load_and_planned_shards_until_the_first_commit() -> None:
+    plan = relayout_plan()
+    contents = KeptContents(plan, plan.node(SECOND))
+    assert [contents.base(Rank(rank)) for rank in range(3)] == [None, None, None]
+    assert [contents.keep(Rank(rank)) for rank in range(3)] == [{BASE}, {BASE, OLDER}, {BASE}]
+    contents.is_loading_earlier = False
+    assert [contents.keep(Rank(rank)) for rank in range(3)] == [set(), {OLDER}, {BASE}]
+    contents.committed = Step(10)
+    assert [contents.keep(Rank(rank)) for rank in range(3)] == [{Content(Generation(2), Step(10))}] * 3
+
+
+def test_a_full_node_drops_an_earlier_shard_only_if_another_node_keeps_it() -> None:
+    plan = relayout_plan()
+    loading = [Strays.of(plan, node) for node in (FIRST, SECOND)]
+    assert not any(strays.makes_way(Rank(2), BASE) for strays in loading), "its ranks may still read the slot"
+    first, second = (strays.loaded() for strays in loading)
+    assert not first.makes_way(Rank(2), BASE)
+    assert second.makes_way(Rank(2), BASE), "the first node keeps this shard"
+    assert second.makes_way(Rank(0), BASE), "the shard was fetched for a rank that has loaded"
+    assert not first.is_over(Rank(2))
+    assert first.heard(Step(10), ()).is_over(Rank(2))
+
+
+def test_strays_of_ranks_that_the_new_layout_lacks_do_not_break_a_plan_without_a_relayout() -> None:
+    plan = relayout_plan()
+    ranks = tuple(
+        structs.replace(
+            rank,
+            sources=(
+                ShardSource(
+                    kind="peer",
+                    origin_generation=Generation(2),
+                    step=Step(10),
+                    digest=b"",
+                    payload_bytes=1,
+                    node_id=FIRST,
+                ),
+            ),
+        )
+        for rank in plan.ranks
+    )
+    later = structs.replace(plan, base_step=Step(10), ranks=ranks, relayout=None)
+    assert strayed(later) == frozenset()
+    strays = Strays.of(later, FIRST).loaded()
+    assert not strays.is_over(Rank(2))
+    assert strays.heard(Step(11), ()).is_over(Rank(2))
+    assert KeptContents(later, later.node(FIRST)).keep(Rank(2)) == {BASE}

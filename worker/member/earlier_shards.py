@@ -1,0 +1,83 @@
+"""Serves earlier shards to the ranks of this node, after a relayout.
+
+    rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, S3
+         ◀─ FetchedShard ──
+
+Invariant: a path is given to a rank only after the whole shard was verified against the plan's digest. The slot keeps
+its content until all ranks of this node have loaded (`KeptContents.is_loading_earlier`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+
+from everstep.protocol.ids import Rank
+from everstep.protocol.plan import GenerationPlan, PlanNode
+from everstep.protocol.rank_messages import EarlierLayout, FetchedShard
+from worker.errors import LoadFailed
+from worker.member.base_loading import BaseLoading
+from worker.member.faults import ReportedFaults
+from worker.shm.store import SlotStore
+
+log = logging.getLogger(__name__)
+
+
+class EarlierShards:
+    """The earlier shards of one generation's base on this node. The node's `Member` owns the object."""
+
+    def __init__(self, plan: GenerationPlan, here: PlanNode, loading: BaseLoading, store: SlotStore) -> None:
+        """Create the object; `fetch` loads shards.
+
+        Args:
+            plan: plan of the generation.
+            here: this node in the plan.
+            loading: loads single shards.
+            store: this node's slots.
+        """
+        self._relayout = plan.relayout
+        self._base_step = plan.base_step
+        self._here = here
+        self._loading = loading
+        self._store = store
+        self._answers: dict[Rank, FetchedShard] = {}
+        self._fetching: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def layout(self) -> EarlierLayout | None:
+        """The earlier layout, as ranks receive it; None without a relayout."""
+        if self._relayout is None:
+            return None
+        here = tuple(
+            Rank(rank)
+            for rank, sources in enumerate(self._relayout.shards)
+            if any(source.node_id == self._here.node_id for source in sources)
+        )
+        return EarlierLayout(world_size=self._relayout.world_size, here=here)
+
+    async def fetch(self, rank: Rank, faults: ReportedFaults) -> FetchedShard | None:
+        """Return the answer to a rank's request. Ranks that request the same shard share one load.
+
+        Args:
+            rank: the earlier rank that owns the shard.
+            faults: receives the fault if no source delivers the shard.
+
+        Returns:
+            The answer. None if no source delivers the shard: the fault ends the generation, and the rank waits until
+            then, as with a base that cannot be loaded.
+        """
+        if self._relayout is None or not 0 <= rank < self._relayout.world_size:
+            problem = f"the base of step {self._base_step} has no shard of an earlier rank {rank}"
+            return FetchedShard(owner_rank=rank, path="", problem=problem)
+        async with self._fetching[rank]:
+            if rank not in self._answers:
+                try:
+                    file = await self._loading.load_earlier(rank)
+                except LoadFailed as error:
+                    log.warning("earlier rank %d cannot be loaded: %s", rank, error)
+                    faults.report(error.code, str(error), subject=f"earlier rank {rank}", shard=rank)
+                    return None
+                path = self._store.open_to_rank(file.path)
+                self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
+            return self._answers[rank]
