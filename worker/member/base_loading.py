@@ -161,13 +161,16 @@ class BaseLoading:
         before_attempt: Callable[[], None] = lambda: None,
         is_followed: bool = False,
     ) -> Literal["local", "peer", "s3"]:
-        """Load a shard from the first source that delivers it, and return the kind of this source.
+        """Load a shard from the first source that delivers it.
 
         Args:
             rank: the rank that owns the shard.
             sources: sources in order of preference; not empty.
             before_attempt: called before each attempt.
             is_followed: True if the shard's rank copies the shard while it arrives.
+
+        Returns:
+            The kind of the source that delivered the shard.
 
         Raises:
             LoadFailed: no source delivered the shard; contains a code and a message for the user.
