@@ -224,6 +224,15 @@ class Drill(TypedDict):
     IncidentId: NotRequired[str]
     Outcome: NotRequired[str]
 
+class ElasticConfig(TypedDict):
+    """Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. A job that never changes its number of nodes needs no ElasticConfig."""
+    MinNodeCount: NotRequired[int]
+    """Number of nodes with which the job may continue if lost nodes are not replaced in time. The default is NodeCount: the job waits until it has all nodes again. When nodes return, the job stops at an agreed step and continues with them."""
+    MaxNodeCount: NotRequired[int]
+    """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. Other jobs then wait for the nodes that it uses."""
+    PatienceInSeconds: NotRequired[int]
+    """Seconds for which the job waits for a missing node before it continues with fewer nodes. A running job waits as long for the last missing node before it grows with the nodes that it has. 60 unless given."""
+
 class Event(TypedDict):
     """A record of a change or an incident of a fleet, a job or a node. Events never change."""
     EventId: int
@@ -395,7 +404,7 @@ class Incident(TypedDict):
     IncidentId: str
     TrainingJobName: str
     RunId: str
-    Cause: Literal["notice", "requested", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "group_lost"]
+    Cause: Literal["grown", "notice", "requested", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "shrunk", "group_lost"]
     Phase: Literal["replace", "restore", "rework", "closed"]
     Evidence: list[str]
     Decision: str
@@ -408,6 +417,10 @@ class Incident(TypedDict):
     """Number of steps that training had to repeat: ReachedStep − FromStep."""
     GenerationBefore: int
     GenerationAfter: NotRequired[int]
+    NodeCountBefore: NotRequired[int]
+    """Number of nodes of the generation that failed or stopped. Absent until the next generation has a plan."""
+    NodeCountAfter: NotRequired[int]
+    """Number of nodes of the next generation. Absent until it has a plan."""
     InstanceId: NotRequired[str]
     """The first of InstanceIds. Absent if the job lost no instance."""
     ReplacementInstanceId: NotRequired[str]
@@ -825,6 +838,9 @@ class TrainingJob(TypedDict):
     OutputDataConfig: OutputDataConfig
     StoppingCondition: StoppingCondition
     RetryStrategy: RetryStrategy
+    ElasticConfig: ElasticConfig
+    GenerationNodeCount: int
+    """Number of nodes of the current generation: fewer than NodeCount while the fleet lacks nodes. Equals NodeCount before the first generation."""
     Priority: int
     Preemptible: bool
     QueuePosition: NotRequired[int]
@@ -897,6 +913,8 @@ class TrainingJobPlan(TypedDict):
     RanksPerNode: int
     WorldSize: int
     Copies: int
+    Elasticity: NotRequired[str]
+    """A sentence about the numbers of nodes between which the job may change. Absent if it never changes its number."""
     SlotsPerNode: int
     """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank."""
     NodeMemoryBytes: NotRequired[int]
@@ -1141,7 +1159,7 @@ class EverstepClient(Protocol):
         """Request a presigned S3 URL for the upload of a source archive. The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A repeated call returns another URL. Raises ValidationException if the archive is larger than the service allows."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
         """Create a token. Only this response contains the secret. A repeated call creates another token. Raises ValidationException if an administrator's token names a project."""
-    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
+    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., ElasticConfig: ElasticConfig = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Create a training job, which starts once enough nodes are free. The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Delete a checkpoint from S3. Fails for a pinned checkpoint, and for the one from which an unfinished job would be restored next."""

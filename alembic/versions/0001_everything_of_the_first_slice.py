@@ -411,6 +411,8 @@ def upgrade() -> None:
         sa.Column("instance_ids", sa.JSON(), nullable=False),
         sa.Column("faulted_instance_ids", sa.JSON(), nullable=False),
         sa.Column("lost_node_count", sa.BigInteger(), nullable=False),
+        sa.Column("node_count_before", sa.BigInteger(), nullable=False),
+        sa.Column("node_count_after", sa.BigInteger(), nullable=False),
         sa.Column("replacement_instance_ids", sa.JSON(), nullable=False),
         sa.Column("failed_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("opened_at", sa.DateTime(timezone=True), nullable=False),

@@ -92,6 +92,7 @@ def admit(
         *_priceless(request, fleet),
         *_no_alternative(request, fleet, alternatives),
         *_beyond(request, quota),
+        *_inelastic(request, fleet, max_node_count, quota),
         *(allowance.refused(request) if allowance is not None else ()),
         *_entry_point(request, source),
         *_requirements(request, source),
@@ -126,6 +127,9 @@ def admit(
         max_pending_seconds=request.stopping_condition.max_pending_time_in_seconds,
         max_cost_usd=request.stopping_condition.max_cost_usd,
         max_attempts=request.retry_strategy.max_attempts,
+        min_node_count=request.elastic_config.min_node_count,
+        max_node_count=request.elastic_config.max_node_count,
+        patience_seconds=request.elastic_config.patience_in_seconds,
         fleet_names=[fleet.name, *request.alternative_fleet_names] if request.alternative_fleet_names else [],
         inputs=tuple(_input(channel) for channel in request.input_data_config),
     )
@@ -274,6 +278,31 @@ def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Ite
             "nodes of a fleet"
         )
         yield FieldError(field="NodeCount", message=message)
+
+
+def _inelastic(
+    request: CreateTrainingJobRequest, fleet: FleetRecord, max_node_count: int, quota: QuotaRecord | None
+) -> Iterator[FieldError]:
+    """Yield the errors of the numbers of nodes between which the job may change."""
+    least, most = request.elastic_config.min_node_count, request.elastic_config.max_node_count
+    if least is not None and least > request.node_count:
+        message = f"{least} nodes; it must be at most NodeCount, which is {request.node_count}"
+        yield FieldError(field="ElasticConfig.MinNodeCount", message=message)
+    field = "ElasticConfig.MaxNodeCount"
+    if most is None:
+        return
+    if most < request.node_count:
+        message = f"{most} nodes; it must be at least NodeCount, which is {request.node_count}"
+        yield FieldError(field=field, message=message)
+    if most > max_node_count:
+        message = (
+            f"{most} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} has MaxSize "
+            f"{max_node_count}"
+        )
+        yield FieldError(field=field, message=message)
+    if quota is not None and quota.max_node_count is not None and most > quota.max_node_count:
+        message = f"{most} nodes; jobs of the project {quota.project} may hold {quota.max_node_count} nodes of a fleet"
+        yield FieldError(field=field, message=message)
 
 
 def _priceless(request: CreateTrainingJobRequest, fleet: FleetRecord) -> Iterator[FieldError]:

@@ -13,7 +13,7 @@ from control_plane.api.revisions import slots_per_node
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.views import MICRO, ODDS_UP_TO_LOST, History, queued_behind
-from control_plane.core import forecast, placement
+from control_plane.core import elastic, forecast, placement
 from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.queue import Schedule, in_words
 from control_plane.core.states import JobState, NodeState
@@ -95,6 +95,7 @@ def plan(
         ranks_per_node=spec.ranks_per_node,
         world_size=spec.world_size,
         copies=spec.copies,
+        elasticity=elastic.forecast_words(spec) or None,
         slots_per_node=slots,
         node_memory_bytes=memory,
         largest_shard_bytes=None if memory is None else memory // slots,

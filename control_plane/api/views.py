@@ -57,7 +57,7 @@ from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop import records
 from control_plane.loop.agents import AgentView
-from control_plane.loop.records import checkpoint_pace_of, suspicion_of
+from control_plane.loop.records import checkpoint_pace_of, generation_node_count, suspicion_of
 from everstep.protocol.ids import FIRST_STEP, NodeId, RunId
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionS
     if job.committed_step < 0 or totals is None:
         return ProtectionState.UNPROTECTED
     is_whole = (
-        totals.shard_count >= job.spec.world_size and totals.fewest_in_view >= job.spec.copies and not totals.has_reason
+        totals.shard_count >= _world_size(job) and totals.fewest_in_view >= job.spec.copies and not totals.has_reason
     )
     return ProtectionState.PROTECTED if is_whole else ProtectionState.DEGRADED
 
@@ -337,6 +337,12 @@ def job(
             max_cost_usd=spec.max_cost_usd,
         ),
         retry_strategy=jobs_schemas.RetryStrategy(max_attempts=spec.max_attempts),
+        elastic_config=jobs_schemas.ElasticConfig(
+            min_node_count=spec.least_node_count,
+            max_node_count=spec.most_node_count,
+            patience_in_seconds=spec.patience_seconds,
+        ),
+        generation_node_count=generation_node_count(job),
         queue_position=turns.place_of(RunId(job.run_id)),
         queued_behind=queued_behind(turns, RunId(job.run_id), only_project),
         creation_time=job.created_at,
@@ -469,7 +475,7 @@ def _placement(job: JobRecord, shards: Sequence[ShardRecord]) -> placement.Place
 
     The placement is empty until all shards are reported and committed.
     """
-    if len(shards) < job.spec.node_count * job.spec.ranks_per_node or any(shard.committed_step < 0 for shard in shards):
+    if len(shards) < _world_size(job) or any(shard.committed_step < 0 for shard in shards):
         return placement.Placement((), {})
     holders: dict[NodeId, tuple[NodeId, ...]] = {}
     for shard in shards:
@@ -531,7 +537,18 @@ def incident(
     no such event is stored.
     """
     return incidents_schemas.Incident(
-        **_alike(record, incidents_schemas.Incident, "cost_usd", "rank_sources", "acknowledged_by", "acknowledgement"),
+        **_alike(
+            record,
+            incidents_schemas.Incident,
+            "cost_usd",
+            "rank_sources",
+            "node_count_before",
+            "node_count_after",
+            "acknowledged_by",
+            "acknowledgement",
+        ),
+        node_count_before=record.node_count_before or None,
+        node_count_after=record.node_count_after or None,
         incident_id=record.id,
         training_job_name=record.job_name,
         instance_id=next(iter(record.instance_ids), None),
@@ -773,11 +790,11 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
             f"Step {job.committed_step} was committed, and no rank of launch {job.generation} has reported who holds it"
         )
         return ProtectionState.UNPROTECTED, f"{words}: {job.reason}"
-    missing = job.spec.world_size - len(shards)
+    missing = _world_size(job) - len(shards)
     if missing:
         return (
             ProtectionState.DEGRADED,
-            f"{missing} of {job.spec.world_size} ranks have not reported their shard in this generation.",
+            f"{missing} of {_world_size(job)} ranks have not reported their shard in this generation.",
         )
     thin = [shard for shard in shards if sum(holder.is_in_view for holder in shard.holders) < job.spec.copies]
     if thin:
@@ -790,6 +807,11 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
             f"{in_view}{detail}.",
         )
     return (ProtectionState.DEGRADED, _refusal(refused)) if refused else (ProtectionState.PROTECTED, "")
+
+
+def _world_size(job: JobRecord) -> int:
+    """Return the number of ranks of the newest generation, which an elastic job changes."""
+    return generation_node_count(job) * job.spec.ranks_per_node
 
 
 def _refusal(shard: ShardRecord) -> str:

@@ -35,6 +35,8 @@ class Bucket(StrEnum):
     - PROVISION: the job waits for its first nodes.
     - START: a launch, up to the first step that the job completes.
     - TRAIN: the ranks train, and the launch has completed a new step.
+    - SHORTAGE: the part of the training time that is lost because the launch has fewer nodes than the job asked for.
+      A launch with n of N nodes charges n/N of its training time to TRAIN, and the rest to SHORTAGE.
     - STALL: the launch has completed a step, and the next step already takes longer than the hang limit.
     - DETECT, REPLACE, REWORK: an open incident is in the phase of the same name.
     - RESTORE: an open incident is in the phase of this name, or a launch after a pause has completed no new step.
@@ -47,6 +49,7 @@ class Bucket(StrEnum):
     PROVISION = "provision"
     START = "start"
     TRAIN = "train"
+    SHORTAGE = "shortage"
     STALL = "stall"
     DETECT = "detect"
     REPLACE = "replace"
@@ -79,6 +82,7 @@ In any other state, such a period is charged to UNACCOUNTED, unless an incident 
 """
 _SEEMED = (
     Bucket.TRAIN,
+    Bucket.SHORTAGE,
     Bucket.STALL,
     Bucket.START,
     Bucket.STOPPING,
@@ -93,10 +97,21 @@ Before the failure is detected, its time is charged to one of these buckets.
 """
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
 """Buckets of time without nodes. `ettr_ratio` counts them as queue time."""
-_UP = (Bucket.TRAIN, Bucket.STALL)
+_UP = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
 """Buckets of time in which the ranks ran without a known failure, so that a new failure could begin."""
 _MICRO = 1_000_000
 _MICROSECONDS_PER_HOUR = 3600 * _MICRO
+
+
+Members = tuple[int, int]
+"""The size of a generation: the number of its nodes, and the number of nodes that it lacks."""
+WHOLE: Members = (1, 0)
+"""The size of a generation that lacks no node."""
+
+
+def members_of(record: JobRecord) -> Members:
+    """Return the size of the newest generation."""
+    return record.member_count, record.missing_count
 
 
 def microseconds(seconds: float) -> int:
@@ -172,7 +187,7 @@ def charge(
     return replace(
         record,
         unwatched=(accounted_until(record), now) if is_gap else record.unwatched,
-        microseconds=_added(record.microseconds, into, passed),
+        microseconds=_added(record.microseconds, into, passed, members_of(record)),
         node_microseconds=record.node_microseconds + passed * record.node_count,
         node_count=node_count,
         accounted_until=until / _MICRO,
@@ -206,6 +221,7 @@ def follow(
     *,
     seemed: Bucket,
     stalled_since: float | None,
+    members: Members = WHOLE,
 ) -> JobRecord:
     """Return the record with its ledger adjusted to the incidents of a pass.
 
@@ -219,6 +235,7 @@ def follow(
         after: that incident and all incidents that the pass opened, in their present state.
         seemed: the bucket for time without an open incident.
         stalled_since: Unix seconds since when the ledger charges the job as stalled, or None if it is not stalled.
+        members: the members of the generation that trained before the incidents.
 
     Returns:
         The record with the same sum. Each phase has the length that the incidents show. The function moves the
@@ -238,9 +255,16 @@ def follow(
             spent[into.value] = spent.get(into, 0) + change
             missing += change
     if missing < 0:
-        return replace(record, microseconds=_added(spent, seemed, -missing))
+        return replace(record, microseconds=_added(spent, seemed, -missing, members))
     stalled = 0 if stalled_since is None else max(0, microseconds(now) - microseconds(stalled_since))
-    for source, most in ((Bucket.STALL, stalled), (seemed, missing), *((each, missing) for each in _SEEMED)):
+    booked_as_train = max(0, missing - min(stalled, spent.get(Bucket.STALL, 0))) if seemed is Bucket.TRAIN else 0
+    shortage = booked_as_train - _trained(booked_as_train, members)
+    for source, most in (
+        (Bucket.STALL, stalled),
+        (Bucket.SHORTAGE, shortage),
+        (seemed, missing),
+        *((each, missing) for each in _SEEMED),
+    ):
         taken = min(missing, most, spent.get(source, 0))
         if taken > 0:
             spent[source.value] -= taken
@@ -271,7 +295,10 @@ def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobReco
     return (
         record
         if moved <= 0
-        else replace(record, microseconds=_added(_added(record.microseconds, was, -moved), into, moved))
+        else replace(
+            record,
+            microseconds=_added(_added(record.microseconds, was, -moved), into, moved, members_of(record)),
+        )
     )
 
 
@@ -314,6 +341,8 @@ def cost_usd(node_microseconds: int, price_usd_per_hour: float | None) -> float 
 def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> float | None:
     """Return the effective training time ratio (ETTR): training time ÷ wall time.
 
+    Training on n of N nodes counts as n/N of its time (`Bucket.SHORTAGE` has the rest).
+
     Args:
         spent: microseconds by bucket, of one job or summed over several.
         is_queue_counted: whether wall time includes time without nodes (queue, provision, paused), as in the source. If
@@ -351,12 +380,23 @@ def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> f
 
 
 def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> float | None:
-    """Return the mean time to failure (MTTF): time in the buckets TRAIN and STALL ÷ number of failures.
+    """Return the mean time to failure (MTTF): time in TRAIN, SHORTAGE and STALL ÷ number of failures.
 
     Return None before the first failure.
     """
     return sum(spent.get(name, 0) for name in _UP) / _MICRO / failure_count if failure_count else None
 
 
-def _added(spent: Mapping[str, int], into: Bucket, amount: int) -> dict[str, int]:
-    return {**spent, into.value: spent.get(into, 0) + amount}
+def _added(spent: Mapping[str, int], into: Bucket, amount: int, members: Members = WHOLE) -> dict[str, int]:
+    """Return the buckets with an amount added. Training time is divided between TRAIN and SHORTAGE."""
+    trained = _trained(amount, members) if into is Bucket.TRAIN else amount
+    added = {**spent, into.value: spent.get(into, 0) + trained}
+    if trained != amount:
+        added[Bucket.SHORTAGE.value] = spent.get(Bucket.SHORTAGE, 0) + amount - trained
+    return added
+
+
+def _trained(amount: int, members: Members) -> int:
+    """Return the part of a training time that counts as training: n/N of it, rounded up."""
+    present, missing = members
+    return amount if missing <= 0 else -(-amount * present // (present + missing))

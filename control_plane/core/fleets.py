@@ -185,6 +185,11 @@ class _Table:
         self.jobs: Mapping[RunId, FleetJob] = {job.run: job for job in observed.jobs}
         self.vacancies = observed.vacancies
 
+    def counts(self) -> Mapping[RunId, int]:
+        """Return how many nodes each job may hold. Held nodes reduce the capacity, so a pass calls this repeatedly."""
+        capacity = self.seen.group.max_size - len(self.in_state(NodeState.HELD))
+        return schedule(self.seen.jobs, capacity, self.now).counts
+
     def node(self, node_id: NodeId) -> NodeObserved:
         return self.seen.nodes.get(node_id, NodeObserved(node_id=node_id))
 
@@ -430,8 +435,9 @@ class _Table:
     def assign(self, policy: Policy) -> None:
         """Assign spares to jobs.
 
-        First, recovering jobs receive their missing nodes. Second, each job receives one node for each node that it
-        must give up. Third, queued jobs receive complete gangs.
+        First, recovering jobs and jobs that shrank receive their missing nodes. Second, each job receives one node for
+        each node that it must give up. Third, queued jobs receive complete gangs. Fourth, jobs that may grow beyond
+        their number of nodes receive nodes that the fleet does not need as spares.
 
         Warm nodes are preferred, because ranks on a freshly booted node spend seconds on imports. A node is warm if it
         has a process ready that has finished these imports. No job waits for a warm node. Among nodes that are equally
@@ -445,14 +451,19 @@ class _Table:
         holding = in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS and not job.is_taken_over)
         launched = [job for job in holding if job.state in LAUNCHED_JOBS]
         for job in launched:
-            self._give(job, idle, job.node_count - len(self._nodes_of(job)))
+            self._give(job, idle, job.claim_count - len(self._nodes_of(job)))
         for job in launched:
-            self._give(job, idle, job.node_count + len(self._leaving(job)) - len(self._nodes_of(job)))
+            self._give(job, idle, job.claim_count + len(self._leaving(job)) - len(self._nodes_of(job)))
         for job in (job for job in holding if job.state is JobState.ALLOCATING):
             lacks = job.node_count - len(self._nodes_of(job))
             if lacks > len(self._welcome(job, idle)):
-                break
+                return
             self._give(job, idle, lacks)
+        counts = self.counts()
+        spares = spare_count(self.spec, self.seen.history, sum(counts.values()))
+        for job in launched:
+            wanted = counts.get(job.run, job.claim_count) + len(self._leaving(job)) - len(self._nodes_of(job))
+            self._give(job, idle, min(wanted, len(idle) - spares))
 
     def _give(self, job: FleetJob, idle: list[NodeRecord], count: int) -> None:
         """Assign up to `count` nodes from `idle` to a job."""
@@ -510,8 +521,10 @@ class _Table:
 
         The fleet does not remove a node that the job has already asked for its promise.
         """
+        counts = self.counts()
         for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):
-            extra = len(self._nodes_of(job)) - job.node_count - len(self._leaving(job))
+            may_hold = counts.get(job.run, job.claim_count)
+            extra = len(self._nodes_of(job)) - may_hold - len(self._leaving(job))
             free = [
                 row
                 for row in self._nodes_of(job)
@@ -598,8 +611,7 @@ def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
     works. A spare takes the place of any other node that a job must give up. If there are too few spares, the fleet
     requests more nodes within the hourly limit for replacements.
     """
-    runs = schedule(seen.jobs, seen.group.max_size - len(table.in_state(NodeState.HELD)), table.now).admitted
-    wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
+    wanted = sum(table.counts().values())
     spares = spare_count(spec, seen.history, wanted)
     taken, moving = table.leaving()
     room = max(0, spec.max_replacements_per_hour - len(seen.replaced))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from control_plane.core import members, placement, recovery
+from control_plane.core import elastic, members, placement, recovery
 from control_plane.core.evidence import is_silent
 from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Cause
@@ -66,7 +66,7 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
     """Return which members have promised the issued generation.
 
     Args:
-        spec: specification of the job, with the number of nodes.
+        spec: specification of the job, with the limits of the number of nodes.
         seen: the observation of this pass.
         record: the record with the exclusions of this pass.
         policy: timeouts, among them the limit for a promise.
@@ -83,7 +83,9 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         if report.generation == record.issued_generation and report.phase is MemberPhase.PROMISED
     }
     taken = {*dict(record.asked), *given}
-    places = members.places(seen.plan, sorted(available, key=lambda node_id: node_id not in taken), spec.node_count)
+    heard_count = sum(node in seen.nodes and not is_silent(seen.nodes[node], policy.timeouts) for node in available)
+    node_count = elastic.next_count(spec, record, available_count=heard_count)
+    places = members.places(seen.plan, sorted(available, key=lambda node_id: node_id not in taken), node_count)
     placed = set(places)
     promised = {node_id: report for node_id, report in given.items() if node_id in placed}
     missing = [node_id for node_id in places if node_id is not None and node_id not in promised]
@@ -166,7 +168,8 @@ def make_plan(
     found = survey(spec, seen, record, roll)
     restore = recovery.choose(found)
     domains = {node_id: domain for node_id in nodes if (domain := seen.nodes[node_id].domain) is not None}
-    holders = placement.plan(nodes, spec.copies, domains, before=_groups_before(seen)).holders
+    copies = min(spec.copies, len(nodes))  # a small generation may have fewer nodes than the job wants copies
+    holders = placement.plan(nodes, copies, domains, before=_groups_before(seen)).holders
     ranks = [
         (rank, node_id) for place, node_id in enumerate(nodes) for rank in members.ranks_of(place, spec.ranks_per_node)
     ]

@@ -1,7 +1,8 @@
 """The members of a job, by GROUP_RANK.
 
 Invariant: a node that continues from one generation to the next keeps its GROUP_RANK. A replacement takes the
-GROUP_RANK of the node that it replaces. The order of ranks therefore never changes.
+GROUP_RANK of the node that it replaces. The order of ranks therefore never changes, unless the number of nodes changes.
+Nodes that continue then move up to the first GROUP_RANKs, in their previous order.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count:
     Args:
         plan: the plan of the previous generation, or None before the first generation.
         available: the nodes of the job that it may use. New nodes fill vacancies in this order.
-        node_count: the number of nodes of the job.
+        node_count: the number of nodes of the next generation.
 
     Returns:
         One entry per GROUP_RANK. None marks a vacancy.
     """
-    before: Sequence[NodeId | None] = [node.node_id for node in plan.nodes] if plan is not None else [None] * node_count
+    before: Sequence[NodeId | None] = [node.node_id for node in plan.nodes] if plan is not None else []
     old, there = set(before), set(available)
     newcomers = iter([node for node in available if node not in old])
+    if len(before) != node_count:
+        staying = [node for node in before if node in there][:node_count]
+        before = [*staying, *[None] * (node_count - len(staying))]
     return tuple(node if node is not None and node in there else next(newcomers, None) for node in before)
 
 

@@ -19,6 +19,8 @@ the head:
   other job releases nodes for it.
 - **Pauses.** A job that a person paused also releases its nodes at an agreed stop. It returns to the queue when a
   person resumes it.
+- **Growth.** While no job waits in the queue, a job that may grow beyond the number of nodes with which it starts may
+  hold the nodes that remain. Other jobs wait for nodes that it uses.
 - **Patience.** An incomplete gang that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes. The job then
   stands aside: for a while, it neither holds nodes nor delays other jobs. The time grows with each attempt.
 
@@ -29,7 +31,7 @@ another job only by these rules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, JobState
@@ -64,6 +66,8 @@ class Schedule:
     capacity: int
     free_count: int
     """Number of nodes that remain free under this schedule."""
+    counts: Mapping[RunId, int] = field(default_factory=dict[RunId, int])
+    """Number of nodes that each admitted job may hold."""
 
     def place_of(self, run: RunId) -> int | None:
         """Return a job's position in the queue, counted from 1. Return None if the job does not wait in the queue."""
@@ -94,7 +98,7 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
     aside = [job for job in queued if _stands_aside(job, now)]
     queue = [job for job in queued if not _stands_aside(job, now)]
     runs = {job.run for job in holding}
-    free = capacity - sum(job.node_count for job in holding)
+    free = capacity - sum(job.claim_count for job in holding)
     limited: list[FleetJob] = []
     while queue:
         if not _is_within_quota(queue[0], holding):
@@ -113,7 +117,7 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
             if not _is_within_quota(job, holding):
                 limited.append(job)
             elif job.node_count <= free and cannot_delay(
-                head.node_count, job.node_count, [other.node_count for other in holding], capacity
+                head.node_count, job.node_count, [other.claim_count for other in holding], capacity
             ):
                 free -= job.node_count
                 runs.add(job.run)
@@ -127,6 +131,7 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
         limited={job.run: _held_by(job.project, holding) for job in limited},
         capacity=capacity,
         free_count=max(0, free),
+        counts=_counts(holding, 0 if queue or aside else free),
     )
 
 
@@ -187,12 +192,26 @@ def in_words(plan: Schedule, run: RunId) -> str:
     return f"place {place} of {len(plan.waiting)} in the queue{behind}: {figures}{paused}"
 
 
+def _counts(holding: Sequence[FleetJob], free: int) -> dict[RunId, int]:
+    """Return how many nodes each job may hold, if `free` nodes remain for jobs that may grow."""
+    counts = {job.run: job.claim_count for job in holding}
+    for job in in_order(holding):
+        wanted = job.most_node_count - counts[job.run] if job.state in LAUNCHED_JOBS - _LEAVING else 0
+        if job.quota is not None:
+            held = sum(counts[other.run] for other in holding if other.project == job.project)
+            wanted = min(wanted, job.quota - held)
+        more = max(0, min(wanted, free))
+        counts[job.run] += more
+        free -= more
+    return counts
+
+
 def _is_within_quota(job: FleetJob, holding: Iterable[FleetJob]) -> bool:
     return job.quota is None or _held_by(job.project, holding) + job.node_count <= job.quota
 
 
 def _held_by(project: str, holding: Iterable[FleetJob]) -> int:
-    return sum(job.node_count for job in holding if job.project == project)
+    return sum(job.claim_count for job in holding if job.project == project)
 
 
 def _stands_aside(job: FleetJob, now: float) -> bool:
@@ -205,7 +224,7 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
     The result has the fewest possible jobs. It is empty if all candidates together do not free enough nodes, or if jobs
     that already stop or pause free enough.
     """
-    soon = free + sum(job.node_count for job in holding if job.state in _LEAVING)
+    soon = free + sum(job.claim_count for job in holding if job.state in _LEAVING)
     candidates = [job for job in holding if job.priority < head.priority and _may_give_way(job, now)]
     candidates.sort(key=lambda job: (job.priority, -job.created_at, job.run))
     chosen: list[FleetJob] = []
@@ -213,13 +232,13 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
         if soon >= head.node_count:
             break
         chosen.append(job)
-        soon += job.node_count
+        soon += job.claim_count
     if soon < head.node_count:
         return []
     for job in reversed(chosen[:]):  # remove jobs that were chosen early and that later choices made unnecessary
-        if soon - job.node_count >= head.node_count:
+        if soon - job.claim_count >= head.node_count:
             chosen.remove(job)
-            soon -= job.node_count
+            soon -= job.claim_count
     return chosen
 
 

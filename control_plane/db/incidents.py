@@ -57,6 +57,10 @@ class IncidentRecord(NewIncident):
     from_step: int | None
     lost_steps: int | None
     generation_after: int | None
+    node_count_before: int
+    """Number of nodes of the generation that failed or stopped. 0 until the next plan."""
+    node_count_after: int
+    """Number of nodes of the newest generation of the recovery. 0 until its plan."""
     replacement_instance_ids: tuple[str, ...]
     replaced_at: datetime | None
     restored_at: datetime | None
@@ -88,6 +92,8 @@ class IncidentUpdate(TypedDict, total=False):
     instance_ids: tuple[str, ...]
     faulted_instance_ids: tuple[str, ...]
     lost_node_count: int
+    node_count_before: int
+    node_count_after: int
     replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
     """Time of the earliest fault. A fault that is found later can move this time back."""

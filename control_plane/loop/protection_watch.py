@@ -54,7 +54,7 @@ class ProtectionWatch:
             if (view := self._registry.view(node.node_id)) is not None
             if view.report is not None and (report := view.report.member) is not None
             if report.run == run and report.generation == stored.plan.generation
-            for shard in _shard_records(report, stored)
+            for shard in _shard_records(report, stored.plan.world_size)
         )
         current = tuple(sorted(current, key=lambda shard: shard.rank))
         before = self._rows.get(run, ())
@@ -82,7 +82,7 @@ class ProtectionWatch:
         self._written_at.pop(run, None)
 
 
-def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.ShardRecord]:
+def _shard_records(report: MemberReport, world_size: int) -> list[protection.ShardRecord]:
     return [
         protection.ShardRecord(
             rank=shard.rank,
@@ -102,7 +102,7 @@ def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.S
             ),
         )
         for shard in report.protection
-        if shard.rank < stored.job.spec.world_size
+        if shard.rank < world_size
     ]
 
 

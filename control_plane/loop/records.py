@@ -122,6 +122,11 @@ def checkpoint_pace_of(job: jobs.JobRecord) -> CheckpointPace:
     return msgspec.convert(job.memo.get("checkpoints", {}), CheckpointPace)
 
 
+def generation_node_count(job: jobs.JobRecord) -> int:
+    """Return the number of nodes of a job's newest generation, or NodeCount before its first generation."""
+    return int(job.memo.get("member_count") or job.spec.node_count)
+
+
 def job_record(job: jobs.JobRecord) -> JobRecord:
     """Convert a row of the job table to the core's record."""
     memo = msgspec.convert({"state_since": job.created_at.timestamp(), **job.memo}, Memo)
@@ -251,6 +256,8 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         run=RunId(job.run_id),
         state=record.state,
         node_count=job.spec.node_count,
+        most_node_count=job.spec.most_node_count,
+        member_count=record.member_count,
         priority=job.priority,
         created_at=record.created_at,
         source=_source(job.spec),

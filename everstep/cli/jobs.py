@@ -95,6 +95,17 @@ def submit(
         str | None, typer.Option(help="Python file in the source directory that every rank runs.")
     ] = None,
     node_count: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
+    min_node_count: Annotated[
+        int | None,
+        typer.Option(help="Nodes with which the job may continue if lost nodes are not replaced; by default all."),
+    ] = None,
+    max_node_count: Annotated[
+        int | None, typer.Option(help="Nodes up to which the job grows while no other job waits; by default none more.")
+    ] = None,
+    patience_seconds: Annotated[
+        int | None,
+        typer.Option(help="Seconds for which the job waits for a node before it continues with fewer; by default 60."),
+    ] = None,
     ranks_per_node: Annotated[int | None, typer.Option(help="Ranks per node; by default 1.")] = None,
     copies: Annotated[
         int | None,
@@ -232,6 +243,10 @@ def submit(
         )
         or None,
         RetryStrategy=without_none(MaxAttempts=max_attempts) or None,
+        ElasticConfig=without_none(
+            MinNodeCount=min_node_count, MaxNodeCount=max_node_count, PatienceInSeconds=patience_seconds
+        )
+        or None,
     )
     written = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
     if source_dir is not None:

@@ -27,6 +27,7 @@ def facts(plan: Json) -> list[tuple[str, Any]]:
             f"{counted(plan['NodeCount'], 'node')} × {plan['RanksPerNode']} = {plan['WorldSize']}, "
             f"{copies_of_shards(plan['Copies'])}",
         ),
+        *((("elastic", plan["Elasticity"]),) if plan.get("Elasticity") else ()),
         ("memory per node", _memory(plan)),
         (
             "memory survives",

@@ -255,6 +255,7 @@ export interface CreateTrainingJobRequest {
   OutputDataConfig?: OutputDataConfig
   StoppingCondition?: StoppingCondition
   RetryStrategy?: RetryStrategy
+  ElasticConfig?: ElasticConfig
   /** Jobs with a higher priority start first. Among jobs with equal priority, the oldest starts first. 0 unless given. */
   Priority?: number
   /** Whether a job of higher priority that needs the nodes may pause this job. At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. false unless given. */
@@ -402,6 +403,16 @@ export interface Drill {
   EndTime?: Timestamp
   IncidentId?: string
   Outcome?: string
+}
+
+/** Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. A job that never changes its number of nodes needs no ElasticConfig. */
+export interface ElasticConfig {
+  /** Number of nodes with which the job may continue if lost nodes are not replaced in time. The default is NodeCount: the job waits until it has all nodes again. When nodes return, the job stops at an agreed step and continues with them. */
+  MinNodeCount?: number
+  /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. Other jobs then wait for the nodes that it uses. */
+  MaxNodeCount?: number
+  /** Seconds for which the job waits for a missing node before it continues with fewer nodes. A running job waits as long for the last missing node before it grows with the nodes that it has. 60 unless given. */
+  PatienceInSeconds?: number
 }
 
 /** A record of a change or an incident of a fleet, a job or a node. Events never change. */
@@ -662,7 +673,7 @@ export interface Incident {
   IncidentId: string
   TrainingJobName: string
   RunId: string
-  Cause: 'notice' | 'requested' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'group_lost'
+  Cause: 'grown' | 'notice' | 'requested' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'shrunk' | 'group_lost'
   Phase: 'replace' | 'restore' | 'rework' | 'closed'
   Evidence: string[]
   Decision: string
@@ -675,6 +686,10 @@ export interface Incident {
   LostSteps?: number
   GenerationBefore: number
   GenerationAfter?: number
+  /** Number of nodes of the generation that failed or stopped. Absent until the next generation has a plan. */
+  NodeCountBefore?: number
+  /** Number of nodes of the next generation. Absent until it has a plan. */
+  NodeCountAfter?: number
   /** The first of InstanceIds. Absent if the job lost no instance. */
   InstanceId?: string
   ReplacementInstanceId?: string
@@ -1340,6 +1355,9 @@ export interface TrainingJob {
   OutputDataConfig: OutputDataConfig
   StoppingCondition: StoppingCondition
   RetryStrategy: RetryStrategy
+  ElasticConfig: ElasticConfig
+  /** Number of nodes of the current generation: fewer than NodeCount while the fleet lacks nodes. Equals NodeCount before the first generation. */
+  GenerationNodeCount: number
   Priority: number
   Preemptible: boolean
   /** Position in the fleet's queue, from 1. Absent while the job does not wait there. */
@@ -1414,6 +1432,8 @@ export interface TrainingJobPlan {
   RanksPerNode: number
   WorldSize: number
   Copies: number
+  /** A sentence about the numbers of nodes between which the job may change. Absent if it never changes its number. */
+  Elasticity?: string
   /** Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. */
   SlotsPerNode: number
   /** Memory for slots on the fleet's smallest node. Absent while the fleet has no node. */
@@ -1671,4 +1691,4 @@ export const operations = {
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>
 
 /** Fields of a job that are also fields of the request for one. */
-export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]
+export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]

@@ -40,6 +40,10 @@ class Incident(Shape):
     """Number of steps that training had to repeat: ReachedStep − FromStep."""
     generation_before: int
     generation_after: int | None
+    node_count_before: int | None
+    """Number of nodes of the generation that failed or stopped. Absent until the next generation has a plan."""
+    node_count_after: int | None
+    """Number of nodes of the next generation. Absent until it has a plan."""
     instance_id: str | None
     """The first of InstanceIds. Absent if the job lost no instance."""
     replacement_instance_id: str | None

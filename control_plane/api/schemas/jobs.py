@@ -37,6 +37,7 @@ from control_plane.api.schemas.common import (
     VariableName,
 )
 from control_plane.api.schemas.plans import TrainingJobPlan
+from control_plane.core.observed.jobs import DEFAULT_PATIENCE_SECONDS
 from control_plane.core.states import JobState, ProtectionState, SecondaryStatus, TrainingJobStatus
 
 
@@ -186,6 +187,31 @@ class RetryStrategy(Request):
     """
 
 
+class ElasticConfig(Request):
+    """Numbers of nodes between which a job may change while it trains.
+
+    The number of ranks per node stays the same. A job that never changes its number of nodes needs no ElasticConfig.
+    """
+
+    min_node_count: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)
+    """Number of nodes with which the job may continue if lost nodes are not replaced in time.
+
+    The default is NodeCount: the job waits until it has all nodes again. When nodes return, the job stops at an agreed
+    step and continues with them.
+    """
+    max_node_count: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)
+    """Number of nodes up to which the job grows. The default is NodeCount.
+
+    The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. Other jobs
+    then wait for the nodes that it uses.
+    """
+    patience_in_seconds: int = Field(default=DEFAULT_PATIENCE_SECONDS, ge=0, le=MAX_RUNTIME_SECONDS)
+    """Seconds for which the job waits for a missing node before it continues with fewer nodes.
+
+    A running job waits as long for the last missing node before it grows with the nodes that it has.
+    """
+
+
 class CreateTrainingJobRequest(Request):
     """A training job to run."""
 
@@ -245,6 +271,7 @@ class CreateTrainingJobRequest(Request):
     output_data_config: OutputDataConfig = Field(default_factory=OutputDataConfig)
     stopping_condition: StoppingCondition = Field(default_factory=StoppingCondition)
     retry_strategy: RetryStrategy = Field(default_factory=RetryStrategy)
+    elastic_config: ElasticConfig = Field(default_factory=ElasticConfig)
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     """Jobs with a higher priority start first. Among jobs with equal priority, the oldest starts first."""
     preemptible: bool = False
@@ -472,6 +499,12 @@ class TrainingJob(Shape):
     output_data_config: OutputDataConfig
     stopping_condition: StoppingCondition
     retry_strategy: RetryStrategy
+    elastic_config: ElasticConfig
+    generation_node_count: int
+    """Number of nodes of the current generation: fewer than NodeCount while the fleet lacks nodes.
+
+    Equals NodeCount before the first generation.
+    """
     priority: int
     preemptible: bool
     queue_position: int | None

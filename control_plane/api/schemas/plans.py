@@ -32,6 +32,8 @@ class TrainingJobPlan(Shape):
     ranks_per_node: int
     world_size: int
     copies: int
+    elasticity: str | None
+    """A sentence about the numbers of nodes between which the job may change. Absent if it never changes its number."""
     slots_per_node: int
     """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode.
 

@@ -4,7 +4,7 @@ view, outcome                        what a pass observes, and how the pass ends
 waiting, preparing, launching,       one module per phase of a job
 watching, leaving, ending
 sources, roster, ruling, losses,     rules that several phases share
-progress, restart, taken_over
+progress, restart, resizing, taken_over
 """
 
 from control_plane.core.job.decide import decide

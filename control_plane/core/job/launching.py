@@ -9,6 +9,7 @@ from control_plane.core import accounting, faults, incidents, recovery
 from control_plane.core.actions import Decision, Send, SendLoad
 from control_plane.core.job.losses import reported_besides
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
+from control_plane.core.job.resizing import training_words
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, durable_step, is_in_phase, with_record
 from control_plane.core.states import JobEvent, JobState
@@ -52,7 +53,7 @@ def load_and_start(view: JobView) -> Decision:
         )
         return stay(view, f"starts its ranks; {', '.join(waiting)} to come", starts, requeue=LAUNCH_SECONDS)
     running = with_record(view, impairments=())  # the deadline for the first step starts at this moment
-    return change_state(running, JobEvent.STARTED, f"trains from step {plan.base_step}")
+    return change_state(running, JobEvent.STARTED, training_words(view))
 
 
 def _load(view: JobView) -> Decision:

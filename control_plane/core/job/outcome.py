@@ -119,7 +119,14 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
     else:
         seemed = accounting.Bucket.TRAIN  # an agent reported an earlier time of the failure only now
     stalled_since = None if before.suspicion is None else before.suspicion.began_at
-    return accounting.follow(record, found, after.values(), seemed=seemed, stalled_since=stalled_since)
+    return accounting.follow(
+        record,
+        found,
+        after.values(),
+        seemed=seemed,
+        stalled_since=stalled_since,
+        members=accounting.members_of(before),
+    )
 
 
 def _changed_incident(view: JobView, record: JobRecord) -> tuple[IncidentRecord, ...]:

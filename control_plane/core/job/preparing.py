@@ -7,6 +7,7 @@ from dataclasses import replace
 from control_plane.core import faults, incidents, launch, recovery
 from control_plane.core.actions import Decision, JobAction, Send
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
+from control_plane.core.job.resizing import shrink, shrink_words, with_size, with_vacancy
 from control_plane.core.job.roster import (
     NODE_LOSS_CAUSES,
     with_faulty,
@@ -56,11 +57,15 @@ def prepare(view: JobView) -> Decision:
         return end_job(view, JobEvent.GAVE_UP, gives_up)
     if roll.is_complete:
         return _store_plan(view, roll)
+    view = with_vacancy(view, roll)
+    if (smaller := shrink(view, roll)) is not None:
+        return smaller
     if (paused := _pause_without_nodes(view, roll)) is not None:
         return paused
     waits: list[str] = []
     if roll.vacancy_count:
         waits.append(waiting_words(view, roll.vacancy_count))
+        waits += [words for words in (shrink_words(view),) if words]
     if roll.late:
         waits.append(f"waits for the promise of {', '.join(roll.late)}")
     if roll.unreachable:
@@ -156,9 +161,9 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
             ),
             reason=f"{reason}: the newest step that every rank can get",
         )
+    view = with_size(with_record(view, incident=incident), plan)
     moved = with_record(
         view,
-        incident=incident,
         generation=plan.generation,
         base_step=plan.base_step,
         committed=min(view.record.committed, plan.base_step),

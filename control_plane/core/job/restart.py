@@ -56,7 +56,7 @@ def start_new_generation(
     record = view.record
     failed = faults.failed_sources(plan, view.reports, view.nodes, record.doubted)
     is_own_making = all(
-        fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.NOTICE, Cause.REQUESTED)
+        fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.GROWN, Cause.NOTICE, Cause.REQUESTED)
         for fault in found
     )
     is_passing = (
@@ -66,6 +66,8 @@ def start_new_generation(
         record,
         issued_generation=issued,
         asked=(),
+        vacant_since=None,
+        growth=None,
         suspicion=None,
         boundary=reached,
         max_boundary=max(record.max_boundary, reached),
@@ -119,7 +121,7 @@ def _incident_of(
             again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found)
         )
         # a node that leaves as planned has replicated its last step
-        is_planned = again.cause in (Cause.NOTICE, Cause.REQUESTED)
+        is_planned = again.cause in (Cause.GROWN, Cause.NOTICE, Cause.REQUESTED)
         if view.seen.plan is not None and not is_planned:
             again = with_group_loss(again, view.seen.plan)
         return (), replace(again, decision=decision_words(again.cause, again.instance_ids))

@@ -21,7 +21,7 @@ from control_plane.core.observed.steps import NO_STEP
 from control_plane.core.states import IncidentState
 from everstep.protocol.ids import NodeId
 
-NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED)
+NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED, Cause.SHRUNK)
 """Causes of incidents in which the job lost the memory of a node."""
 
 
@@ -63,7 +63,7 @@ def with_late_reports(view: JobView) -> JobView:
     incident = incidents.with_absence(incident, view.record.unwatched)
     unnoticed = accounting.microseconds(before.failed_at) - accounting.microseconds(incident.failed_at)
     incident = replace(
-        incident, node_microseconds_before=before.node_microseconds_before - unnoticed * view.spec.node_count
+        incident, node_microseconds_before=before.node_microseconds_before - unnoticed * len(view.plan.nodes)
     )
     return with_record(view, incident=incident)
 

@@ -111,7 +111,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
     # while this holds, a missing step is no evidence against a node
-    is_over = is_training_over(reports, spec.world_size)
+    is_over = is_training_over(reports, spec.world_size if seen.plan is None else seen.plan.world_size)
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {
         node_id: judge(

@@ -48,7 +48,7 @@ def wait_for_nodes(view: JobView) -> Decision:
             return _stand_aside(view, missing)
         return stay(view, waiting_words(view, missing))
     issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, spec.run)) + 1)
-    ready = with_record(view, issued_generation=issued, asked=(), gang_attempts=0)
+    ready = with_record(view, issued_generation=issued, asked=(), gang_attempts=0, member_count=0, missing_count=0)
     return change_state(ready, JobEvent.GANG_ASSIGNED, "asks its nodes for their promise")
 
 

@@ -12,6 +12,7 @@ from control_plane.core.job.leaving import leave
 from control_plane.core.job.losses import reported_besides, with_departures
 from control_plane.core.job.outcome import LAUNCH_SECONDS, WATCH_SECONDS, change_state, end_job, stay, with_actions
 from control_plane.core.job.progress import with_progress
+from control_plane.core.job.resizing import grow, has_asked_to_grow, training_words, with_growth
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
 from control_plane.core.states import JobEvent, JobState
@@ -22,7 +23,7 @@ def watch(view: JobView) -> Decision:
     """Check a running job, the most certain evidence first. Act on the first finding.
 
     The order is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in progress,
-    departures, a new pause. In every case, the pass also writes manifests of complete checkpoints.
+    departures, growth, a new pause. In every case, the pass also writes manifests of complete checkpoints.
     """
     view = with_progress(view)
     record, plan = view.record, view.plan
@@ -31,7 +32,7 @@ def watch(view: JobView) -> Decision:
     )
     if (fault := faults.permanent(view.reports)) is not None:
         return end_job(view, JobEvent.GAVE_UP, fault.message)
-    is_moving = record.state is JobState.RUNNING and bool(moves.asked(record.moves))
+    is_moving = record.state is JobState.RUNNING and (bool(moves.asked(record.moves)) or has_asked_to_grow(record))
     if not (is_moving and has_agreed_stop(view)) and all(has_finished(view, node.node_id) for node in plan.nodes):
         return with_actions(finish(view, is_durable=not puts), puts)
     silences = {silence.node_id: silence for silence in record.silences if not view.seen.is_fleet_blind}
@@ -53,7 +54,11 @@ def watch(view: JobView) -> Decision:
         return with_actions(start_new_generation(view, found, failure), puts)
     if view.wants_stop:
         return with_actions(
-            change_state(with_record(view, suspicion=None, moves=()), JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"),
+            change_state(
+                with_record(view, suspicion=None, moves=(), growth=None),
+                JobEvent.STOP_ASKED,
+                f"stops: {view.wants_stop}",
+            ),
             puts,
         )
     watched = _watch_clocks(view)
@@ -69,8 +74,11 @@ def watch(view: JobView) -> Decision:
         return with_actions(left, (*puts, *_wanted_checkpoint(view)))
     view = _with_notices(view)
     puts = (*puts, *_wanted_checkpoint(view))
+    view = with_growth(view)
+    if (grown := grow(view)) is not None:
+        return with_actions(grown, puts)
     if view.wants_pause:
-        pausing = with_record(view, moves=())
+        pausing = with_record(view, moves=(), growth=None)
         return with_actions(change_state(pausing, JobEvent.PAUSE_ASKED, f"pauses {view.wants_pause}"), puts)
     looks: tuple[JobAction, ...] = tuple(
         Send(
@@ -94,7 +102,7 @@ def watch(view: JobView) -> Decision:
         waiting = stay(view, f"trains; {moves.in_words(view.record.moves)}", puts, requeue=WATCH_SECONDS)
         return replace(waiting, events=(*watched.events, *waiting.events))
     unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
-    doing = f"trains from step {plan.base_step}" if accounting.is_stepping(view.record) else _awaits_first_step(view)
+    doing = training_words(view) if accounting.is_stepping(view.record) else _awaits_first_step(view)
     reason = f"{doing.partition(' from ')[0]}; {'; '.join(_unclear_words(view, unclear))}" if unclear else doing
     trains = stay(view, reason, puts, requeue=WATCH_SECONDS)
     return replace(trains, events=(*watched.events, *trains.events))

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR, Departure, Exclusion
 from control_plane.core.observed.nodes import NodeObserved
-from control_plane.core.states import JobState, NodeState
+from control_plane.core.states import LAUNCHED_JOBS, JobState, NodeState
 from everstep.protocol.ids import FleetName, JobName, NodeId, RunId
 from everstep.protocol.plan import SourceArchive
 
@@ -175,8 +175,13 @@ class FleetJob:
     run: RunId
     state: JobState
     node_count: int
+    """Number of nodes with which the job starts."""
     priority: int
     created_at: float
+    most_node_count: int = 0
+    """Number of nodes up to which the job grows. 0: `node_count`."""
+    member_count: int = 0
+    """Number of nodes of the newest generation. 0 before the first one and after a pause."""
     exclusions: tuple[Exclusion, ...] = ()
     source: SourceArchive | None = None
     """The source archive that nodes need before their ranks can start."""
@@ -201,6 +206,14 @@ class FleetJob:
     """
     avoided: tuple[NodeId, ...] = ()
     """Nodes that the job has given up. The fleet prefers other nodes for this job."""
+
+    @property
+    def claim_count(self) -> int:
+        """Number of nodes that no other job receives while this job may hold nodes.
+
+        A job that shrank keeps its claim, so that it grows back. A job that grew keeps the nodes that it uses.
+        """
+        return max(self.node_count, self.member_count if self.state in LAUNCHED_JOBS else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,10 @@ class IncidentRecord:
     """The nodes where the failure occurred, whether or not the job gave them up."""
     lost_node_count: int = 0
     """Number of nodes in `instance_ids` that failed or that AWS reclaimed."""
+    node_count_before: int = 0
+    """Number of nodes of the generation that failed or stopped. 0 until the next generation has a plan."""
+    node_count_after: int = 0
+    """Number of nodes of the newest generation of this recovery. 0 until that generation has a plan."""
     kept_instance_ids: tuple[NodeId, ...] = ()
     """Nodes that reported a fault of their own but took part in a launch.
 

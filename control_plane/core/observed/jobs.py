@@ -21,6 +21,9 @@ DEFAULT_REPLACEMENTS_PER_HOUR = 20
 The limit does not count instances that AWS ends.
 """
 
+DEFAULT_PATIENCE_SECONDS = 60
+"""Default of `JobSettings.patience_seconds`: a spare needs less time, and a new instance mostly needs more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -53,11 +56,27 @@ class JobSettings:
     max_cost_usd: float | None = None
     max_attempts: int = 3
     """Number of times that the same failure may occur at the same step before the job fails."""
+    min_node_count: int | None = None
+    """Number of nodes with which the job may continue if no other node comes. None: `node_count`."""
+    max_node_count: int | None = None
+    """Number of nodes up to which the job grows while the fleet can provide them. None: `node_count`."""
+    patience_seconds: int = DEFAULT_PATIENCE_SECONDS
+    """Seconds for which the job waits for a missing node before it continues with fewer nodes."""
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks on `node_count` nodes. A generation's plan has its own number."""
         return self.node_count * self.ranks_per_node
+
+    @property
+    def least_node_count(self) -> int:
+        """The smallest number of nodes that a generation may have."""
+        return self.node_count if self.min_node_count is None else self.min_node_count
+
+    @property
+    def most_node_count(self) -> int:
+        """The largest number of nodes that a generation may have."""
+        return self.node_count if self.max_node_count is None else self.max_node_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +200,18 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """The nodes with which a running job can grow. The job has them, and its generation does not use them."""
+
+    node_ids: tuple[NodeId, ...]
+    """The nodes that are ready, sorted."""
+    since: float
+    """Time since when exactly these nodes have been ready, in Unix seconds."""
+    asked_at: float | None = None
+    """Time at which the job loop decided the agreed stop. From then on, the stop cannot be cancelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """The longest times without progress after which a job's ranks continued by themselves.
 
@@ -265,6 +296,19 @@ class Memo:
     """The part of the job's paused time before `started_at`."""
     node_count: int = 0
     """Number of nodes that have worked for the job since `accounted_until`."""
+    member_count: int = 0
+    """Number of nodes of the newest plan. 0 before the first plan and after a pause."""
+    missing_count: int = 0
+    """Number of nodes by which the newest plan is smaller than the specification's NodeCount."""
+    reduced_count: int = 0
+    """Number of nodes with which the next generation continues, because no other node came.
+
+    0 if the next generation needs as many nodes as the newest one.
+    """
+    vacant_since: float | None = None
+    """Time since when a member of the next generation is missing. None if no member is missing."""
+    growth: Growth | None = None
+    """The growth for which a running job has nodes. None if it has none."""
     gang_attempts: int = 0
     """Number of attempts with an incomplete gang since the last complete gang."""
     not_before: float | None = None

@@ -49,14 +49,19 @@ class Remedy(StrEnum):
 class Cause(StrEnum):
     """The cause of an incident, from the mildest to the most severe.
 
-    If an incident has several causes, it stores the most severe one. The first four causes are no failures:
+    If an incident has several causes, it stores the most severe one. The first five causes are no failures:
 
+    - GROWN: the job stopped at an agreed step to continue on more nodes.
     - NOTICE: the job gives up a node because AWS announced the end of its instance.
     - REQUESTED: a person requested the node.
     - PAUSE_FAILED: the job failed to pause.
     - DRILL: a person ordered the fault, and all other faults are its consequences.
+
+    After a failure that nodes were lost in, SHRUNK replaces the other causes if no other node came and the job
+    continues on fewer nodes. GROUP_LOST takes precedence.
     """
 
+    GROWN = "grown"
     NOTICE = "notice"
     REQUESTED = "requested"
     PAUSE_FAILED = "pause_failed"
@@ -68,12 +73,13 @@ class Cause(StrEnum):
     NODE_UNREACHABLE = "node_unreachable"
     NODE_FAULT = "node_fault"
     INSTANCE_TERMINATED = "instance_terminated"
+    SHRUNK = "shrunk"
     GROUP_LOST = "group_lost"
 
     @property
     def is_failure(self) -> bool:
         """Whether something failed by itself. MTTF and MTTR count these causes only."""
-        return self not in (Cause.NOTICE, Cause.REQUESTED, Cause.PAUSE_FAILED, Cause.DRILL)
+        return self not in (Cause.GROWN, Cause.NOTICE, Cause.REQUESTED, Cause.PAUSE_FAILED, Cause.DRILL)
 
     @property
     def takes_nodes(self) -> bool:

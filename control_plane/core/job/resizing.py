@@ -1,0 +1,172 @@
+"""A generation with another number of nodes than the one before: a recovery shrinks, an agreed stop grows.
+
+`core.elastic` has the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import elastic, hangs, incidents, launch, moves
+from control_plane.core.actions import Decision, EventDraft
+from control_plane.core.incidents import Fault
+from control_plane.core.job.ending import ask_to_stop
+from control_plane.core.job.outcome import LAUNCH_SECONDS, stay
+from control_plane.core.job.restart import start_new_generation
+from control_plane.core.job.view import (
+    JobView,
+    has_agreed_stop,
+    last_movement_at,
+    rank_exits,
+    waiting_words,
+    watched_seconds,
+    with_record,
+)
+from control_plane.core.observed.jobs import Growth, JobRecord
+from control_plane.core.observed.nodes import Cause
+from everstep.protocol.plan import GenerationPlan
+
+
+def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
+    """Record since when a member is missing. The time ends when no member is missing."""
+    since = view.record.vacant_since
+    if not roll.vacancy_count:
+        return with_record(view, vacant_since=None)
+    return with_record(view, vacant_since=view.now if since is None else since)
+
+
+def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
+    """Decide to continue with the members that have promised, once no other node came within the patience.
+
+    One pass stores the number, and the next pass makes the plan. A node that comes in between takes part. The result is
+    None while the job waits.
+    """
+    since = view.record.vacant_since
+    if since is None or roll.late or roll.unreachable:
+        return None
+    count = elastic.reduced_count(
+        view.spec,
+        promised_count=len(roll.promised),
+        waited_seconds=watched_seconds(view, since),
+        has_spare=view.seen.spare_count > 0,
+        timeouts=view.policy.timeouts,
+    )
+    if count is None:
+        return None
+    words = f"{waiting_words(view, roll.vacancy_count)}; none came within {view.spec.patience_seconds:g} s"
+    return stay(
+        with_record(view, reduced_count=count),
+        f"continues {elastic.size_words(view.spec, count) or f'on {count} nodes'}: {words}",
+        requeue=0.0,
+    )
+
+
+def shrink_words(view: JobView) -> str:
+    """Return a clause about the fewest nodes on which a waiting job continues. Empty if it has only one size."""
+    spec = view.spec
+    if spec.least_node_count >= spec.node_count:
+        return ""
+    least = f"at least {spec.least_node_count} of {spec.node_count} nodes"
+    return f"continues on {least} after {spec.patience_seconds:g} s without capacity"
+
+
+def with_size(view: JobView, plan: GenerationPlan) -> JobView:
+    """Record the number of nodes of a new plan, and the change of this number in the incident and in an event.
+
+    A failure after which the job shrinks becomes an incident of the kind SHRUNK. Planned departures and drills keep
+    their kind.
+    """
+    record, spec, count = view.record, view.spec, len(plan.nodes)
+    before = record.member_count or spec.node_count
+    incident = record.incident
+    if incident is not None:
+        incident = replace(incident, node_count_before=incident.node_count_before or before, node_count_after=count)
+    if count < before:
+        words = f"no node came within {spec.patience_seconds:g} s"
+        decision = f"continue on {count} of {before} nodes; grow when nodes return"
+        if incident is not None:
+            cause = Cause.SHRUNK if incident.cause.is_failure else incident.cause
+            incident = incidents.with_faults(incident, (Fault(cause=cause, evidence=words, at=view.now),))
+            incident = replace(incident, decision=decision)
+        view = _with_event(view, "JobShrunk", f"continues on {count} of {before} nodes: {words}")
+    elif count > before and record.member_count:
+        view = _with_event(view, "JobGrown", f"continues on {count} nodes instead of {before}")
+    return with_record(
+        view,
+        incident=incident,
+        member_count=count,
+        missing_count=max(0, spec.node_count - count),
+        reduced_count=0,
+        vacant_since=None,
+    )
+
+
+def _with_event(view: JobView, kind: str, message: str) -> JobView:
+    return replace(view, events=(*view.events, EventDraft(type=kind, message=message)))
+
+
+def training_words(view: JobView) -> str:
+    """Return the reason of a job that trains, with the number of nodes if the job asked for more."""
+    size = elastic.size_words(view.spec, len(view.plan.nodes))
+    if not size:
+        return f"trains from step {view.plan.base_step}"
+    return f"trains {size} from step {view.plan.base_step}; grows back when capacity returns"
+
+
+def has_asked_to_grow(record: JobRecord) -> bool:
+    """Return whether the job loop requested an agreed stop after which the job grows."""
+    return record.growth is not None and record.growth.asked_at is not None
+
+
+def with_growth(view: JobView) -> JobView:
+    """Record the nodes with which a running job can grow.
+
+    Nodes that replace departing members do not count.
+    """
+    record = view.record
+    is_small = record.member_count and record.member_count < view.spec.most_node_count
+    if not is_small or (record.moves and (record.growth is None or record.growth.asked_at is None)):
+        return with_record(view, growth=None) if record.growth is not None else view
+    ready = moves.successors(view.plan, view.seen.assigned, view.nodes, view.now, view.policy.timeouts)
+    room = view.spec.most_node_count - record.member_count
+    return with_record(view, growth=elastic.followed(record.growth, ready[:room], view.now))
+
+
+def grow(view: JobView) -> Decision | None:
+    """Grow in three stages, each in separate passes: request an agreed stop, wait for it, start a new generation.
+
+    One pass stores the stop, and the next pass sends it. Without the stored request, the control plane would treat the
+    stopped ranks as a completed job. The result is None while the job continues to train.
+    """
+    record, growth = view.record, view.record.growth
+    if growth is None:
+        return None
+    if growth.asked_at is None:
+        is_wanted = not view.wants_pause and not view.seen.is_fleet_blind
+        is_due = is_wanted and elastic.is_due(view.spec, record, view.now, view.policy.timeouts)
+        return _ask_to_grow(view, growth) if is_due else None
+    names = ", ".join(growth.node_ids)
+    stopped_at = min(max((each.at_seconds for each in rank_exits(view.reports)), default=view.now), view.now)
+    fault = Fault(cause=Cause.GROWN, evidence=f"{names} can work for the job", at=stopped_at)
+    decision = f"stop at an agreed step and continue on more than {record.member_count} nodes"
+    if has_agreed_stop(view):
+        return start_new_generation(view, (fault,), None, decision=decision)
+    patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
+    if view.now - max(growth.asked_at, last_movement_at(view)) > patience:
+        # Training does not advance, so an agreed stop would save no step.
+        return start_new_generation(view, (replace(fault, at=view.now),), None, decision=decision)
+    return stay(view, f"agrees on a stop, to grow with {names}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
+
+
+def _ask_to_grow(view: JobView, growth: Growth) -> Decision:
+    """Store the request for an agreed stop, after which the job grows. The next pass sends it."""
+    names = ", ".join(growth.node_ids)
+    words = f"agrees on a stop, to grow with {names}"
+    asked = with_record(view, growth=replace(growth, asked_at=view.now))
+    return stay(
+        _with_event(
+            asked, "JobToGrow", f"stops at an agreed step, to grow from {view.record.member_count} nodes with {names}"
+        ),
+        words,
+        requeue=0.0,
+    )
