@@ -404,7 +404,7 @@ class Incident(TypedDict):
     IncidentId: str
     TrainingJobName: str
     RunId: str
-    Cause: Literal["grown", "notice", "requested", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "shrunk", "group_lost"]
+    Cause: Literal["notice", "requested", "grown", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "shrunk", "group_lost"]
     Phase: Literal["replace", "restore", "rework", "closed"]
     Evidence: list[str]
     Decision: str

@@ -673,7 +673,7 @@ export interface Incident {
   IncidentId: string
   TrainingJobName: string
   RunId: string
-  Cause: 'grown' | 'notice' | 'requested' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'shrunk' | 'group_lost'
+  Cause: 'notice' | 'requested' | 'grown' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'shrunk' | 'group_lost'
   Phase: 'replace' | 'restore' | 'rework' | 'closed'
   Evidence: string[]
   Decision: string

@@ -65,7 +65,7 @@ def prepare(view: JobView) -> Decision:
     waits: list[str] = []
     if roll.vacancy_count:
         waits.append(waiting_words(view, roll.vacancy_count))
-        waits += [words for words in (shrink_words(view),) if words]
+        waits += [words for words in (shrink_words(view, roll),) if words]
     if roll.late:
         waits.append(f"waits for the promise of {', '.join(roll.late)}")
     if roll.unreachable:

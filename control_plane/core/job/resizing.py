@@ -61,13 +61,14 @@ def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
     )
 
 
-def shrink_words(view: JobView) -> str:
-    """Return a clause about the fewest nodes on which a waiting job continues. Empty if it has only one size."""
-    spec = view.spec
-    if spec.least_node_count >= spec.node_count:
+def shrink_words(view: JobView, roll: launch.Roll) -> str:
+    """Return a clause about the fewer nodes on which a waiting job continues. Empty if its number never changes."""
+    spec, count = view.spec, len(roll.places) - roll.vacancy_count
+    if spec.least_node_count >= max(spec.node_count, elastic.needed_count(spec, view.record)):
         return ""
-    least = f"at least {spec.least_node_count} of {spec.node_count} nodes"
-    return f"continues on {least} after {spec.patience_seconds:g} s without capacity"
+    if count < spec.least_node_count:
+        return f"needs at least {spec.least_node_count} nodes to continue"
+    return f"continues on {count} nodes after {spec.patience_seconds:g} s without capacity"
 
 
 def with_size(view: JobView, plan: GenerationPlan) -> JobView:
@@ -83,12 +84,12 @@ def with_size(view: JobView, plan: GenerationPlan) -> JobView:
         incident = replace(incident, node_count_before=incident.node_count_before or before, node_count_after=count)
     if count < before:
         words = f"no node came within {spec.patience_seconds:g} s"
-        decision = f"continue on {count} of {before} nodes; grow when nodes return"
+        size = f"on {count} of {max(before, spec.node_count)} nodes"
         if incident is not None:
             cause = Cause.SHRUNK if incident.cause.is_failure else incident.cause
             incident = incidents.with_faults(incident, (Fault(cause=cause, evidence=words, at=view.now),))
-            incident = replace(incident, decision=decision)
-        view = _with_event(view, "JobShrunk", f"continues on {count} of {before} nodes: {words}")
+            incident = replace(incident, decision=f"continue {size}; grow when nodes return")
+        view = _with_event(view, "JobShrunk", f"continues {size}: {words}")
     elif count > before and record.member_count:
         view = _with_event(view, "JobGrown", f"continues on {count} nodes instead of {before}")
     return with_record(

@@ -51,9 +51,9 @@ class Cause(StrEnum):
 
     If an incident has several causes, it stores the most severe one. The first five causes are no failures:
 
-    - GROWN: the job stopped at an agreed step to continue on more nodes.
     - NOTICE: the job gives up a node because AWS announced the end of its instance.
     - REQUESTED: a person requested the node.
+    - GROWN: the job stopped at an agreed step to continue on more nodes.
     - PAUSE_FAILED: the job failed to pause.
     - DRILL: a person ordered the fault, and all other faults are its consequences.
 
@@ -61,9 +61,9 @@ class Cause(StrEnum):
     continues on fewer nodes. GROUP_LOST takes precedence.
     """
 
-    GROWN = "grown"
     NOTICE = "notice"
     REQUESTED = "requested"
+    GROWN = "grown"
     PAUSE_FAILED = "pause_failed"
     DRILL = "drill"
     LOAD_FAILED = "load_failed"
@@ -79,7 +79,7 @@ class Cause(StrEnum):
     @property
     def is_failure(self) -> bool:
         """Whether something failed by itself. MTTF and MTTR count these causes only."""
-        return self not in (Cause.GROWN, Cause.NOTICE, Cause.REQUESTED, Cause.PAUSE_FAILED, Cause.DRILL)
+        return self not in (Cause.NOTICE, Cause.REQUESTED, Cause.GROWN, Cause.PAUSE_FAILED, Cause.DRILL)
 
     @property
     def takes_nodes(self) -> bool:

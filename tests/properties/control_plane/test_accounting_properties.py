@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,7 +52,10 @@ def wall(job: JobRecord) -> int:
 
 
 def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bool) -> JobRecord:
-    """Charge the elapsed time to the job, then apply a random event that the transition tables allow."""
+    """Charge the elapsed time to the job, then apply a random event that the transition tables allow.
+
+    Every launch has another number of nodes.
+    """
     before = job
     job = accounting.charge(job, now, gap_seconds=12.0, node_count=nodes, is_stalled=is_stalled)
     charged = job
@@ -67,7 +71,12 @@ def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bo
         after = [opened] if before.incident is None else [replace(before.incident, closed_at=opened.failed_at), opened]
         seemed = accounting.bucket(replace(charged, incident=None))
         job = accounting.follow(
-            job, before.incident, after, seemed=seemed, stalled_since=opened.failed_at if is_stalled else None
+            job,
+            before.incident,
+            after,
+            seemed=seemed,
+            stalled_since=opened.failed_at if is_stalled else None,
+            members=accounting.members_of(before),
         )
         job = replace(job, incident=opened)
     elif job.incident is not None:
@@ -83,6 +92,9 @@ def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bo
             job,
             state=state,
             started_at=started_at,
+            boundary=Step(choice % 2),
+            member_count=1 + choice % 5,
+            missing_count=choice % 3,
             ended_at=accounting.accounted_until(job) if state in ENDED_JOBS else None,
         )
     return job
@@ -106,6 +118,40 @@ def test_the_buckets_add_up_to_the_wall_time_to_the_microsecond(
             stored = reread(job) if is_restarted else job
         if stored.state in ENDED_JOBS:
             assert accounting.charge(stored, now + 10, gap_seconds=12.0, node_count=nodes) is stored
+
+
+SIZES = st.tuples(st.integers(1, 8), st.integers(0, 8))
+TRAINING = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1), SIZES), min_size=1, max_size=30)
+
+
+@given(TRAINING)
+def test_training_counts_by_the_share_of_its_nodes(history: list[tuple[float, float, tuple[int, int]]]) -> None:
+    """The ledger has the same training time as an oracle that adds n/N of each period without a failure.
+
+    Each period ends with a failure, which was detected after a part of the period. The next period has other nodes.
+    """
+    job = JobRecord(
+        state=JobState.RUNNING, reason="", created_at=CREATED, state_since=CREATED, boundary=Step(1), base_step=Step(0)
+    )
+    job, now = accounting.charge(job, CREATED, gap_seconds=9e9), CREATED
+    trained = lost = 0.0
+    for seconds, detected_late, (present, missing) in history:
+        job = replace(job, member_count=present, missing_count=missing)
+        now += seconds
+        job = accounting.charge(job, now, gap_seconds=9e9)
+        fault = Fault(cause=Cause.RANK_EXIT, evidence="a rank ended", at=now - seconds * detected_late)
+        opened = incidents.opened(
+            RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now
+        )
+        closed = replace(opened, closed_at=now, state=IncidentState.CLOSED)
+        job = accounting.follow(
+            job, None, [closed], seemed=accounting.Bucket.TRAIN, stalled_since=None, members=(present, missing)
+        )
+        trained += seconds * (1 - detected_late) * present / (present + missing)
+        lost += seconds * (1 - detected_late) * missing / (present + missing)
+    assert job.microseconds.get("train", 0) / 1e6 == pytest.approx(trained, abs=3e-6 * len(history))
+    assert job.microseconds.get("shortage", 0) / 1e6 == pytest.approx(lost, abs=3e-6 * len(history))
+    assert sum(job.microseconds.values()) == wall(job)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10)), min_size=1, max_size=30))

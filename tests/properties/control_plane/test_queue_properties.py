@@ -129,3 +129,48 @@ def test_as_few_as_needed_make_way_for_a_higher_priority(
     else:
         assert gained >= needs
         assert all(gained - job.node_count < needs for job in paused), "one of them need not have been paused"
+
+
+GROWING = st.lists(
+    st.tuples(
+        st.sampled_from([JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING, JobState.PAUSING, JobState.PREPARING]),
+        st.integers(1, 6),
+        st.integers(0, 6),
+        st.integers(0, 6),
+        st.sampled_from([None, 4, 9]),
+    ),
+    max_size=7,
+)
+
+
+@given(GROWING, st.integers(1, 20))
+def test_jobs_that_may_grow_share_what_no_other_job_needs(
+    some: list[tuple[JobState, int, int, int, int | None]], capacity: int
+) -> None:
+    jobs = [
+        FleetJob(
+            job=JobName(f"j{place}"),
+            run=RunId(f"j{place}"),
+            state=state,
+            node_count=count,
+            most_node_count=count + more,
+            member_count=min(members, count + more),
+            priority=0,
+            created_at=float(place),
+            project="p" if quota is not None else f"p{place}",
+            quota=quota,
+        )
+        for place, (state, count, more, members, quota) in enumerate(some)
+    ]
+    found = schedule(jobs, capacity, 0.0)
+    claims = {job.run: job.claim_count for job in jobs if job.run in found.admitted}
+    assert found.counts.keys() == claims.keys()
+    assert all(found.counts[run] >= claim for run, claim in claims.items())
+    grown = sum(found.counts.values()) - sum(claims.values())
+    assert grown <= max(0, capacity - sum(claims.values())), "growth needs nodes that the group cannot have"
+    if any(job.run not in found.limited for job in found.waiting):
+        assert grown == 0, "a job grows while another one waits"
+    held = sum(count for run, count in found.counts.items() for job in jobs if job.run == run and job.project == "p")
+    at_first = sum(claims[job.run] for job in jobs if job.run in claims and job.project == "p")
+    limits = [job.quota for job in jobs if job.quota is not None and found.counts.get(job.run, 0) > job.claim_count]
+    assert held == at_first or held <= max(limits)

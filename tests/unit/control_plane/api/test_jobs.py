@@ -178,6 +178,48 @@ def test_a_missing_field_is_named(client, fleet):
     ]
 
 
+@pytest.mark.covers(
+    "CreateTrainingJob.ElasticConfig.MinNodeCount",
+    "CreateTrainingJob.ElasticConfig.MaxNodeCount",
+    "CreateTrainingJob.ElasticConfig.PatienceInSeconds",
+)
+def test_an_elastic_job_shows_its_numbers_of_nodes(client, request_):
+    elastic = {"MinNodeCount": 2, "MaxNodeCount": 6, "PatienceInSeconds": 30}
+    client.create_training_job(**request_, ElasticConfig=elastic)
+    client.create_training_job(**{**request_, "TrainingJobName": "plain"})
+    job = client.describe_training_job(TrainingJobName="gpt")
+    assert (job["ElasticConfig"], job["GenerationNodeCount"]) == (elastic, 4)
+    plain = client.describe_training_job(TrainingJobName="plain")
+    assert plain["ElasticConfig"] == {"MinNodeCount": 4, "MaxNodeCount": 4, "PatienceInSeconds": 60}
+
+
+@pytest.mark.parametrize(
+    ("elastic", "field", "words"),
+    [
+        ({"MinNodeCount": 5}, "MinNodeCount", "5 nodes; it must be at most NodeCount, which is 4"),
+        ({"MaxNodeCount": 3}, "MaxNodeCount", "3 nodes; it must be at least NodeCount, which is 4"),
+        ({"MaxNodeCount": 900}, "MaxNodeCount", f"900 nodes; the group {GROUP} of the fleet main has MaxSize"),
+    ],
+)
+def test_numbers_of_nodes_that_cannot_be_are_refused(client, request_, elastic, field, words):
+    with refused("ValidationException") as refusal:
+        client.create_training_job(**request_, ElasticConfig=elastic)
+    (error,) = refusal.value.fields
+    assert error.field == f"ElasticConfig.{field}"
+    assert error.message.startswith(words)
+
+
+def test_the_plan_names_the_numbers_of_nodes(client, request_):
+    def plan(**elastic):
+        return client.create_training_job(**request_, DryRun=True, ElasticConfig=elastic)["Plan"].get("Elasticity")
+
+    assert plan() is None
+    assert plan(MinNodeCount=3) == "may continue on 3 of 4 nodes after 60 s without capacity"
+    assert plan(MinNodeCount=3, MaxNodeCount=6, PatienceInSeconds=5) == (
+        "may continue on 3 of 4 nodes after 5 s without capacity; may grow to 6 nodes"
+    )
+
+
 @pytest.mark.covers("CreateTrainingJob.TrainingJobName")
 def test_a_name_is_taken_once(client, request_):
     client.create_training_job(**request_)

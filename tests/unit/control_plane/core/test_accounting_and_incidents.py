@@ -173,6 +173,22 @@ def test_a_job_without_nodes_is_paused_once_it_had_some() -> None:
     assert accounting.bucket(record(JobState.ALLOCATING, started_at=150.0)) is accounting.Bucket.PAUSED
 
 
+def test_training_on_fewer_nodes_counts_by_its_throughput() -> None:
+    small = record(boundary=Step(5), member_count=3, missing_count=1)
+    job = accounting.charge(small, 108.0, gap_seconds=9e9)
+    assert in_seconds(job) == {"train": 6.0, "shortage": 2.0}
+    assert accounting.ettr_ratio(job.microseconds) == 0.75
+    assert accounting.mean_seconds_to_failure(job.microseconds, 2) == 4.0
+    stopping = accounting.charge(replace(job, state=JobState.STOPPING), 109.0, gap_seconds=9e9)
+    assert in_seconds(stopping) == {"train": 6.0, "shortage": 2.0, "stopping": 1.0}
+
+
+def test_a_failure_takes_the_time_before_its_detection_from_both_parts_of_the_training_time() -> None:
+    job = accounting.charge(record(boundary=Step(5), member_count=3, missing_count=1), 200.0, gap_seconds=9e9)
+    found = accounting.follow(job, None, [opened()], seemed=Bucket.TRAIN, stalled_since=None, members=(3, 1))
+    assert in_seconds(found) == {"train": 71.25, "shortage": 23.75, "detect": 5.0}
+
+
 def test_nodes_are_paid_for_while_they_work_for_the_job() -> None:
     job = accounting.charge(record(JobState.QUEUED), 160, gap_seconds=10, node_count=4)
     assert job.node_microseconds == 0

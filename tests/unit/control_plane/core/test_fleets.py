@@ -213,6 +213,23 @@ def test_recovering_jobs_come_before_any_that_wait() -> None:
     )
 
 
+def test_a_job_that_may_grow_receives_what_the_fleet_does_not_need_as_spares() -> None:
+    grows = replace(job("grows", JobState.RUNNING, 2), most_node_count=5, member_count=2)
+    rows = [row(f"n{number}", NodeState.ASSIGNED, "grows") for number in range(2)]
+    rows += [row(f"n{number}") for number in range(2, 5)]
+    decision = decide(seen(rows, [grows], desired=5))
+    assert decision.desired_count == 6, "five for the job and one spare"
+    assert [run for _, run in states(decision).values()] == ["grows", "grows"], "one spare stays"
+    waits = job("waits", JobState.QUEUED, 10, created=1.0)
+    assert "grows" not in [run for _, run in states(decide(seen(rows, [grows, waits], desired=5))).values()]
+
+
+def test_a_job_that_shrank_receives_a_spare_at_once() -> None:
+    small = replace(job("small", JobState.RUNNING, 3), most_node_count=3, member_count=2)
+    rows = [row("n0", NodeState.ASSIGNED, "small"), row("n1", NodeState.ASSIGNED, "small"), row("n2")]
+    assert states(decide(seen(rows, [small]))) == {"n2": ("assigned", "small")}
+
+
 def test_a_recovering_job_takes_what_there_is() -> None:
     assert states(decide(seen([row("i1")], [job("hurt", JobState.PREPARING, 4)], desired=5))) == {
         "i1": ("assigned", "hurt")

@@ -1,0 +1,142 @@
+"""Elastic jobs: with how many nodes a generation continues, and when a running job grows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from control_plane.core import elastic, members
+from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.jobs import Growth, JobRecord
+from control_plane.core.observed.nodes import Cause
+from control_plane.core.states import IncidentState, JobState
+from control_plane.core.timeouts import ladder
+from everstep.protocol.ids import Generation, NodeId, Step
+from tests.properties.control_plane.simulated import spec_of
+from tests.unit.worker.rank_plans import rank_plan
+
+TIMEOUTS = ladder(3.0)
+SPEC = replace(spec_of("gpt", "a", 4, 2), min_node_count=2, patience_seconds=20)
+NOW = 1000.0
+
+
+def record(**changes: object) -> JobRecord:
+    values = {"state": JobState.RUNNING, "reason": "", "created_at": 0.0, "state_since": 0.0, **changes}
+    return JobRecord(**values)  # type: ignore[arg-type]
+
+
+def nodes(*names: str) -> tuple[NodeId, ...]:
+    return tuple(NodeId(name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "available", "count"),
+    [
+        ({}, 2, 4),
+        ({"member_count": 3}, 2, 3),
+        ({"member_count": 3}, 4, 4),
+        ({"member_count": 3}, 9, 4),
+        ({"member_count": 4, "reduced_count": 3}, 3, 3),
+        ({"member_count": 4, "reduced_count": 3}, 4, 4),
+    ],
+)
+def test_a_generation_has_the_nodes_that_it_needs_or_all_that_are_there(
+    sizes: dict[str, int], available: int, count: int
+) -> None:
+    assert elastic.next_count(SPEC, record(**sizes), available_count=available) == count
+
+
+def test_a_job_with_one_size_always_waits_for_all_nodes() -> None:
+    fixed = replace(SPEC, min_node_count=None)
+    for available in range(6):
+        assert elastic.next_count(fixed, record(member_count=4), available_count=available) == 4
+    assert (
+        elastic.reduced_count(fixed, promised_count=3, waited_seconds=9e9, has_spare=False, timeouts=TIMEOUTS) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("promised", "waited", "has_spare", "count"),
+    [
+        (3, 19.9, False, None),
+        (3, 20.0, False, 3),
+        (2, 20.0, False, 2),
+        (1, 9e9, False, None),
+        (3, 20.0, True, None),
+        (3, 20.0 + TIMEOUTS.prepare_deadline_seconds, True, 3),
+    ],
+)
+def test_a_waiting_job_continues_with_fewer_nodes_after_its_patience(
+    promised: int, waited: float, has_spare: bool, count: int | None
+) -> None:
+    found = elastic.reduced_count(
+        SPEC, promised_count=promised, waited_seconds=waited, has_spare=has_spare, timeouts=TIMEOUTS
+    )
+    assert found == count
+
+
+def test_ready_nodes_count_from_the_last_change_of_their_set() -> None:
+    first = elastic.followed(None, nodes("b", "a"), 1.0)
+    assert first == Growth(node_ids=nodes("a", "b"), since=1.0)
+    assert elastic.followed(first, nodes("a", "b"), 2.0) == first
+    assert elastic.followed(first, nodes("b"), 3.0) == Growth(node_ids=nodes("b"), since=3.0)
+    assert elastic.followed(first, (), 3.0) is None
+
+
+def test_a_requested_stop_is_never_withdrawn() -> None:
+    asked = Growth(node_ids=nodes("a"), since=1.0, asked_at=2.0)
+    assert elastic.followed(asked, (), 3.0) == asked
+    assert not elastic.is_due(SPEC, record(member_count=3, growth=asked, committed=Step(5)), NOW, TIMEOUTS)
+
+
+@pytest.mark.parametrize(
+    ("count", "age", "due"),
+    [
+        (2, TIMEOUTS.lease_seconds - 0.1, False),
+        (2, TIMEOUTS.lease_seconds, True),
+        (1, TIMEOUTS.lease_seconds, False),
+        (1, 19.9, False),
+        (1, 20.0, True),
+    ],
+)
+def test_a_job_grows_once_for_all_its_nodes_or_after_its_patience(count: int, age: float, due: bool) -> None:
+    growth = Growth(node_ids=nodes("a", "b")[:count], since=NOW - age)
+    small = record(member_count=2, growth=growth, committed=Step(5))
+    assert elastic.is_due(SPEC, small, NOW, TIMEOUTS) == due
+
+
+def test_a_job_grows_neither_during_a_recovery_nor_before_a_new_commit() -> None:
+    growth = Growth(node_ids=nodes("a", "b"), since=0.0)
+    small = record(member_count=2, growth=growth, base_step=Step(5), committed=Step(6))
+    assert elastic.is_due(SPEC, small, NOW, TIMEOUTS)
+    assert not elastic.is_due(SPEC, replace(small, committed=Step(5)), NOW, TIMEOUTS)
+    rework = IncidentRecord(
+        id="i",
+        state=IncidentState.REWORKING,
+        cause=Cause.SHRUNK,
+        evidence=(),
+        decision="",
+        reason="",
+        generation_before=Generation(1),
+        failed_at=0.0,
+        opened_at=0.0,
+        reached_step=Step(9),
+    )
+    assert not elastic.is_due(SPEC, replace(small, incident=rework), NOW, TIMEOUTS)
+
+
+def test_the_forecast_names_every_size() -> None:
+    assert elastic.forecast_words(spec_of("gpt", "a", 4, 2)) == ""
+    assert elastic.forecast_words(SPEC) == "may continue on 2 of 4 nodes after 20 s without capacity"
+    assert elastic.forecast_words(replace(SPEC, min_node_count=4, max_node_count=6)) == "may grow to 6 nodes"
+
+
+def test_members_of_another_number_of_nodes_keep_their_order() -> None:
+    plan = rank_plan(addresses=("a", "b", "c", "d"))
+    assert members.places(plan, nodes("i-0", "i-2", "i-3"), 3) == nodes("i-0", "i-2", "i-3")
+    assert members.places(plan, nodes("i-3", "new", "i-0"), 3) == nodes("i-0", "i-3", "new")
+    assert members.places(plan, nodes("i-0", "i-3"), 3) == (*nodes("i-0", "i-3"), None)
+    assert members.places(plan, nodes("new", "i-0", "i-2", "i-3"), 4) == nodes("i-0", "new", "i-2", "i-3")
+    pair = rank_plan(addresses=("a", "b"))
+    assert members.places(pair, nodes("new", "i-1", "i-0", "other"), 4) == nodes("i-0", "i-1", "new", "other")

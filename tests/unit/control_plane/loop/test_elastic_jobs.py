@@ -1,0 +1,190 @@
+"""Jobs that continue on fewer nodes, and grow again when nodes come."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core import accounting
+from control_plane.core.states import JobState
+from control_plane.db import jobs
+from tests.unit.control_plane.loop.world import World
+
+
+async def small(world: World, *, nodes: int = 4, least: int = 2, **changes: object) -> None:
+    """Start a job, lose one of its nodes while AWS has no other, and let it train on the rest."""
+    world.operator.capacity = nodes
+    world.submit(nodes=nodes, min_node_count=least, patience_seconds=10, **changes)
+    await world.running()
+    await world.train(10)
+    lose(world, 1)
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == nodes - 1
+
+
+def lose(world: World, place: int) -> None:
+    """Terminate a member. AWS has no instance to replace it."""
+    agent = world.team()[place]
+    world.operator.capacity = len([each for each in world.agents if each != agent.node_id])
+    world.terminate(agent)
+
+
+async def asked_to_stop(world: World) -> None:
+    """Train until the coordinator is asked for the agreed stop after which the job grows."""
+    world.is_stopped = False
+    for _ in range(120):
+        await world.train(1)
+        if world.is_stopped:
+            return
+    raise AssertionError(world.job().reason)
+
+
+async def test_a_small_job_grows_once_at_an_agreed_stop(world: World) -> None:
+    await small(world, nodes=4)
+    lose(world, 1)
+    await world.until(lambda: world.job().generation == 3 and world.job().state == JobState.RUNNING)
+    await world.train(1)
+    assert world.job().reason.startswith("trains on 2 of 4 nodes from step ")
+    world.operator.capacity = None
+    await asked_to_stop(world)
+    world.finish()
+    await world.until(lambda: world.job().generation == 4 and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == 4, "one stop for both nodes"
+    grown = world.incidents()[-1]
+    assert (grown.cause, grown.node_count_before, grown.node_count_after) == ("grown", 2, 4)
+    assert world.failures() == (2, 1, 2), "growth is no failure"
+
+
+async def test_a_shrunk_job_has_an_incident_of_its_own_kind_and_counts_by_its_throughput(world: World) -> None:
+    await small(world, nodes=4)
+    shrunk = world.incidents()[-1]
+    assert (shrunk.cause, shrunk.node_count_before, shrunk.node_count_after) == ("shrunk", 4, 3)
+    assert "no node came within 10 s" in shrunk.evidence
+    await world.train(1)
+    before = dict(world.job().accounting)
+    for _ in range(40):
+        await world.train(1)
+    spent = {name: world.job().accounting[name] - before.get(name, 0) for name in ("train", "shortage")}
+    assert spent["train"] == pytest.approx(3 * spent["shortage"], rel=0.01)
+    assert accounting.ettr_ratio(world.job().accounting) is not None
+
+
+async def test_a_job_waits_below_its_fewest_nodes(world: World) -> None:
+    await small(world, nodes=3)
+    lose(world, 1)
+    for _ in range(60):
+        await world.tick()
+    assert (world.job().state, world.job().generation) == (JobState.PREPARING, 2)
+    assert "needs at least 2 nodes to continue" in world.job().reason
+    world.operator.capacity = None
+    await world.until(lambda: world.job().generation == 3 and world.job().state == JobState.RUNNING)
+
+
+async def test_capacity_that_returns_before_the_smaller_plan_is_used(world: World) -> None:
+    world.operator.capacity = 4
+    world.submit(min_node_count=2, patience_seconds=10)
+    await world.running()
+    await world.train(10)
+    world.terminate(world.team()[1])
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == 4
+    assert world.incidents()[-1].cause == "instance_terminated"
+
+
+async def test_a_stop_that_is_requested_while_the_job_waits_or_is_small_ends_it(world: World) -> None:
+    await small(world, nodes=4)
+    lose(world, 1)
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.until(lambda: world.job().state == JobState.STOPPING)
+    assert len(world.plan().nodes) == 2, "it trained on so that no step is lost"
+    world.finish()
+    await world.upload(11)
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+
+
+async def test_a_small_job_pauses_and_resumes_on_all_its_nodes(world: World) -> None:
+    await small(world, nodes=4)
+    await world.train(5)
+    with world.database.write() as session:
+        jobs.request_pause(session, "gpt", world.now)
+    await world.until(lambda: world.job().state == JobState.PAUSING)
+    boundary = world.job().boundary
+    world.finish()
+    await world.upload(boundary)
+    await world.until(lambda: world.job().state == JobState.QUEUED)
+    world.operator.capacity = None
+    with world.database.write() as session:
+        jobs.withdraw_pause(session, "gpt", world.now)
+    await world.until(lambda: world.job().generation == 3 and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == 4
+    assert world.job().memo["missing_count"] == 0
+
+
+async def test_a_node_that_is_lost_during_the_growth_is_an_ordinary_recovery(world: World) -> None:
+    await small(world, nodes=4)
+    world.operator.capacity = None
+    await asked_to_stop(world)
+    world.operator.end_instance(world.team()[1].node_id)
+    await world.until(lambda: world.job().generation == 3 and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == 4, "a recovery uses all nodes that are there"
+    assert world.incidents()[-1].cause == "instance_terminated"
+
+
+async def test_a_user_who_stops_the_job_during_the_growth_is_obeyed(world: World) -> None:
+    await small(world, nodes=4)
+    world.operator.capacity = None
+    await asked_to_stop(world)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    boundary = world.job().boundary
+    world.finish()
+    await world.upload(boundary)
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert world.job().generation == 2
+
+
+async def test_a_script_that_ends_during_the_growth_completes_the_job(world: World) -> None:
+    await small(world, nodes=4)
+    world.operator.capacity = None
+    await asked_to_stop(world)
+    for agent in world.team():
+        agent.is_told_to_stop = False  # the ranks had finished before they heard of the stop
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+
+
+async def test_a_restarted_control_plane_completes_the_growth(world: World) -> None:
+    await small(world, nodes=4)
+    world.operator.capacity = None
+    await asked_to_stop(world)
+    world.start_server()
+    world.finish()
+    await world.until(lambda: world.job().generation == 3 and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == 4
+
+
+async def test_a_job_grows_beyond_its_first_number_of_nodes_while_nobody_waits(world: World) -> None:
+    world.submit(nodes=3, max_node_count=5, patience_seconds=10)
+    await world.running()
+    assert 3 <= len(world.plan().nodes) < 5
+    await asked_to_stop(world)
+    world.finish()
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == 5
+    assert accounting.Bucket.SHORTAGE not in world.job().accounting
+    for _ in range(40):
+        await world.train(1)
+    assert world.job().generation == 2, "it grows no further"
+
+
+async def test_a_job_without_limits_of_its_own_neither_shrinks_nor_grows(world: World) -> None:
+    world.operator.capacity = 4
+    world.submit(nodes=4, patience_seconds=0)
+    await world.running()
+    await world.train(3)
+    lose(world, 1)
+    for _ in range(60):
+        await world.tick()
+    assert world.job().state == JobState.PREPARING
+    assert "continue" not in world.job().reason
