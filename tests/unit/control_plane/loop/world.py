@@ -64,7 +64,7 @@ from everstep.protocol.agent_messages import (
     UploadedShard,
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
+from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource, SlotRecord
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
 
@@ -414,34 +414,35 @@ class Agent:
         self.restored_from = ()
         kept = {(slot.owner_rank, slot.origin_generation, slot.step) for slot in plan.node(self.node_id).keep}
         self.slots = {key: slot for key, slot in self.slots.items() if key in kept}
+        if plan.relayout is not None:
+            return all(self.has_earlier(Rank(rank), sources) for rank, sources in enumerate(plan.relayout.shards))
         for rank in plan.node(self.node_id).ranks:
             for source in plan.ranks[rank].sources:
-                key = (rank, source.origin_generation, source.step)
-                record = SlotRecord(
-                    owner_rank=rank,
-                    origin_generation=source.origin_generation,
-                    step=source.step,
-                    payload_bytes=100,
-                    digest=source.digest,
-                    layout_hash=b"l" * 16,
-                )
-                if source.kind == "s3":
-                    self.slots[key] = record
-                    self.restored_from += (source.kind,)
-                    break
-                holder = self.world.agents.get(source.node_id or NodeId(""))
-                if (
-                    holder is not None
-                    and (holder is self or holder.world.serves(holder.node_id))
-                    and holder.slots.get(key) == record
-                ):
-                    self.slots[key] = record
+                if self.reads(rank, source):
+                    self.slots[rank, source.origin_generation, source.step] = record_of(rank, source)
                     self.restored_from += (source.kind,)
                     break
             else:
                 if plan.base_step:
                     return False
         return True
+
+    def has_earlier(self, rank: Rank, sources: tuple[ShardSource, ...]) -> bool:
+        """Return True if a source has the shard of an earlier rank. The ranks load it and store no slot of it."""
+        found = next((source for source in sources if self.reads(rank, source)), None)
+        self.restored_from += () if found is None else (found.kind,)
+        return found is not None
+
+    def reads(self, rank: Rank, source: ShardSource) -> bool:
+        """Return True if a source has a shard with the planned digest."""
+        if source.kind == "s3":
+            return True
+        holder = self.world.agents.get(source.node_id or NodeId(""))
+        return (
+            holder is not None
+            and (holder is self or holder.world.serves(holder.node_id))
+            and holder.slots.get((rank, source.origin_generation, source.step)) == record_of(rank, source)
+        )
 
     def exit_all(self, exit_class: ExitClass, code: int) -> None:
         for rank, step in self.boundary.items():
@@ -464,6 +465,18 @@ class Agent:
             digest=digest(rank, origin, step),
             layout_hash=b"l" * 16,
         )
+
+
+def record_of(rank: Rank, source: ShardSource) -> SlotRecord:
+    """Return the record of the slot that a source has."""
+    return SlotRecord(
+        owner_rank=rank,
+        origin_generation=source.origin_generation,
+        step=source.step,
+        payload_bytes=100,
+        digest=source.digest,
+        layout_hash=b"l" * 16,
+    )
 
 
 def digest(rank: int, origin: int, step: int) -> bytes:
