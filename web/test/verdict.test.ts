@@ -36,6 +36,7 @@ const all = (changes: Partial<Facts>) => verdict(facts(changes))
 describe('is it moving?', () => {
   const cases: [string, Partial<Facts>, string, RegExp][] = [
     ['training', {}, 'Moving', /^Step 1,204, 1 s ago; 2\.0 steps\/s, as usual\.$/],
+    ['fewer nodes', { job: { ...facts().job, NodeCount: 4, GenerationNodeCount: 3 } }, 'Moving on 3 of 4 nodes', /as usual\. It grows back when capacity returns\.$/],
     ['slower', { progress: progress({ rate: 1 }) }, 'Moving', /50 % of its usual rate/],
     ['faster', { progress: progress({ rate: 4 }) }, 'Moving', /2\.0 times its usual rate/],
     ['slow steps', { progress: progress({ rate: 0.05, usualRate: 0.05 }) }, 'Moving', /20 s a step, as usual/],

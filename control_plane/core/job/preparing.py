@@ -64,8 +64,8 @@ def prepare(view: JobView) -> Decision:
         return paused
     waits: list[str] = []
     if roll.vacancy_count:
-        waits.append(waiting_words(view, roll.vacancy_count))
         waits += [words for words in (shrink_words(view, roll),) if words]
+        waits.append(waiting_words(view, roll.vacancy_count))
     if roll.late:
         waits.append(f"waits for the promise of {', '.join(roll.late)}")
     if roll.unreachable:

@@ -15,6 +15,7 @@ const KNOWN: Record<string, Omit<Bucket, 'name' | 'seconds'>> = {
   provision: { label: 'Provision', owner: 'AWS: capacity; you: spares', what: 'waiting for its first nodes' },
   start: { label: 'Start', owner: 'your script: imports, compilation, data', what: 'launches up to the first step of the job' },
   train: { label: 'Train', owner: 'nobody: this is what it is for', what: 'steps that count' },
+  shortage: { label: 'Shortage', owner: 'AWS: capacity; you: spares', what: 'training time lost because nodes were missing: (N − n)/N of it on n of N nodes' },
   stall: { label: 'Stall', owner: 'your script: data, evaluation, a hang', what: 'running, but without a step for long' },
   detect: { label: 'Detect', owner: 'Everstep: --detection-seconds', what: 'from a failure until it was noticed' },
   replace: { label: 'Replace', owner: 'Everstep and AWS: spares', what: 'getting nodes ready after a failure' },

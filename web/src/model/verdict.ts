@@ -44,6 +44,8 @@ const CAUSES: Record<string, string> = {
   node_unreachable: 'a node does not answer over the network',
   node_fault: 'a node reported a fault',
   instance_terminated: 'an instance was terminated',
+  shrunk: 'lost nodes were not replaced: the job continues on fewer',
+  grown: 'the job stopped to continue on more nodes',
   group_lost: 'all nodes that held a shard were lost',
 } satisfies Record<Incident['Cause'], string>
 
@@ -98,8 +100,9 @@ function movingOf({ job, protection, progress, now }: Facts, isRecovering: boole
     const usual = progress?.usualRate
     const pace = rate ? `${rateWords(rate)}${comparison(rate, usual)}` : usual ? `${rateWords(usual)} on average` : ''
     const last = moved === undefined ? '' : `, ${ago(Math.min(moved, now), now)}`
-    const text = `${at}${last}${pace ? `; ${pace}` : ''}.${isRecovering ? ` Redoing steps up to ${count(highest)}.` : ''}`
-    return { tone: isRecovering ? 'busy' : 'good', title: isRecovering ? 'Moving, catching up' : 'Moving', text }
+    const size = smallerSize(job)
+    const text = `${at}${last}${pace ? `; ${pace}` : ''}.${isRecovering ? ` Redoing steps up to ${count(highest)}.` : ''}${size ? ' It grows back when capacity returns.' : ''}`
+    return { tone: isRecovering ? 'busy' : size ? 'warn' : 'good', title: isRecovering ? 'Moving, catching up' : size ? `Moving on ${size}` : 'Moving', text }
   }
   const reached = highest >= 0 ? `It had reached step ${count(highest)}. ` : ''
   if (job.SecondaryStatus === 'Paused') return { tone: 'idle', title: 'Paused', text: `${reached}${sentence(job.Reason ?? '')}` }
@@ -114,6 +117,11 @@ function movingOf({ job, protection, progress, now }: Facts, isRecovering: boole
     return { tone: 'busy', title: 'Not moving, recovering', text: highest >= 0 ? `It had reached step ${count(highest)}.` : 'It had not made a step yet.' }
   }
   return { tone: 'busy', title: 'Starting', text: `${at}. ${sentence(job.Reason ?? '')}` }
+}
+
+/** The number of nodes of a launch that has fewer than the job asked for; empty for any other launch. */
+function smallerSize({ GenerationNodeCount: now, NodeCount: asked }: Partial<TrainingJob>): string {
+  return now !== undefined && asked !== undefined && now < asked ? `${now} of ${plural(asked, 'node')}` : ''
 }
 
 /** The ranks of this launch run, but have not gone beyond what they were started from. */
