@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from everstep.training.errors import (
     AgentUnreachable,
+    CannotRelayout,
     CannotResume,
     RestoreMismatch,
     SessionMisuse,
@@ -22,11 +23,12 @@ from everstep.training.errors import (
     TrainingError,
 )
 from everstep.training.registration import init
-from everstep.training.script import hyperparameters, input_dir, output_dir
+from everstep.training.script import accumulation, hyperparameters, input_dir, output_dir
 from everstep.training.session import Control, TrainingSession
 
 __all__ = [
     "AgentUnreachable",
+    "CannotRelayout",
     "CannotResume",
     "Control",
     "RestoreMismatch",
@@ -34,6 +36,7 @@ __all__ = [
     "StaleGeneration",
     "TrainingError",
     "TrainingSession",
+    "accumulation",
     "hyperparameters",
     "init",
     "input_dir",

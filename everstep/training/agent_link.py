@@ -28,7 +28,7 @@ import msgspec
 
 from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
 from everstep.protocol.errors import ProtocolError
-from everstep.protocol.ids import Generation, Step
+from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import (
     MAX_LOGGED_BYTES,
     RANK_WORD_BYTES,
@@ -39,6 +39,8 @@ from everstep.protocol.rank_messages import (
     Boundary,
     Captured,
     Capturing,
+    FetchedShard,
+    FetchShard,
     IdleSpans,
     Logged,
     RankFault,
@@ -110,6 +112,22 @@ class AgentLink(Protocol):
         Between two attempts, the call waits until the agent sends a message.
         """
 
+    def fetch(self, owner_rank: Rank) -> FetchedShard:
+        """Request an earlier rank's shard, and wait until the agent has loaded it or reports a problem.
+
+        Valid only after a `Welcome` with `relayout`.
+
+        Args:
+            owner_rank: the earlier rank that owns the shard.
+
+        Returns:
+            The agent's answer, with the path of the slot or the problem.
+
+        Raises:
+            AgentUnreachable: the connection to the agent was lost for too long.
+        """
+        ...
+
     def poll(self) -> AgentHalf | None:
         """Return the agent's half of the page, then process received messages.
 
@@ -160,6 +178,9 @@ class NullLink:
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None: ...
 
+    def fetch(self, owner_rank: Rank) -> FetchedShard:
+        return FetchedShard(owner_rank=owner_rank, path="", problem="this rank has no agent")
+
     def poll(self) -> AgentHalf | None:
         return None
 
@@ -209,6 +230,9 @@ class UnixAgentLink:
         """Number of messages received from the agent."""
         self._welcome: Arriving | Welcome | None = None
         """Newest message about the snapshot to restore. A `Welcome` is final."""
+        self._wanted: FetchShard | None = None
+        """The request for an earlier shard that the agent has not answered yet."""
+        self._fetched: FetchedShard | None = None
         self._page: memoryview | None = None
         self._word: AgentHalf | None = None
         self._half: RankHalf | None = None
@@ -275,6 +299,16 @@ class UnixAgentLink:
             elif self._clock() >= deadline:
                 raise AgentUnreachable(f"no agent listens at {self._path} for {self._welcome_seconds:g} s")
             self.wait(RECONNECT_SECONDS)
+
+    def fetch(self, owner_rank: Rank) -> FetchedShard:
+        with self._lock:
+            self._wanted, self._fetched = FetchShard(generation=self.generation, owner_rank=owner_rank), None
+            if self._socket is not None and not self._is_new:
+                self._outbox += frame(self._wanted)  # otherwise `_repeat` sends it on the next connection
+                self._flush()
+        self.watch(lambda _: self._fetched is not None)
+        assert self._fetched is not None
+        return self._fetched
 
     def poll(self) -> AgentHalf | None:
         with self._lock:
@@ -449,6 +483,9 @@ class UnixAgentLink:
             if self._is_new:
                 self._is_new = False
                 self._repeat()
+        elif isinstance(message, FetchedShard):
+            if self._wanted is not None and self._wanted.owner_rank == message.owner_rank:
+                self._wanted, self._fetched = None, message
         elif isinstance(message, (SlotsGranted, SlotsRefused)) and self._answers(message):
             self._slots = message
 
@@ -463,7 +500,9 @@ class UnixAgentLink:
         assert self._page is not None
         if self._half is not None:
             write_rank_half(self._page, self._half)
-        again: list[Message] = [message for message in (self._request, self._profile) if message is not None]
+        again: list[Message] = [
+            message for message in (self._wanted, self._request, self._profile) if message is not None
+        ]
         half = read_agent_half(self._page)
         if self._outcome is not None and half is not None and half.proposed == self._outcome.step != half.vote_step:
             again.append(self._outcome)

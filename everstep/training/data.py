@@ -22,6 +22,10 @@ Workers of a DataLoader (augmentation) are seeded for every batch from (seed, ep
 therefore does not depend on the worker that loads it, or on the time. The rank is the sampler's rank, because the
 sampler divides the data. Ranks that must see the same samples (tensor parallel) get the same batches, as with torch.
 
+**Another number of ranks.** A `DistributedSampler` puts all samples of an epoch into one order and deals them to the
+ranks in turn. A launch with other ranks continues this order after the last sample that any rank received, so no sample
+is dropped or repeated. Loaders without such an order are rejected then.
+
 Invariant: an undisturbed run and a resumed run yield the same batches and leave all generators in the same state.
 
 The module has more than 500 lines. Loaders, walks and seeding share the position, and none of them is correct without
@@ -52,7 +56,7 @@ from torch.utils.data import (
 
 from everstep.training import rng
 from everstep.training.adapters.base import qualified_name
-from everstep.training.errors import CannotResume, SessionMisuse
+from everstep.training.errors import CannotRelayout, CannotResume, SessionMisuse
 from everstep.training.state_tree import Tree
 
 logger = logging.getLogger("everstep.training")
@@ -112,6 +116,10 @@ class DataStream:
         """Batches that the script received in this process."""
         self._is_resumed = False
         """True until the first batch after `load_state_dict`."""
+        self.batches_per_step = 0
+        """Batches per optimizer step; 0 while unknown."""
+        self._earlier_samples_per_step = 0
+        """Samples per optimizer step before the number of ranks changed; 0 if it is unknown or has not changed."""
 
     def __iter__(self) -> Iterator[object]:
         """Yield the remaining batches of the current epoch. The next `iter` starts the next epoch.
@@ -150,13 +158,80 @@ class DataStream:
 
     def state_dict(self) -> dict[str, Tree]:
         """Return the position of the stream as a state tree."""
-        return {"epoch": self.epoch, "consumed": self.consumed_count, "source": self._source.state_dict()}
+        return {
+            "epoch": self.epoch,
+            "consumed": self.consumed_count,
+            "source": self._source.state_dict(),
+            "samples_per_step": self.samples_per_step,
+        }
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of all ranks together per optimizer step; 0 if unknown."""
+        order = self._order
+        return 0 if order is None else self.batches_per_step * order.batch * order.replicas
+
+    @property
+    def _order(self) -> SampleOrder | None:
+        return self._source.order if isinstance(self._source, _MapLoader) else None
+
+    def relaid(self, state: dict[str, Tree]) -> dict[str, Tree]:
+        """Return the position for `load_state_dict` from the position of another number of ranks. Changes nothing.
+
+        Args:
+            state: what `state_dict` returned on any rank of the earlier launch.
+
+        Returns:
+            The position of this rank.
+
+        Raises:
+            CannotRelayout: the loader's samples have no order over all ranks, or another order than before.
+        """
+        source = cast("dict[str, Any]", state["source"])
+        was, now = source.get("order"), self._order
+        if was is None or now is None:
+            raise CannotRelayout(
+                self.name,
+                "the number of ranks has changed, and this loader's samples have no order over all ranks. Use "
+                "DataLoader(dataset, sampler=DistributedSampler(dataset)); with num_replicas=1, rank=0 if all ranks "
+                "read the same samples",
+            )
+        earlier = SampleOrder(**was)
+        if differences := earlier.differences(now):
+            raise CannotRelayout(
+                self.name, f"{differences}, so the samples have another order. Use the earlier dataset and sampler"
+            )
+        begin = earlier.position(source["begin"], cast(int, state["consumed"]))
+        return {
+            **state,
+            "consumed": 0,
+            "source": {**source, "place": None, "begin": begin},
+            "earlier_samples_per_step": state["samples_per_step"],
+        }
+
+    def check_step(self) -> None:
+        """Check that an optimizer step uses as many samples as before the number of ranks changed.
+
+        Raises:
+            CannotRelayout: the global batch size differs.
+        """
+        was, now = self._earlier_samples_per_step, self.samples_per_step
+        if was and now and was != now:
+            order = self._order
+            assert order is not None
+            raise CannotRelayout(
+                self.name,
+                f"an optimizer step used {was} samples and would now use {now}: {order.replicas} ranks with "
+                f"{self.batches_per_step} batches of {order.batch}. Pass accumulate=everstep.training.accumulation("
+                f"{was}, {order.batch}) to batches()",
+            )
 
     def load_state_dict(self, state: dict[str, Tree]) -> None:
         """Restore a position. Fetches no batch yet."""
         self._iterator = None
         self.epoch, self.consumed_count = cast(int, state["epoch"]), cast(int, state["consumed"])
         self._is_resumed = True
+        self._earlier_samples_per_step = cast(int, state.get("earlier_samples_per_step", 0))
         self._source.load_state_dict(cast("dict[str, Tree]", state["source"]), self.consumed_count)
 
     def _next_of_epoch(self) -> object:
@@ -185,9 +260,103 @@ class Seeding:
     rank: int
     """Index of this rank among the ranks that divide the data. 0 if the sampler has no rank."""
 
-    def of(self, epoch: int, batch: int) -> int:
-        """Return the 64-bit seed of one batch."""
-        return xxhash.xxh3_64_intdigest(f"{self.seed}/{epoch}/{self.rank}/{batch}".encode())
+    def of(self, epoch: int, batch: int, begin: int = 0) -> int:
+        """Return the 64-bit seed of one batch.
+
+        `begin` is the position in the epoch at which the count of batches began; above 0 after the number of ranks has
+        changed.
+        """
+        place = f"{batch}/{begin}" if begin else f"{batch}"
+        return xxhash.xxh3_64_intdigest(f"{self.seed}/{epoch}/{self.rank}/{place}".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """The order in which a `DistributedSampler` deals the samples of an epoch to the ranks.
+
+    Sample number p of an epoch belongs to the sampler's rank p mod `replicas`. The order of all samples does not depend
+    on `replicas`.
+    """
+
+    samples: int
+    """Length of the dataset."""
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    """True if the sampler drops samples at the end of an epoch; otherwise it repeats some, so that ranks get equally
+    many.
+    """
+    replicas: int
+    """Number of ranks that divide the samples."""
+    batch: int
+    """Samples per batch of one rank."""
+
+    @classmethod
+    def of(cls, loader: DataLoader[object]) -> SampleOrder | None:
+        """Return the order of a loader; None if its sampler is not torch's `DistributedSampler`."""
+        sampler: object = loader.sampler
+        if (batches := loader.batch_sampler) is not None:
+            if type(batches) is not BatchSampler:
+                return None
+            sampler = batches.sampler
+        if not isinstance(sampler, DistributedSampler) or type(sampler).__iter__ is not DistributedSampler.__iter__:
+            return None
+        return cls(
+            samples=len(cast(Sized, sampler.dataset)),
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+            drop_last=sampler.drop_last,
+            replicas=sampler.num_replicas,
+            batch=1 if batches is None else batches.batch_size,
+        )
+
+    def tree(self) -> dict[str, Tree]:
+        """Return the order as a state tree."""
+        return {
+            "samples": self.samples,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+            "replicas": self.replicas,
+            "batch": self.batch,
+        }
+
+    def differences(self, other: SampleOrder) -> str:
+        """Return how the order of all samples differs from another order; empty if it is the same."""
+        found = [
+            f"{name} was {getattr(self, name)}, is {getattr(other, name)}"
+            for name in ("samples", "shuffle", "seed", "drop_last")
+            if getattr(self, name) != getattr(other, name)
+        ]
+        return "; ".join(found)
+
+    def position(self, begin: int, batch_count: int) -> int:
+        """Return the position in the epoch's order after all ranks have received `batch_count` batches from `begin`."""
+        left = self.samples % self.replicas
+        end = self.samples - left if self.drop_last else self.samples + (self.replicas - left if left else 0)
+        return min(begin + batch_count * self.batch * self.replicas, max(begin, end))
+
+
+class _Rest:
+    """A `DistributedSampler` from a position of the epoch on. Yields the samples of the sampler's rank."""
+
+    def __init__(self, sampler: DistributedSampler[object], begin: int) -> None:
+        self.sampler = sampler
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[object]:
+        skip_count = max(0, -(-(self._begin - self.sampler.rank) // self.sampler.num_replicas))
+        return itertools.islice(iter(self.sampler), skip_count, None)
+
+
+def _rest_of(items: Iterable[object], begin: int) -> Iterable[object]:
+    """Return a sampler or batch sampler of a `SampleOrder` from a position of the epoch on."""
+    if not begin:
+        return items
+    if isinstance(items, BatchSampler):
+        sampler = _Rest(cast("DistributedSampler[object]", items.sampler), begin)
+        return BatchSampler(cast("Any", sampler), items.batch_size, items.drop_last)
+    return _Rest(cast("DistributedSampler[object]", items), begin)
 
 
 class _MapLoader:
@@ -201,6 +370,7 @@ class _MapLoader:
         rank = next((rank for rank in ranks if isinstance(rank, int)), 0)
         seeding = Seeding(seed if loader.generator is None else loader.generator.initial_seed(), rank)
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self.order = SampleOrder.of(loader)
         of_sampler = rng.find_generators([*samplers, loader.generator])
         # Workers have their own copies of the dataset's generators, and seed them for each batch.
         in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
@@ -225,13 +395,19 @@ class _MapLoader:
             return iter(self._loader)
 
     def end(self) -> None:
-        self._sampler.place = None
+        self._sampler.place, self._sampler.begin = None, 0
 
     def state_dict(self) -> dict[str, Tree]:
         place = self._sampler.place
-        return {"place": None if place is None else place.tree(), "present": rng.generator_states(self.generators)}
+        return {
+            "place": None if place is None else place.tree(),
+            "present": rng.generator_states(self.generators),
+            "begin": self._sampler.begin,
+            "order": None if self.order is None else self.order.tree(),
+        }
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
+        self._sampler.begin = cast(int, state["begin"])
         self._sampler.resume(Place.of(state["place"]), consumed_count)
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
 
@@ -256,6 +432,11 @@ class PlacedSampler:
         None if the next walk starts an epoch.
         """
         self.epoch = 0
+        self.begin = 0
+        """Position of the epoch's `SampleOrder` at which the walk begins.
+
+        Above 0 after the number of ranks has changed.
+        """
         self.place: Place | None = None
         """Progress of the walk through this epoch; None between two epochs."""
 
@@ -292,10 +473,11 @@ class PlacedSampler:
                 self._held = None
             self.place = Place(rng.states(self._generators))
         assert self.place is not None
-        walk = Walk(self._inner, self._generators, self.place)
+        begin = self.begin
+        walk = Walk(_rest_of(self._inner, begin), self._generators, self.place)
         items = itertools.chain(walk.repeat(skip_count), walk) if skip_count else walk
         for number, item in enumerate(items, skip_count):
-            yield item if self._seeding is None else SeededItem(item, self._seeding.of(self.epoch, number))
+            yield item if self._seeding is None else SeededItem(item, self._seeding.of(self.epoch, number, begin))
 
 
 @dataclass(slots=True)
@@ -426,6 +608,7 @@ def _draws_once(items: object) -> bool:
     This is true for torch's samplers and for lists.
     """
     sampler = items.sampler if type(items) is BatchSampler else items
+    sampler = sampler.sampler if type(sampler) is _Rest else sampler
     if type(sampler) is RandomSampler and sampler.generator is not None:
         # In all other cases, a `RandomSampler` draws repeatedly.
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)

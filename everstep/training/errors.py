@@ -3,6 +3,7 @@
     TrainingError
     ├── CannotResume        a registered object has state that cannot be restored; the error names the object
     ├── RestoreMismatch     the snapshot does not fit what the script built, or the ranks disagree about the step
+    │   └── CannotRelayout  a snapshot of another layout cannot be loaded here; the error names the tensor or object
     ├── AgentUnreachable    the agent's socket did not answer when the session started
     ├── StaleGeneration     the agent runs another generation than this rank
     └── SessionMisuse       the script made a call in the wrong order or with a wrong value
@@ -48,6 +49,22 @@ class RestoreMismatch(TrainingError):
     """
 
     code = "restore_mismatch"
+
+
+class CannotRelayout(RestoreMismatch):
+    """A snapshot that other ranks made in another layout cannot be loaded into this launch.
+
+    Args:
+        name: the tensor, the loader or the object that cannot be mapped, for example `model/head.weight`.
+        reason: both layouts, and what to do instead.
+    """
+
+    code = "cannot_relayout"
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name = name
+        self.reason = reason
 
 
 class AgentUnreachable(TrainingError):

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
@@ -48,6 +49,33 @@ SHOWN_DIFFERENCES = 8
 
 _SLOT_VALUES = msgspec.msgpack.Decoder(SlotValues)
 _FACTS = msgspec.msgpack.Decoder(dict[str, str])
+
+
+def decode_values(data: bytes) -> SlotValues:
+    """Return the content of an index's `values` field. Raises msgspec's ValueErrors for other bytes."""
+    return _SLOT_VALUES.decode(data)
+
+
+def decode_facts(data: bytes) -> dict[str, str]:
+    """Return the facts that `encode_facts` encoded. Raises msgspec's ValueErrors for other bytes."""
+    return _FACTS.decode(data)
+
+
+class Restorable(Protocol):
+    """A state that `RankState.load` and `RankState.complete` write into the live objects."""
+
+    @property
+    def tensors(self) -> SavedTensors:
+        """The tensors by their names in this rank's layout."""
+        ...
+
+    def adapters(self) -> Tree:
+        """Return a list with the values that each adapter loads."""
+        ...
+
+    def others(self) -> Tree:
+        """Return the values of objects, data, modes and generators, by name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

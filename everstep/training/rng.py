@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
+import xxhash
 
 from everstep.training.state_tree import Tree
 
@@ -93,6 +94,27 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     random.seed(number)
+
+
+def derived(state: RandomState, number: int) -> RandomState:
+    """Return states for another rank, derived from the states of one rank.
+
+    Equal arguments give equal states, and other numbers give other random streams.
+
+    Args:
+        state: a result of `observe`.
+        number: the rank that gets the states.
+
+    Returns:
+        A result like that of `observe`.
+    """
+    before = observe()
+    try:
+        restore(state)
+        seed(xxhash.xxh3_64_intdigest(f"{_draw_seed(torch.default_generator)}/{number}".encode()))
+        return observe()
+    finally:
+        restore(before)
 
 
 def find_generators(roots: Iterable[object]) -> list[Generator]:

@@ -35,16 +35,22 @@ class SavedTensors(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a tensor as it was saved."""
 
-    def bring(self, saved: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    def described(self, name: str) -> tuple[torch.Size, torch.dtype]:
+        """Return the shape and dtype of a tensor. May wait for its bytes."""
+        saved = self[name]
+        return saved.shape, saved.dtype
+
+    def bring(self, name: str, live: torch.Tensor) -> torch.Tensor:
         """Copy a saved tensor into a live tensor, now or together with later copies.
 
         Args:
-            saved: a tensor of this mapping.
+            name: a tensor of this mapping.
             live: a tensor of the same shape, on any device. Do not read it before `finish`.
 
         Returns:
             The live tensor.
         """
+        saved = self[name]
         self._copies.append((saved, live))
         self._bytes += saved.nbytes
         if self._bytes >= GATHERED_BYTES:

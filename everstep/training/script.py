@@ -71,6 +71,42 @@ class Environment:
         )
 
 
+def accumulation(
+    global_batch: int, micro_batch: int, *, replicas: int | None = None, variables: Mapping[str, str] = os.environ
+) -> int:
+    """Return the number of micro-batches per optimizer step that keeps the global batch size.
+
+    A job may continue with another number of ranks. Pass the result to `batches(accumulate=…)` or to DeepSpeed as
+    `gradient_accumulation_steps`, and divide the loss by it. Works before `init`.
+
+    Args:
+        global_batch: samples per optimizer step, over all ranks.
+        micro_batch: samples per batch of one rank.
+        replicas: number of ranks that divide the samples. None means all ranks (`WORLD_SIZE`).
+        variables: environment variables; read for WORLD_SIZE.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        SessionMisuse: this number of ranks cannot keep the global batch size.
+    """
+    count = int(variables.get("WORLD_SIZE", "1")) if replicas is None else replicas
+    steps, rest = divmod(global_batch, count * micro_batch)
+    if global_batch > 0 and steps and not rest:
+        return steps
+    each, rest = divmod(global_batch, count)
+    if rest or each < 1:
+        advice = f"{count} ranks cannot share {global_batch} samples; choose a multiple of every number of ranks"
+    else:
+        fitting = max(size for size in range(1, min(each, micro_batch) + 1) if each % size == 0)
+        advice = f"a micro-batch of {fitting} fits {count} ranks"
+    raise SessionMisuse(
+        f"a global batch of {global_batch} samples is no multiple of {count} ranks with {micro_batch} samples each: "
+        f"{advice}"
+    )
+
+
 def hyperparameters(
     *,
     variables: Mapping[str, str] = os.environ,

@@ -46,6 +46,7 @@ from everstep.protocol.rank_messages import (
     AgentHalf,
     Arriving,
     Boundary,
+    EarlierLayout,
     IdleSpan,
     IdleSpans,
     Phase,
@@ -58,6 +59,7 @@ from everstep.training.agent_link import AgentLink
 from everstep.training.copier import Copier
 from everstep.training.data import DataStream
 from everstep.training.device_numbers import DeviceNumbers
+from everstep.training.earlier import AgentShards
 from everstep.training.errors import RestoreMismatch, SessionMisuse, TrainingError
 from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
@@ -301,8 +303,11 @@ class TrainingSession:
 
         Raises:
             SessionMisuse: a loader yields no batches.
+            RestoreMismatch: as in `restore`; or the number of ranks has changed, and a step would use another number of
+                samples than before.
         """
         self.restore()
+        self._set_batches_per_step(accumulate)
         # The dashboard estimates the remaining time from this target.
         self._publish(target=int(until_step) if 0 < until_step <= MAX_TARGET else 0)
         while self._boundary < until_step and not self._is_stopped:
@@ -575,6 +580,9 @@ class TrainingSession:
                 self._link.watch(lambda _: self._link.welcome() is not named)  # noqa: B023 — watched here and now
 
     def _bring_named(self, named: Arriving | Welcome) -> None:
+        if isinstance(named, Welcome) and named.relayout is not None:
+            self._bring_earlier(named, named.relayout)
+            return
         arrival = Arrival(self._link, named)
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         read, problem = self._read(named, arrival, expected)
@@ -592,6 +600,26 @@ class TrainingSession:
             if isinstance(named, Arriving):
                 check_whole(named, memory, expected)
             self._state.complete(snapshot)
+
+    def _bring_earlier(self, named: Welcome, layout: EarlierLayout) -> None:
+        """Load a step that ranks of another layout made."""
+        # Most launches do not need this import, which takes a quarter of a second.
+        from everstep.training.relayout import read_earlier
+
+        expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
+        refusal: RestoreMismatch | None = None
+        relaid = None
+        try:
+            relaid = read_earlier(AgentShards(self._link, layout), self._state, expected, self._environment.world_size)
+        except RestoreMismatch as error:
+            refusal = error
+        try:
+            agree(named.base_step, str(refusal or ""))
+        except RestoreMismatch as error:
+            raise (refusal or error) from None
+        assert relaid is not None
+        self._state.load(relaid)
+        self._state.complete(relaid)
 
     def _read(
         self, named: Arriving | Welcome, arrival: Arrival, expected: Expected
@@ -614,6 +642,16 @@ class TrainingSession:
             return None, f"the slot {named.base_slot_path} cannot be read: {error}"
         except RestoreMismatch as error:
             return None, str(error)
+
+    def _set_batches_per_step(self, accumulate: int) -> None:
+        count = self._state.batches_per_step(accumulate)
+        for stream in self._state.streams.values():
+            stream.batches_per_step = count
+            try:
+                stream.check_step()
+            except RestoreMismatch as error:
+                self._report_fault(error)
+                raise
 
     def _next_batch(self) -> object:
         streams = self._state.streams

@@ -26,11 +26,11 @@ from everstep.training.adapters.base import Adapter, AdapterState
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
-from everstep.training.restore import VALUE_PREFIX, Snapshot, encode_facts
+from everstep.training.restore import VALUE_PREFIX, Restorable, encode_facts
 from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
 
-FORMAT = 2
+FORMAT = 3
 """Version of the values that adapters and sessions store in a slot.
 
 Raise it whenever these values change. A restore then rejects slots of other versions before it writes anything.
@@ -120,6 +120,10 @@ class RankState:
         """Return every parameter of the adapters by its name in a slot."""
         return {name: parameter for adapter in self.adapters for name, parameter in adapter.parameters().items()}
 
+    def modules(self) -> Sequence[Sequence[torch.nn.Module]]:
+        """Return all modules of each root module."""
+        return self._modules
+
     def companions(self) -> Sequence[object]:
         """Return all objects with their own `state_dict`.
 
@@ -201,7 +205,7 @@ class RankState:
         """
         return [arena for adapter in self.adapters for arena in adapter.expect_restore()]
 
-    def load(self, snapshot: Snapshot) -> None:
+    def load(self, snapshot: Restorable) -> None:
         """Copy a snapshot into models and optimizers, in place, while its bytes still arrive.
 
         Needs no communication between ranks. A second call with the same snapshot is allowed.
@@ -211,7 +215,7 @@ class RankState:
             adapter.load(snapshot.tensors, of_adapter)
         snapshot.tensors.finish()
 
-    def complete(self, snapshot: Snapshot) -> None:
+    def complete(self, snapshot: Restorable) -> None:
         """Restore all other state after `load`, when the whole snapshot has arrived.
 
         Collective: the adapters rebuild state that they derive from other ranks.
@@ -259,6 +263,18 @@ class RankState:
         None means that only the script can count them.
         """
         return self.adapters[0].steps_made() if len(self.adapters) == 1 else None
+
+    def batches_per_step(self, accumulate: int) -> int:
+        """Return the number of batches per optimizer step.
+
+        Args:
+            accumulate: the script's number, for frameworks that do not count.
+
+        Returns:
+            The framework's number if a single engine is registered, otherwise `accumulate`.
+        """
+        counts = {count for adapter in self.adapters if (count := adapter.batches_per_step()) is not None}
+        return counts.pop() if len(counts) == 1 and len(self.adapters) == 1 else accumulate
 
     def _passing(self) -> dict[str, Tree]:
         """Return the state that an evaluation changes.

@@ -22,10 +22,11 @@ from everstep.protocol.parts import TensorPart
 from everstep.protocol.slot import align
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
-from everstep.training.errors import CannotResume
+from everstep.training.earlier import EarlierState, EarlierTensors, Target
+from everstep.training.errors import CannotRelayout, CannotResume
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.sources import same_tensors
-from everstep.training.state_tree import Tree, check_dense, dtype_name, encode
+from everstep.training.state_tree import Tree, check_dense, dtype_name, dtype_of, encode
 
 EXPECTED_OPTIMIZERS = frozenset(
     {
@@ -134,6 +135,37 @@ class Adapter(Protocol):
             values: the values that `observe` returned.
         """
 
+    def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[Target]:
+        """Return the tensors that `load` will read if the state comes from another layout.
+
+        Called repeatedly while more earlier shards are mapped. The boxes of parameters are the same in every call.
+
+        Args:
+            earlier: the earlier shards that are mapped so far.
+            values: values of an earlier rank.
+
+        Returns:
+            Tensors of this rank's layout, in the order in which `load` reads them.
+
+        Raises:
+            CannotRelayout: a tensor cannot be mapped. The error names the tensor.
+        """
+        ...
+
+    def translate(self, values: EarlierState) -> Tree:
+        """Return the values for `load`, made from the values of an earlier rank of any kind of training.
+
+        Args:
+            values: values that the earlier rank's adapter of the same position observed.
+
+        Returns:
+            A tree like that of this adapter's `observe`.
+
+        Raises:
+            CannotRelayout: a value cannot be mapped. The error names its object.
+        """
+        ...
+
     def synchronize(self) -> None:
         """Rebuild derived state of ranks and modules from the loaded state.
 
@@ -166,6 +198,12 @@ class Adapter(Protocol):
         """Return the framework's count of optimizer steps.
 
         None means that the framework does not count steps, so only the script can.
+        """
+
+    def batches_per_step(self) -> int | None:
+        """Return the framework's number of batches per optimizer step.
+
+        None means that the script decides.
         """
 
     def end_step(self) -> None:
@@ -306,6 +344,84 @@ class NamedOptimizer:
         self.arenas[:] = [Arena(sum(align(tensor.numel() * tensor.element_size()) for tensor in missing))]
         return self.arenas[0]
 
+    def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
+        """Return the state tensors that earlier shards hold of the parameters, on the meta device.
+
+        They have the sizes of this rank. The entries of a parameter are known as soon as a mapped shard holds a part of
+        the parameter.
+        """
+        found: list[StateTensor] = []
+        for name, parameter in self.members:
+            local, entries = self.local(parameter), earlier.entries(f"{self.prefix}{name}")
+            shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+            for key, held in entries.items():
+                is_like = key not in SCALARS and tuple(parameter.shape) == held.shape
+                shapes[key] = (tuple(local.shape) if is_like else held.shape), held.dtype
+            if not local.numel():
+                # The optimizer keeps empty tensors too, and no box names them.
+                empty = dict(earlier.empty_entries(f"{self.prefix}{name}"))
+                if entries:
+                    empty |= dict.fromkeys(self._expected_keys(name), dtype_name(local.dtype))
+                shapes = {**{key: (tuple(local.shape), dtype) for key, dtype in empty.items()}, **shapes}
+            for key, (shape, dtype) in shapes.items():
+                tensor = torch.empty(shape, dtype=dtype_of(dtype), device="meta")
+                found.append(StateTensor(f"{self.prefix}{name}/{key}", tensor, is_deferred=True))
+        return found
+
+    def wanted(self, earlier: EarlierTensors) -> list[str]:
+        """Return the names of scalars that show whether a parameter had state, while no mapped shard shows it.
+
+        Only parameters of which this rank holds no elements need this.
+        """
+        return [
+            f"{self.prefix}{name}/{key}"
+            for name, parameter in self.members
+            if not self.local(parameter).numel() and not earlier.entries(f"{self.prefix}{name}")
+            for key in SCALARS
+            if key in self._expected_keys(name)
+        ]
+
+    def _expected_keys(self, name: str) -> Sequence[str]:
+        expected = FORESEEN.get(type(self.optimizer))
+        return () if expected is None else expected(self._options()[name])
+
+    def adopt(self, saved: Mapping[str, Any]) -> Tree:
+        """Return values for `load` from an optimizer of another kind of training.
+
+        Args:
+            saved: the values that the earlier optimizer's `observe` returned.
+
+        Returns:
+            The values. Options that this optimizer does not have are left out.
+
+        Raises:
+            CannotRelayout: the optimizers have different numbers of groups, or parameters that now share one state have
+                different values.
+        """
+        where = f"optimizer/{self.name}" if self.name else "optimizer"
+        groups, live = saved["groups"], self.optimizer.param_groups
+        if len(groups) != len(live):
+            raise CannotRelayout(
+                where, f"it had {len(groups)} parameter groups and has {len(live)}. Build the same groups as before"
+            )
+        common: dict[str, Tree] = {}
+        for entries in saved["plain"].values():
+            for key, value in entries.items():
+                if common.setdefault(key, value) != value:
+                    raise CannotRelayout(
+                        where,
+                        f"its parameters have different values of {key!r}, {common[key]!r} and {value!r}, and one "
+                        "state now holds several parameters. Load the step with the earlier kind of training",
+                    )
+        return {
+            "groups": [
+                {key: value for key, value in entries.items() if key in group}
+                for entries, group in zip(groups, live, strict=True)
+            ],
+            "plain": {name: dict(common) for name, _ in self.members} if common else {},
+            "shared": saved["shared"],
+        }
+
     def _foreseen(self, name: str, key: str, local: torch.Tensor) -> StateTensor:
         place = f"{self.prefix}{name}/{key}"
         if key in SCALARS:
@@ -393,9 +509,9 @@ class NamedOptimizer:
         for key in [key for key in state if key not in paths and key not in plain]:
             del state[key]
         for key, path in paths.items():
-            live, saved = state.get(key), tensors[path]
-            if isinstance(live, torch.Tensor) and self.local(live).shape == saved.shape and live.dtype == saved.dtype:
-                tensors.bring(saved, self.local(live))
+            live = state.get(key)
+            if isinstance(live, torch.Tensor) and (self.local(live).shape, live.dtype) == tensors.described(path):
+                tensors.bring(path, self.local(live))
             else:
                 state[key] = self._place(parameter, key, tensors, path, group)
         state.update(plain)
@@ -404,14 +520,14 @@ class NamedOptimizer:
         self, parameter: torch.Tensor, key: str, tensors: SavedTensors, path: str, group: Mapping[str, Any]
     ) -> torch.Tensor:
         """Create a state tensor on the device where an optimizer step would create it."""
-        saved, local = tensors[path], self.local(parameter)
+        (shape, dtype), local = tensors.described(path), self.local(parameter)
         if key in SCALARS and not (group.get("capturable") or group.get("fused")):
-            return saved.clone()
-        if saved.shape != local.shape:
-            return saved.to(local.device, copy=True)
-        fresh = self.arenas[0].empty(local.shape, saved.dtype) if self.arenas and local.is_contiguous() else None
+            return tensors[path].clone()
+        if shape != local.shape:
+            return tensors[path].to(local.device, copy=True)
+        fresh = self.arenas[0].empty(local.shape, dtype) if self.arenas and local.is_contiguous() else None
         return self.rewrap(
-            parameter, tensors.bring(saved, torch.empty_like(local, dtype=saved.dtype) if fresh is None else fresh)
+            parameter, tensors.bring(path, torch.empty_like(local, dtype=dtype) if fresh is None else fresh)
         )
 
 

@@ -18,11 +18,13 @@ from typing import cast
 
 import torch
 
-from everstep.protocol.parts import TensorPart
+from everstep.protocol.parts import TensorPart, whole
 from everstep.training.adapters.base import canonical_name, check_distinct, check_tensor, overlaps_itself
 from everstep.training.capture import StateTensor
+from everstep.training.earlier import EarlierTensors, Target
+from everstep.training.errors import CannotRelayout
 from everstep.training.saved_tensors import SavedTensors
-from everstep.training.state_tree import Tree
+from everstep.training.state_tree import Tree, dtype_name, dtype_of
 
 Place = tuple[str, torch.nn.Module, str]
 """Name of a buffer, the module that owns the buffer, and its key in the module."""
@@ -150,13 +152,51 @@ class Buffers:
                 owner._buffers[key] = None
             elif live is not None and id(live) not in written and self._has_room(live, saved):
                 written.add(id(live))
-                tensors.bring(saved, self._local(live))
+                tensors.bring(f"model/{name}", self._local(live))
             else:
                 lay = values["elsewhere"].get(name, values["device"])
                 owner._buffers[key] = saved.to(lay if live is None else live.device, copy=True)
         for name, known in ties.items():
             (owner, key), (other, other_key) = owners[name], owners[known]
             owner._buffers[key] = other._buffers[other_key]
+
+    def of_earlier(self, earlier: EarlierTensors, values: Tree) -> tuple[list[StateTensor], list[Target]]:
+        """Return the buffers that earlier shards hold.
+
+        Args:
+            earlier: the earlier shards that this rank has mapped so far.
+            values: the tree that `observe` returned on an earlier rank.
+
+        Returns:
+            Live buffers that ranks divide among them, and targets for all other buffers. A buffer that was whole comes
+            from the shard that supplies the values, because the ranks' buffers may differ.
+
+        Raises:
+            CannotRelayout: a buffer has another dtype than before.
+        """
+        assert isinstance(values, dict)
+        late = [path + key for path, _, key, _ in values["late"]]
+        lives = {name: owner._buffers.get(key) for name, owner, key in self._places}
+        divided: list[StateTensor] = []
+        own: list[Target] = []
+        for name in dict.fromkeys([*lives, *late]):
+            place, live, entry = f"model/{name}", lives.get(name), earlier.own(f"model/{name}")
+            if entry is None or name in values["ties"]:
+                continue
+            if live is not None and live.is_floating_point() and dtype_name(live.dtype) != entry.dtype:
+                raise CannotRelayout(
+                    place,
+                    f"this buffer was {entry.dtype}{list(entry.shape)} and is {dtype_name(live.dtype)}"
+                    f"{list(live.shape)}. Build the model with the dtypes of the earlier job",
+                )
+            if live is not None and self._local(live) is not live:
+                divided.append(StateTensor(place, self._local(live), is_deferred=False))
+            elif entry.parts and entry.parts != (whole(place, entry.shape),):
+                part = entry.parts[0]
+                own.append(Target(place, part.shape, dtype_of(entry.dtype), (whole(part.name, part.shape),)))
+            else:
+                own.append(Target(place, entry.shape, dtype_of(entry.dtype), (), is_own=True))
+        return divided, own
 
     def _check(self, places: Sequence[Place]) -> None:
         for name, owner, key in places:

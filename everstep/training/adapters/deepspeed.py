@@ -23,6 +23,7 @@ from torch.optim.optimizer import Optimizer
 
 from everstep.protocol.parts import TensorPart, parts_of_range, whole
 from everstep.training.adapters.base import (
+    SCALARS,
     AdapterState,
     ExtraStates,
     Layout,
@@ -39,9 +40,10 @@ from everstep.training.adapters.base import (
 from everstep.training.adapters.buffers import Buffers, buffers_of
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
-from everstep.training.errors import CannotResume
+from everstep.training.earlier import EarlierState, EarlierTensors, Target
+from everstep.training.errors import CannotRelayout, CannotResume
 from everstep.training.saved_tensors import SavedTensors
-from everstep.training.state_tree import Tree, dtype_name
+from everstep.training.state_tree import Tree, dtype_name, dtype_of
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -157,7 +159,7 @@ class DeepSpeedAdapter:
         ]
 
     def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
-        if self._engine.mpu is not None or self._engine.autotp_size() > 1:
+        if self._has_tensor_parallelism():
             # Each rank holds a slice of a parameter, and DeepSpeed does not say which.
             return {state.name: () for state in states if state.name.startswith(("model/", self._optimizer.prefix))}
         of_model = self._find_parts()
@@ -188,9 +190,9 @@ class DeepSpeedAdapter:
     def load(self, tensors: SavedTensors, values: Tree) -> None:
         assert isinstance(values, dict)
         for name, master in self._masters:
-            tensors.bring(tensors[f"model/{self._prefix}{name}"], master.data)
+            tensors.bring(f"model/{self._prefix}{name}", master.data)
         for name, parameter in self._others:
-            tensors.bring(tensors[f"model/{self._prefix}{name}"], _partition(parameter).data)
+            tensors.bring(f"model/{self._prefix}{name}", _partition(parameter).data)
         self._optimizer.load(tensors, values["optimizer"])
         if self._is_cpu_adam:
             replay_powers(self._optimizer.optimizer)
@@ -204,6 +206,105 @@ class DeepSpeedAdapter:
             setattr(self._zero.loss_scaler, key, value)
         if values["scheduler"] is not None:
             cast(_Scheduler, self._engine.lr_scheduler).load_state_dict(values["scheduler"])
+
+    def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[Target]:
+        if self._has_tensor_parallelism():
+            raise CannotRelayout(
+                self._name, "DeepSpeed's tensor parallelism does not name the slices of its ranks. Use FSDP2 for it"
+            )
+        of_model = self._find_parts()
+        found: list[Target] = []
+        for name, master in self._masters:
+            place = f"model/{self._prefix}{name}"
+            found.append(Target(place, tuple(master.shape), master.dtype, of_model[place], is_padded=True))
+        for name, parameter in self._others:
+            place, local = f"model/{self._prefix}{name}", _partition(parameter)
+            held = of_model.get(place, (whole(place, tuple(local.shape)),))
+            found.append(Target(place, tuple(local.shape), local.dtype, held, is_padded=place in of_model))
+        for name, master in self._masters:
+            found += self._state_targets(name, master, of_model[f"model/{self._prefix}{name}"], earlier)
+        _, own = self._buffers.of_earlier(earlier, values.adapter["buffers"])
+        return [*found, *own]
+
+    def _state_targets(
+        self, name: str, master: torch.Tensor, parts: Sequence[TensorPart], earlier: EarlierTensors
+    ) -> list[Target]:
+        """Return the state tensors of one master weight.
+
+        Elements of a parameter that had no state become zeros, as DeepSpeed itself creates them.
+        """
+        prefix = self._optimizer.prefix
+        owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}
+        # A partition that consists of padding has the counters of any parameter.
+        known = owners if parts else dict(earlier.entries_below(prefix))
+        found: list[Target] = []
+        if not any(known.values()):
+            # A partition of padding, beside shards of padding: another shard shows whether there was state.
+            owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
+            scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
+            found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))
+        for key in dict.fromkeys(key for entries in known.values() for key in entries):
+            held = next(entries[key] for entries in known.values() if key in entries)
+            dtype = dtype_of(held.dtype)
+            place = f"{prefix}{name}/{key}"
+            if key in SCALARS:
+                of_scalar = [
+                    whole(f"{prefix}{owner.removeprefix('model/').removeprefix(prefix)}/{key}", ())
+                    for owner, entries in known.items()
+                    if key in entries
+                ]
+                found.append(Target(place, (), dtype, tuple(of_scalar)))
+                continue
+            of_key: list[TensorPart] = []
+            for part in parts:
+                logical = f"{prefix}{part.name.removeprefix('model/')}/{key}"
+                if key not in owners[part.name]:
+                    continue
+                if (shape := owners[part.name][key].shape) != part.shape:
+                    raise CannotRelayout(
+                        logical,
+                        f"this state has the shape {list(shape)}, its parameter {list(part.shape)}. ZeRO keeps one "
+                        "element of state per element of a parameter; use an optimizer that does so",
+                    )
+                of_key.append(msgspec.structs.replace(part, name=logical))
+            found.append(Target(place, tuple(master.shape), dtype, tuple(of_key), is_padded=True))
+        return found
+
+    def translate(self, values: EarlierState) -> Tree:
+        saved, live = values.adapter, self._counters()
+        zero: dict[str, Tree] = {"zero": live["zero"], "scaler": saved.get("scaler", live["scaler"])}
+        scheduler = values.scheduler()
+        if live["scheduler"] is None and not values.is_of_engine:
+            scheduler = None  # The script has registered it beside the engine.
+        if (scheduler is None) != (live["scheduler"] is None):
+            had = "no scheduler" if scheduler is None else "a scheduler"
+            raise CannotRelayout(
+                "scheduler", f"the earlier launch had {had}, this engine differs. Pass the scheduler to initialize()"
+            )
+        accumulation = int(self._engine.gradient_accumulation_steps())
+        if values.is_of_engine:
+            optimizer = self._optimizer.adopt(saved["optimizer"])
+            counters = dict(saved["engine"])
+            before = int(values.facts.get(f"accumulation {self._name}", accumulation))
+            # DeepSpeed finds the end of a step by this count modulo the accumulation of this launch.
+            counters["micro_steps"] = counters["micro_steps"] // before * accumulation
+        else:
+            optimizer = self._optimizer.adopt(_only_optimizer(self._optimizer.name, saved["optimizers"]))
+            step = int(values.step)
+            counters = {
+                "global_steps": step,
+                "global_samples": step * int(self._engine.train_batch_size()),
+                "micro_steps": step * accumulation,
+                "skipped_steps": 0,
+            }
+        return {
+            "optimizer": optimizer,
+            "buffers": saved["buffers"],
+            "extra_states": saved["extra_states"],
+            "engine": counters,
+            "scheduler": scheduler,
+            **zero,
+        }
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -227,6 +328,9 @@ class DeepSpeedAdapter:
 
     def steps_made(self) -> int | None:
         return int(self._engine.global_steps)
+
+    def batches_per_step(self) -> int | None:
+        return int(self._engine.gradient_accumulation_steps())
 
     def end_step(self) -> None:
         """Do nothing: the engine counts its own steps."""
@@ -252,6 +356,8 @@ class DeepSpeedAdapter:
         for name, parameter in self._others:
             check_parameter(f"model/{self._prefix}{name}", _partition(parameter))
             layout.add_tensor(f"model/{self._prefix}{name}", _partition(parameter), parameter.requires_grad)
+        for name, _, key in self._buffers.places:
+            layout.entries[f"buffer model/{name}"] = key
         for name in self._extra.names:
             layout.entries[f"extra state model/{self._prefix}{name}"] = ""
         for name, parameter in self._parameters:
@@ -261,6 +367,9 @@ class DeepSpeedAdapter:
             layout.entries[f"parameter {self._prefix}{name}"] = f"{dtype_name(parameter.dtype)}{shape}"
         layout.add_optimizer(self._optimizer)
         return layout.entries
+
+    def _has_tensor_parallelism(self) -> bool:
+        return self._engine.mpu is not None or self._engine.autotp_size() > 1
 
     def _find_parts(self) -> dict[str, tuple[TensorPart, ...]]:
         """Return the boxes of the master weights and of the other partitioned parameters, by their names in a slot."""
@@ -290,6 +399,16 @@ class DeepSpeedAdapter:
         size, count = parameter.partition_numel(), parameter.ds_numel
         begin = min(count, self._zero._get_param_partition_rank(parameter) * size)
         return parts_of_range(name, tuple(parameter.ds_shape), begin, min(count, begin + size), start)
+
+
+def _only_optimizer(name: str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the optimizer of this name that the earlier launch registered."""
+    if name not in saved:
+        raise CannotRelayout(
+            f"optimizer/{name}" if name else "optimizer",
+            f"the earlier launch registered {sorted(saved)}. Give the engine the name of its optimizer",
+        )
+    return cast("Mapping[str, Any]", saved[name])
 
 
 def _version() -> str:

@@ -35,7 +35,8 @@ from everstep.training.adapters.base import (
 from everstep.training.adapters.buffers import Buffers, buffers_of
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
-from everstep.training.errors import CannotResume
+from everstep.training.earlier import EarlierState, EarlierTensors, Target
+from everstep.training.errors import CannotRelayout, CannotResume
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
@@ -181,7 +182,7 @@ class PlainAdapter:
     def load(self, tensors: SavedTensors, values: Tree) -> None:
         assert isinstance(values, dict)
         for (name, parameter), flag in zip(self._parameters.items(), values["requires_grad"], strict=True):
-            tensors.bring(tensors[f"model/{name}"], self.local(parameter))
+            tensors.bring(f"model/{name}", self.local(parameter))
             if parameter.requires_grad != bool(flag):
                 parameter.requires_grad_(bool(flag))
         for named in self._optimizers:
@@ -199,6 +200,52 @@ class PlainAdapter:
             self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"), arena)
         self._extra.load(values["extra_states"])
 
+    def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[Target]:
+        states = self._named_parameters()
+        states += [state for named in self._optimizers for state in named.of_earlier(earlier)]
+        divided, own = self._buffers.of_earlier(earlier, values.adapter["buffers"])
+        states += divided
+        parts = self.parts(states)
+        found: list[Target] = []
+        for state in states:
+            shape = tuple(state.tensor.shape)
+            held = parts.get(state.name, (whole(state.name, shape),))
+            found.append(Target(state.name, shape, state.tensor.dtype, held))
+        wanted = [name for named in self._optimizers for name in named.wanted(earlier)]
+        found += [Target(name, (), torch.float32, (whole(name, ()),), is_optional=True) for name in wanted]
+        return [*found, *own]
+
+    def translate(self, values: EarlierState) -> Tree:
+        saved = values.adapter
+        if not values.is_of_engine:
+            self._check_gradients(saved)
+            return saved
+        (named,) = self._optimizers or (None,)
+        if named is None:
+            raise CannotRelayout("optimizer", "the engine had one, this launch has none. Register the optimizer")
+        return {
+            "optimizers": {named.name: named.adopt(saved["optimizer"])},
+            "buffers": saved["buffers"],
+            "gradients": bytes([_NO_GRADIENT] * len(self._parameters)),
+            "requires_grad": bytes(map(attrgetter("requires_grad"), self._parameters.values())),
+            "extra_states": saved["extra_states"],
+        }
+
+    def _check_gradients(self, saved: Mapping[str, bytes]) -> None:
+        """Reject gradients that the script accumulates across boundaries: each rank has its own."""
+        states = saved["gradients"]
+        if len(states) != len(self._parameters):
+            raise CannotRelayout(
+                "model", f"it had {len(states)} parameters and has {len(self._parameters)}. Build the same model"
+            )
+        for name, state in zip(self._parameters, states, strict=True):
+            if state == _LIVE_GRADIENT:
+                raise CannotRelayout(
+                    f"gradient/{name}",
+                    "the script accumulates it across a step, and each rank has its own. Restart from a step at which "
+                    "the optimizer has used all gradients",
+                )
+
     def synchronize(self) -> None:
         self._extra.finish()
 
@@ -215,6 +262,9 @@ class PlainAdapter:
         return list(self._models.values())
 
     def steps_made(self) -> int | None:
+        return None
+
+    def batches_per_step(self) -> int | None:
         return None
 
     def end_step(self) -> None:

@@ -22,6 +22,9 @@ from everstep.protocol.rank_messages import (
     AgentHalf,
     Arriving,
     Captured,
+    EarlierLayout,
+    FetchedShard,
+    FetchShard,
     Logged,
     RankFault,
     RankHello,
@@ -83,6 +86,7 @@ class FakeAgent:
         *,
         base_step: int = 0,
         base_slots: dict[int, Path] | None = None,
+        earlier: dict[int, Path] | None = None,
         first: int = 1,
         lead: int = 2,
         commit_target: int = 1,
@@ -93,6 +97,8 @@ class FakeAgent:
         self.generation = generation
         self.base_step = base_step
         self.base_slots = base_slots or {}
+        self.earlier = earlier
+        """Slots of the base by earlier rank, if another number of ranks made the base. An absent slot is lost."""
         self.lines = [Line(directory, rank, generation) for rank in range(world_size)]
         self.committed = NONE
         self.proposed = NONE
@@ -268,17 +274,26 @@ class FakeAgent:
         self._say_welcome(line, path)
 
     def _say_welcome(self, line: Line, base: Path | None) -> None:
+        layout = None
+        if self.earlier is not None:
+            layout = EarlierLayout(world_size=max(self.earlier) + 1, here=())
         line.say(
             Welcome(
                 generation=self.generation,
                 word_path=str(line.page_path),
                 base_step=self.base_step,  # type: ignore[arg-type]
                 base_slot_path=str(base) if base else None,
+                relayout=layout,
             )
         )
 
     def take(self, line: Line, message: object) -> None:
-        if isinstance(message, SlotsRequest):
+        if isinstance(message, FetchShard):
+            assert self.earlier is not None
+            path = self.earlier.get(message.owner_rank)
+            problem = "" if path else "its node is lost"
+            line.say(FetchedShard(owner_rank=message.owner_rank, path=str(path or ""), problem=problem))
+        elif isinstance(message, SlotsRequest):
             line.request = message
             for path in line.slot_paths:
                 self._make_slot(line, path, message)

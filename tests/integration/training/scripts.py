@@ -109,6 +109,13 @@ def digest(session: TrainingSession) -> dict[str, str]:
 
 def keep(session: TrainingSession, registered: dict[str, Any], directory: Path, rank: int) -> None:
     """Write the rank's state as a slot's payload, and the whole tensors as the framework gathers them."""
+    keep_payload(session, directory, rank)
+    whole = {name: tensor.detach().float().numpy() for name, tensor in gathered(registered).items()}
+    np.savez(directory / f"whole-{rank}.npz", **{name.replace("/", "|"): value for name, value in whole.items()})
+
+
+def keep_payload(session: TrainingSession, directory: Path, rank: int) -> None:
+    """Write the rank's state as a slot's payload, and the place of its index."""
     state = state_of(session)
     observed = state.observe()
     plan = CapturePlan.make(observed.tensors, state.parts(observed.tensors))
@@ -122,8 +129,6 @@ def keep(session: TrainingSession, registered: dict[str, Any], directory: Path, 
     size = memory.write_values(plan, observed.values)
     path.write_bytes(bytes(memory.bytes_at(0, plan.index_offset + size)))
     (directory / f"index-{rank}").write_text(json.dumps([plan.index_offset, size]))
-    whole = {name: tensor.detach().float().numpy() for name, tensor in gathered(registered).items()}
-    np.savez(directory / f"whole-{rank}.npz", **{name.replace("/", "|"): value for name, value in whole.items()})
 
 
 def gathered(registered: dict[str, Any]) -> dict[str, torch.Tensor]:

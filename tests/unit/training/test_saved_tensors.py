@@ -22,7 +22,7 @@ def test_nothing_is_missing_when_it_has_finished() -> None:
     ]
     saved = numbered(*tensors)
     live = [torch.full_like(tensor, 9, requires_grad=tensor.is_floating_point()) for tensor in tensors]
-    assert all(saved.bring(saved[name], one) is one for name, one in zip(saved, live, strict=True))
+    assert all(saved.bring(name, one) is one for name, one in zip(saved, live, strict=True))
     saved.finish()
     assert all(torch.equal(one, tensor) for one, tensor in zip(live, tensors, strict=True))
 
@@ -30,10 +30,10 @@ def test_nothing_is_missing_when_it_has_finished() -> None:
 def test_what_comes_behind_the_end_takes_another() -> None:
     saved = numbered(torch.ones(1), torch.ones(1))
     first, second = torch.zeros(1), torch.zeros(1)
-    saved.bring(saved["0"], first)
+    saved.bring("0", first)
     saved.finish()
     first.zero_()
-    saved.bring(saved["1"], second)
+    saved.bring("1", second)
     saved.finish()
     assert (first.item(), second.item()) == (0, 1), "what was copied is not copied again"
 
@@ -44,6 +44,6 @@ def test_no_more_is_gathered_than_a_signal_may_wait_for(monkeypatch: pytest.Monk
     live = [torch.zeros(2) for _ in range(7)]
     copied = []
     for name, one in zip(saved, live, strict=True):
-        saved.bring(saved[name], one)
+        saved.bring(name, one)
         copied.append(sum(int(other[0]) for other in live))
     assert copied == [0, 0, 3, 3, 3, 6, 6]

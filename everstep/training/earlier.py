@@ -1,0 +1,314 @@
+"""Earlier shards: the shards of a step that another number of ranks, or another kind of training, made.
+
+A rank of the new layout maps some of these shards. Their indexes name the boxes of logical tensors that they hold
+(`everstep.protocol.parts`). Adapters turn them into targets: the tensors of the rank's own layout, with the boxes of
+logical tensors that fill them.
+
+Invariant: nothing here writes to live objects or communicates with other ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+
+from everstep.protocol.dtypes import ITEM_BYTES
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Rank, RunId, Step
+from everstep.protocol.parts import TensorPart
+from everstep.protocol.rank_messages import EarlierLayout
+from everstep.protocol.slot import HEADER_BYTES, SlotIndex, SlotState, TensorEntry, digest, unpack_header, unpack_index
+from everstep.protocol.slot_values import SlotValues
+from everstep.training.agent_link import AgentLink
+from everstep.training.errors import CannotRelayout, RestoreMismatch
+from everstep.training.restore import decode_facts, decode_values
+from everstep.training.state_tree import Tree, dtype_name
+
+LOGICAL_PREFIXES = ("model/", "optimizer/")
+"""Names of logical tensors begin with one of these. Other tensors belong to one rank."""
+
+
+class EarlierShards(Protocol):
+    """Access to the shards of the base in its earlier layout."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the generation that made the base."""
+        ...
+
+    @property
+    def here(self) -> Sequence[Rank]:
+        """Earlier ranks whose shards this node already holds in memory."""
+        ...
+
+    def fetch(self, rank: Rank) -> Path:
+        """Load the shard of an earlier rank. May wait until the agent has loaded it.
+
+        Args:
+            rank: the earlier rank that owns the shard.
+
+        Returns:
+            Path of the sealed and verified slot.
+
+        Raises:
+            RestoreMismatch: the agent cannot load the shard.
+            AgentUnreachable: the connection to the agent was lost for too long.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentShards:
+    """Earlier shards that this node's agent loads (`EarlierShards`)."""
+
+    link: AgentLink
+    layout: EarlierLayout
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the generation that made the base."""
+        return self.layout.world_size
+
+    @property
+    def here(self) -> Sequence[Rank]:
+        """Earlier ranks whose shards this node already holds in memory."""
+        return self.layout.here
+
+    def fetch(self, rank: Rank) -> Path:
+        """Load the shard of an earlier rank, and wait until the agent has loaded it.
+
+        Args:
+            rank: the earlier rank that owns the shard.
+
+        Returns:
+            Path of the sealed and verified slot.
+
+        Raises:
+            RestoreMismatch: the agent cannot load the shard.
+            AgentUnreachable: the connection to the agent was lost for too long.
+        """
+        answer = self.link.fetch(rank)
+        if answer.problem or not answer.path:
+            raise RestoreMismatch(f"the agent cannot load the shard of earlier rank {rank}: {answer.problem}")
+        return Path(answer.path)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierShard:
+    """One mapped shard of an earlier rank."""
+
+    rank: Rank
+    payload: torch.Tensor
+    """uint8[index_offset]: the tensors of the slot. A private mapping, so the slot itself never changes."""
+    index: SlotIndex
+    values: SlotValues
+    facts: Mapping[str, str]
+    """Layout facts of the earlier rank (`Adapter.facts`)."""
+
+    def box(self, entry: TensorEntry, part: TensorPart) -> torch.Tensor:
+        """Return one box of a logical tensor as a view of the slot."""
+        begin = entry.offset + part.start * ITEM_BYTES[entry.dtype]
+        data = self.payload[begin : begin + part.elements * ITEM_BYTES[entry.dtype]]
+        dtype: torch.dtype = getattr(torch, entry.dtype)
+        return data.view(dtype).view(part.sizes) if data.numel() else torch.empty(part.sizes, dtype=dtype)
+
+
+def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
+    """Map the slot of an earlier rank.
+
+    Args:
+        path: the sealed slot, verified by the agent.
+        run: the run that the slot must belong to.
+        rank: the earlier rank that must own the slot.
+        step: the step that the slot must hold.
+
+    Returns:
+        The shard.
+
+    Raises:
+        RestoreMismatch: the slot cannot be read, or holds another shard.
+    """
+    try:
+        with path.open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        header = unpack_header(memory[:HEADER_BYTES])
+        found = (header.state, header.run, header.owner_rank, header.step)
+        if found != (SlotState.SEALED, run, rank, step):
+            expected = (SlotState.SEALED, run, rank, step)
+            raise RestoreMismatch(f"the slot {path} holds {found}, expected {expected} (state, run, rank, step)")
+        begin = HEADER_BYTES + header.index_offset
+        index = unpack_index(memory[begin : begin + header.index_bytes], header.index_offset)
+        values = decode_values(index.values)
+        facts = decode_facts(values.facts)
+    except (OSError, ValueError, ProtocolError) as error:  # msgspec's errors are ValueErrors
+        raise RestoreMismatch(f"the slot {path} cannot be read: {error}") from error
+    if digest(values.facts) != header.layout_hash:
+        raise RestoreMismatch(f"the layout hash in the header of the slot {path} is not that of its facts")
+    count = header.index_offset
+    payload = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES, count=count) if count else torch.empty(0)
+    return EarlierShard(rank, payload, index, values, facts)
+
+
+@dataclass(slots=True)
+class HeldTensor:
+    """A logical tensor, as far as the mapped shards hold it."""
+
+    dtype: str
+    """torch's name without the prefix `torch.`."""
+    shape: tuple[int, ...]
+    boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], torch.Tensor]
+    """View of each box, by its offsets and sizes. If several shards hold a box, the first mapped shard's copy."""
+
+
+class EarlierTensors:
+    """The logical tensors of the mapped shards, and the slot tensors of the shard that supplies the values."""
+
+    def __init__(self) -> None:
+        self.shards: list[EarlierShard] = []
+        self._held: dict[str, HeldTensor] = {}
+        self._entries: dict[str, dict[str, HeldTensor]] = {}
+        self._empty: dict[str, dict[str, str]] = {}
+        """Dtype of each state tensor that is empty on an earlier rank, by owner and key."""
+        self._own: dict[str, TensorEntry] = {}
+        self._own_shard: EarlierShard | None = None
+
+    def add(self, shard: EarlierShard, *, is_own: bool) -> None:
+        """Add a mapped shard.
+
+        Args:
+            shard: a shard that was not added before.
+            is_own: True for the shard whose values this rank loads.
+
+        Raises:
+            CannotRelayout: two shards contradict each other about a logical tensor.
+        """
+        self.shards.append(shard)
+        if is_own:
+            self._own_shard = shard
+            self._own = {entry.name: entry for entry in shard.index.tensors}
+        for entry in shard.index.tensors:
+            if not entry.bytes and entry.name.startswith("optimizer/"):
+                owner, _, key = entry.name.rpartition("/")
+                self._empty.setdefault(owner, {})[key] = entry.dtype
+            for part in entry.logical_parts:
+                if part.name.startswith(LOGICAL_PREFIXES):
+                    self._add(shard, entry, part)
+
+    def _add(self, shard: EarlierShard, entry: TensorEntry, part: TensorPart) -> None:
+        held = self._held.get(part.name)
+        if held is None:
+            held = self._held[part.name] = HeldTensor(entry.dtype, part.shape, {})
+            if part.name.startswith("optimizer/"):
+                owner, _, key = part.name.rpartition("/")
+                self._entries.setdefault(owner, {})[key] = held
+        elif (held.dtype, held.shape) != (entry.dtype, part.shape):
+            raise CannotRelayout(
+                part.name,
+                f"it is {held.dtype}{list(held.shape)} on one earlier rank and {entry.dtype}{list(part.shape)} on "
+                f"earlier rank {shard.rank}. Its shape depends on the data of each rank; keep it out of the state",
+            )
+        held.boxes.setdefault((part.offsets, part.sizes), shard.box(entry, part))
+
+    def get(self, name: str) -> HeldTensor | None:
+        """Return a logical tensor, or None if no mapped shard holds a box of it."""
+        return self._held.get(name)
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all logical tensors of which the mapped shards hold boxes."""
+        return list(self._held)
+
+    def entries(self, owner: str) -> Mapping[str, HeldTensor]:
+        """Return the optimizer state of one parameter by its keys.
+
+        Args:
+            owner: `optimizer/<parameter>`, or `optimizer/<optimizer>/<parameter>`.
+
+        Returns:
+            The state tensors of which the mapped shards hold boxes; empty if the parameter has no state there.
+        """
+        return self._entries.get(owner, {})
+
+    def empty_entries(self, owner: str) -> Mapping[str, str]:
+        """Return the dtypes of the state tensors of one parameter that are empty on a mapped rank, by their keys."""
+        return self._empty.get(owner, {})
+
+    def entries_below(self, prefix: str) -> Iterator[tuple[str, Mapping[str, HeldTensor]]]:
+        """Yield owner and entries of every parameter of an optimizer, by the prefix of its names."""
+        return ((owner, entries) for owner, entries in self._entries.items() if f"{owner}/".startswith(prefix))
+
+    def own(self, name: str) -> TensorEntry | None:
+        """Return a slot tensor of the shard that supplies this rank's values, by its name in the slot."""
+        return self._own.get(name)
+
+    def own_tensor(self, name: str) -> torch.Tensor:
+        """Return the content of a slot tensor of the shard that supplies this rank's values, as a view."""
+        assert self._own_shard is not None
+        entry = self._own[name]
+        return self._own_shard.box(entry, TensorPart(name, entry.shape, (0,) * len(entry.shape), entry.shape, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tensor of this rank's new layout, and the boxes of logical tensors that fill it."""
+
+    name: str
+    """Name of the tensor in a slot of the new layout."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: tuple[TensorPart, ...]
+    """Boxes as in a slot. Boxes of several names at one place are alternatives with equal elements."""
+    is_padded: bool = False
+    """True if elements without a box are padding and become zeros."""
+    is_own: bool = False
+    """True if the tensor is copied as it is from the shard that supplies this rank's values."""
+    is_optional: bool = False
+    """True if the earlier launch may lack the tensor. The rank then maps all shards to look for it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def check(self) -> None:
+        """Check that the boxes cover the tensor.
+
+        Raises:
+            CannotRelayout: elements have no box, because the framework divides the tensor in a way that has no names.
+        """
+        boxed = sum(count for _, count in {(part.start, part.elements) for part in self.parts})
+        if not (self.is_own or self.is_padded) and boxed != math.prod(self.shape):
+            raise CannotRelayout(
+                self.name,
+                f"this rank's part, {dtype_name(self.dtype)}{list(self.shape)}, has no place in the whole tensor: "
+                "the dimension is divided unevenly by two shardings, or by a parallelism of the script. "
+                "Use sizes that the numbers of ranks divide",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierState:
+    """The values of an earlier rank that are not tensors, for the adapters."""
+
+    step: Step
+    facts: Mapping[str, str]
+    adapter: Mapping[str, Any]
+    """What the earlier adapter's `observe` returned as values."""
+    others: Mapping[str, Any]
+    """Objects, data positions, modes and generators by name."""
+
+    @property
+    def is_of_engine(self) -> bool:
+        """True if the values come from a DeepSpeed engine."""
+        return "optimizer" in self.adapter
+
+    def scheduler(self) -> Tree:
+        """Return the state of the only scheduler, owned by the engine or the script; None if there was none."""
+        if self.is_of_engine:
+            return cast(Tree, self.adapter["scheduler"])
+        return cast(Tree, self.others["objects"].get("scheduler"))

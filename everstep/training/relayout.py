@@ -1,0 +1,493 @@
+"""Relayout: load a step that another number of ranks, or another kind of training, made.
+
+    earlier shards ──▶ boxes of logical tensors ──▶ DCP's planner ──▶ the tensors of this rank's layout
+                  └──▶ values of earlier rank (rank mod W): groups, schedulers, objects, data, generators
+
+A rank maps whole shards until they cover the tensors of its own layout. The planning and the interfaces of the reads
+are those of `torch.distributed.checkpoint`; the metadata describes the mapped shards and is never stored.
+
+Invariant: every logical tensor has the same elements before and after the load. `read_earlier` checks everything that
+can be refused, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Rank
+from everstep.protocol.parts import TensorPart
+from everstep.training import rng
+from everstep.training.copier import Copies
+from everstep.training.earlier import (
+    EarlierShard,
+    EarlierShards,
+    EarlierState,
+    EarlierTensors,
+    HeldTensor,
+    Target,
+    map_shard,
+)
+from everstep.training.errors import CannotRelayout, RestoreMismatch
+from everstep.training.host_copy import copy_into_live
+from everstep.training.restore import VALUE_PREFIX, Expected
+from everstep.training.saved_tensors import GATHERED_BYTES, SavedTensors
+from everstep.training.state import RankState
+from everstep.training.state_tree import Tree, decode, dtype_name, dtype_of
+
+ADVICE = "Build the model and the optimizer of the earlier job, with its dtypes"
+
+
+def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size: int) -> list[Rank]:
+    """Return the order in which a rank maps earlier shards.
+
+    The shard whose values the rank loads is the first. Shards that this node holds cost nothing and follow. The other
+    shards follow by their distance from the rank's own share, because frameworks divide tensors in the order of ranks.
+
+    Args:
+        earlier_size: number of earlier ranks.
+        here: earlier ranks whose shards this node holds.
+        rank: the rank that loads.
+        world_size: number of ranks of this launch.
+
+    Returns:
+        Every earlier rank once.
+    """
+    begin, end = rank * earlier_size / world_size, (rank + 1) * earlier_size / world_size
+
+    def key(other: int) -> tuple[bool, bool, float, int]:
+        return other != rank % earlier_size, other not in here, max(0.0, begin - other - 1, other - end), other
+
+    return [Rank(other) for other in sorted(range(earlier_size), key=key)]
+
+
+def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, world_size: int) -> Relaid:
+    """Map the earlier shards that this rank needs, and plan the load. Writes nothing.
+
+    Called once per rank, before the ranks agree to load.
+
+    Args:
+        shards: access to the earlier shards.
+        state: the rank's live state, whose layout the result has.
+        expected: the run and the step that the shards must have, and this rank.
+        world_size: number of ranks of this launch.
+
+    Returns:
+        The state in this rank's layout, for `RankState.load` and `RankState.complete`.
+
+    Raises:
+        RestoreMismatch: a shard cannot be loaded or read.
+        CannotRelayout: the state cannot be mapped. The error names the tensor or object.
+        AgentUnreachable: the connection to the agent was lost for too long.
+    """
+    earlier = EarlierTensors()
+    values: _Values | None = None
+    cover = _Cover(earlier, shards.world_size)
+    missing: Sequence[Target] = ()
+    for rank in fetch_order(shards.world_size, shards.here, expected.rank, world_size):
+        shard = map_shard(shards.fetch(rank), expected.run, rank, expected.step)
+        earlier.add(shard, is_own=values is None)
+        if values is None:
+            values = _Values.of(shard, earlier, state, expected)
+        missing = cover.add_all(values.targets(earlier))
+        if not missing:
+            break
+    assert values is not None, "an earlier launch has at least one rank"
+    for target in missing:
+        if not target.is_optional:
+            raise CannotRelayout(*cover.explain(target))
+    _check_names(earlier, state, values)
+    others = _others(values, state, expected.rank, shards.world_size, world_size)
+    return Relaid(RelaidTensors(cover, earlier), values.translated(), others)
+
+
+@dataclass(frozen=True, slots=True)
+class Relaid:
+    """A checked state in this rank's layout (`restore.Restorable`)."""
+
+    tensors: SavedTensors
+    adapter_values: Tree
+    other_values: Tree
+
+    def adapters(self) -> Tree:
+        """Return the values for each adapter's `load`."""
+        return self.adapter_values
+
+    def others(self) -> Tree:
+        """Return the values of objects, data, modes and generators, by name."""
+        return self.other_values
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The values of the earlier rank that this rank continues, for each live adapter."""
+
+    state: RankState
+    pairs: Sequence[EarlierState]
+    others: dict[str, Any]
+
+    @classmethod
+    def of(cls, shard: EarlierShard, earlier: EarlierTensors, state: RankState, expected: Expected) -> _Values:
+        def tensor(path: str) -> torch.Tensor:
+            return earlier.own_tensor(VALUE_PREFIX + path).clone()
+
+        try:
+            saved = cast("list[dict[str, Any]]", decode(shard.values.adapters, tensor))
+            others = cast("dict[str, Any]", decode(shard.values.others, tensor))
+        except (ProtocolError, KeyError) as error:
+            raise RestoreMismatch(f"the values of earlier rank {shard.rank} cannot be read: {error}") from error
+        _check_facts(shard.facts, state.facts)
+        pairs = [EarlierState(expected.step, shard.facts, each, others) for each in saved]
+        are_engines = [pair.is_of_engine for pair in pairs]
+        is_same = are_engines == [adapter.kind == "deepspeed" for adapter in state.adapters]
+        if not is_same and not len(pairs) == len(state.adapters) == 1:
+            raise CannotRelayout(
+                "model",
+                f"the earlier launch registered {len(pairs)} engines and models, this one {len(state.adapters)} of "
+                "another kind. Only a single model changes between DeepSpeed and torch",
+            )
+        return cls(state, pairs, others)
+
+    def targets(self, earlier: EarlierTensors) -> list[Target]:
+        pairs = zip(self.state.adapters, self.pairs, strict=True)
+        return [target for adapter, values in pairs for target in adapter.targets(earlier, values)]
+
+    def translated(self) -> Tree:
+        pairs = zip(self.state.adapters, self.pairs, strict=True)
+        return [adapter.translate(values) for adapter, values in pairs]
+
+
+def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Check the facts that hold in every layout: optimizers, groups, buffers, loaders."""
+    has_engine = any(value.startswith("deepspeed") for facts in (was, now) for value in facts.values())
+
+    def is_compared(key: str) -> bool:
+        if key.startswith("optimizer "):
+            return not (has_engine and " group " in key)  # an engine's groups hold master weights
+        return key in ("format", "data") or key.startswith(("buffer ", "extra state "))
+
+    for key in sorted(was.keys() | now.keys()):
+        if is_compared(key) and was.get(key) != now.get(key):
+            raise CannotRelayout(
+                key.strip(), f"was {was.get(key, 'absent')}, is {now.get(key, 'absent')}. {ADVICE}, and its loaders"
+            )
+
+
+def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> None:
+    """Check that this launch has every tensor of the earlier model."""
+    names = set(state.parameters())
+    names |= {key.partition(" ")[2] for key in state.facts if key.startswith(("buffer ", "tie "))}
+    for pair in values.pairs:
+        names |= {f"model/{path}{key}" for path, _, key, _ in pair.adapter["buffers"]["late"]}
+    ties = {key.partition(" ")[2] for pair in values.pairs for key in pair.facts if key.startswith("tie ")}
+    for name in earlier.names():
+        if name.startswith("model/") and name not in names and name not in ties:
+            held = earlier.get(name)
+            assert held is not None
+            raise CannotRelayout(
+                name, f"was {held.dtype}{list(held.shape)}, and this model has no such tensor. {ADVICE}"
+            )
+
+
+@dataclass(slots=True)
+class _Reads:
+    """A target and the reads that fill it."""
+
+    target: Target
+    items: list[tuple[ReadItem, TensorPart]] = field(default_factory=list)
+
+
+class _Cover:
+    """Plans reads of mapped boxes for targets, with DCP's planner.
+
+    Args:
+        earlier: the earlier shards that this rank has mapped so far; more may follow.
+        earlier_size: number of earlier ranks, for messages.
+    """
+
+    def __init__(self, earlier: EarlierTensors, earlier_size: int) -> None:
+        self.reads: dict[str, _Reads] = {}
+        """The targets whose boxes are all mapped, by name."""
+        self._earlier = earlier
+        self._earlier_size = earlier_size
+
+    def add_all(self, targets: Sequence[Target]) -> list[Target]:
+        """Plan the reads of targets, and return the targets of which boxes are not mapped yet."""
+        for name in self.reads.keys() - {target.name for target in targets}:
+            del self.reads[name]
+        return [target for target in targets if not self._is_covered(target)]
+
+    def _is_covered(self, target: Target) -> bool:
+        known = self.reads.get(target.name)
+        if known is not None and known.target == target:
+            return True
+        target.check()
+        reads = _Reads(target)
+        for number, alternatives in enumerate(_places(target)):
+            found = [items for part in alternatives if (items := self._items(target, number, part)) is not None]
+            if not found:
+                return False
+            if not target.shape and len(found) > 1:
+                self._check_equal(target, alternatives)
+            reads.items += found[0]
+        self.reads[target.name] = reads
+        return True
+
+    def _items(self, target: Target, number: int, part: TensorPart) -> list[tuple[ReadItem, TensorPart]] | None:
+        """Return the reads of one box, or None if the mapped shards do not hold all of it."""
+        held = self._earlier.get(part.name)
+        if held is None:
+            return None
+        if (held.dtype, held.shape) != (dtype_name(target.dtype), part.shape):
+            raise CannotRelayout(
+                part.name,
+                f"was {held.dtype}{list(held.shape)} on {self._earlier_size} ranks, is {dtype_name(target.dtype)}"
+                f"{list(part.shape)}. {ADVICE}",
+            )
+        chunk = ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes))
+        found = create_read_items_for_chunk_list(part.name, metadata_of(held), [chunk])
+        if sum(math.prod(item.lengths) for item in found) != part.elements:
+            return None
+        place = MetadataIndex(f"{target.name}#{number}")  # one logical box may fill several targets
+        return [(replace(item, dest_index=place), part) for item in found]
+
+    def _check_equal(self, target: Target, alternatives: Sequence[TensorPart]) -> None:
+        values: dict[float, str] = {}
+        for part in alternatives:
+            if (held := self._earlier.get(part.name)) is not None:
+                values.setdefault(next(iter(held.boxes.values())).item(), part.name)
+        if len(values) > 1:
+            (one, first), (other, second), *_ = values.items()
+            raise CannotRelayout(
+                target.name,
+                f"{first} is {one} and {second} is {other}, and ZeRO keeps one value for both. Load the step with the "
+                "earlier kind of training",
+            )
+
+    def explain(self, target: Target) -> tuple[str, str]:
+        """Return the name and the reason of a target that all earlier shards together do not cover."""
+        for alternatives in _places(target):
+            part = alternatives[0]
+            held = self._earlier.get(part.name)
+            now = f"{dtype_name(target.dtype)}{list(part.shape)}"
+            if held is None:
+                return part.name, f"is {now}, and none of the {self._earlier_size} earlier shards holds it. {ADVICE}"
+            if sum(math.prod(sizes) for _, sizes in held.boxes) != math.prod(part.shape):
+                return part.name, (
+                    f"the {self._earlier_size} earlier shards hold boxes of {held.dtype}{list(held.shape)} that do not "
+                    f"fit together, for {now}. Their layout divides it in a way that has no names; use even sizes"
+                )
+        return target.name, f"the {self._earlier_size} earlier shards do not cover it"
+
+
+def _places(target: Target) -> list[list[TensorPart]]:
+    """Return the boxes of a target, with the alternatives of one place together."""
+    places: dict[tuple[int, int], list[TensorPart]] = {}
+    for part in target.parts:
+        if part.elements:
+            places.setdefault((part.start, part.elements), []).append(part)
+    return list(places.values())
+
+
+def metadata_of(held: HeldTensor) -> TensorStorageMetadata:
+    """Return DCP's description of a logical tensor, as far as it is mapped."""
+    return TensorStorageMetadata(
+        TensorProperties(dtype=dtype_of(held.dtype)),
+        torch.Size(held.shape),
+        [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in held.boxes],
+    )
+
+
+class RelaidTensors(SavedTensors):
+    """The tensors of this rank's layout, filled from mapped shards when they are brought.
+
+    Args:
+        cover: the planned reads of every tensor of the layout.
+        earlier: the earlier shards from which the reads copy.
+    """
+
+    def __init__(self, cover: _Cover, earlier: EarlierTensors) -> None:
+        super().__init__()
+        self._reads = cover.reads
+        self._earlier = earlier
+        self._waiting: list[tuple[_Reads, torch.Tensor]] = []
+        self._waiting_bytes = 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        target = self._reads[name].target
+        if target.is_own:
+            return self._earlier.own_tensor(name)
+        tensor = torch.zeros(target.shape, dtype=target.dtype)
+        self.bring(name, tensor)
+        self.finish()
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reads)
+
+    def __len__(self) -> int:
+        return len(self._reads)
+
+    def described(self, name: str) -> tuple[torch.Size, torch.dtype]:
+        target = self._reads[name].target
+        return torch.Size(target.shape), target.dtype
+
+    def bring(self, name: str, live: torch.Tensor) -> torch.Tensor:
+        reads = self._reads[name]
+        if reads.target.is_own:
+            return super().bring(name, live)
+        self._waiting.append((reads, live))
+        self._waiting_bytes += reads.target.nbytes
+        if self._waiting_bytes >= GATHERED_BYTES:
+            self.finish()
+        return live
+
+    def finish(self) -> None:
+        super().finish()
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        planner = _Planner(waiting)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # DCP warns that it does not communicate, which is intended
+            load({}, storage_reader=_SlotReader(self._earlier), planner=planner, no_dist=True)
+
+
+class _Planner(LoadPlanner):
+    """DCP's planner for reads that are already planned."""
+
+    def __init__(self, waiting: Sequence[tuple[_Reads, torch.Tensor]]) -> None:
+        self._items: list[ReadItem] = []
+        self._boxes: dict[MetadataIndex, torch.Tensor] = {}
+        for reads, live in waiting:
+            tensor = live.detach()
+            if reads.target.is_padded:
+                _zero(tensor)
+            for item, part in reads.items:
+                self._items.append(item)
+                if item.dest_index not in self._boxes:
+                    self._boxes[item.dest_index] = _box(tensor, part)
+
+    def set_up_planner(self, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing: the reads are planned."""
+
+    def create_local_plan(self) -> LoadPlan:
+        return LoadPlan(self._items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        raise AssertionError(f"{read_item} of {type(value)} is no tensor")
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        return _narrowed(self._boxes[read_item.dest_index], read_item.dest_offsets, read_item.lengths)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Do nothing: the tensor is a view of the live tensor."""
+
+
+class _SlotReader(StorageReader):
+    """DCP's reader of mapped slots."""
+
+    def __init__(self, earlier: EarlierTensors) -> None:
+        self._earlier = earlier
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Do nothing: the shards are mapped."""
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        return Metadata(state_dict_metadata={})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing: the shards are mapped."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        for item in plan.items:
+            held = self._earlier.get(item.storage_index.fqn)
+            assert held is not None
+            assert item.storage_index.index is not None
+            box = list(held.boxes.values())[item.storage_index.index]
+            sources.append(_narrowed(box, item.storage_offsets, item.lengths))
+            targets.append(planner.resolve_tensor(item))
+        copy_into_live(Copies(sources, targets))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
+        return False
+
+
+def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    for axis, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+        tensor = tensor.narrow(axis, offset, length)
+    return tensor
+
+
+def _box(tensor: torch.Tensor, part: TensorPart) -> torch.Tensor:
+    """Return the place of a box in a live tensor, as a view."""
+    if part.start == 0 and part.sizes == tuple(tensor.shape):
+        return tensor  # may be in any order of memory
+    return tensor.view(-1)[part.start : part.start + part.elements].view(part.sizes)
+
+
+def _zero(tensor: torch.Tensor) -> None:
+    with torch.inference_mode():
+        tensor.zero_()
+
+
+def _others(values: _Values, state: RankState, rank: Rank, earlier_size: int, world_size: int) -> Tree:
+    saved = dict(values.others)
+    objects = dict(saved["objects"])
+    if len(values.pairs) == 1:
+        (pair,) = values.pairs
+        is_of_engine = state.adapters[0].kind == "deepspeed"
+        if pair.is_of_engine and not is_of_engine and pair.scheduler() is not None:
+            objects["scheduler"] = pair.scheduler()
+        elif is_of_engine and "scheduler" not in state.objects:
+            objects.pop("scheduler", None)  # the engine owns it
+    if objects.keys() != state.objects.keys():
+        was, now = sorted(objects), sorted(state.objects)
+        name = sorted(objects.keys() ^ state.objects.keys())[0]
+        raise CannotRelayout(name, f"the earlier launch registered {was}, this one {now}. Register the same objects")
+    saved["objects"] = objects
+    if len(saved["modes"]) != len(state.modules()):
+        raise CannotRelayout(
+            "model", f"the earlier launch registered {len(saved['modes'])} models, this one {len(state.modules())}"
+        )
+    if world_size != earlier_size:
+        saved["data"] = {name: stream.relaid(saved["data"][name]) for name, stream in state.streams.items()}
+    if rank >= earlier_size:
+        saved["rng"] = rng.derived(saved["rng"], rank)
+    return saved
