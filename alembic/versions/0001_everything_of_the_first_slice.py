@@ -139,7 +139,7 @@ def upgrade() -> None:
         sa.Column("lease_owner", sa.Text(), nullable=True),
         sa.Column("lease_counter", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_job")),
-        sa.UniqueConstraint("name", name=op.f("uq_job_name")),
+        sa.UniqueConstraint("project", "name", name=op.f("uq_job_project_name")),
         sa.UniqueConstraint("request_token", name=op.f("uq_job_request_token")),
     )
     with op.batch_alter_table("job", schema=None) as batch_op:
@@ -433,7 +433,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_incident")),
     )
     with op.batch_alter_table("incident", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_incident_job_name"), ["job_name"], unique=False)
         batch_op.create_index(batch_op.f("ix_incident_opened_at_id"), ["opened_at", "id"], unique=False)
         batch_op.create_index(batch_op.f("ix_incident_run_id"), ["run_id"], unique=False)
 
@@ -476,7 +475,6 @@ def downgrade() -> None:
     with op.batch_alter_table("incident", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_incident_run_id"))
         batch_op.drop_index(batch_op.f("ix_incident_opened_at_id"))
-        batch_op.drop_index(batch_op.f("ix_incident_job_name"))
 
     op.drop_table("incident")
     with op.batch_alter_table("drill", schema=None) as batch_op:

@@ -166,7 +166,24 @@ async def services(request: Request) -> Services:
 
 ServicesDep = Annotated[Services, Depends(services)]
 MaxResults = Annotated[int, Query(alias="MaxResults", ge=1, le=1000)]
-TrainingJobNamePath = Annotated[str, PathParameter(alias="TrainingJobName", min_length=1, max_length=63)]
+TrainingJobNamePath = Annotated[
+    str,
+    PathParameter(
+        alias="TrainingJobName",
+        min_length=1,
+        max_length=63,
+        description="Name or RunId of the job. A token without a project needs the RunId if several projects have a "
+        "job with this name.",
+    ),
+]
+TrainingJobNameFilter = Annotated[
+    str | None,
+    Query(
+        alias="TrainingJobName",
+        max_length=63,
+        description="Name or RunId of a job. For a token without a project, a name selects jobs of all projects.",
+    ),
+]
 FleetNamePath = Annotated[str, PathParameter(alias="FleetName", min_length=1, max_length=63)]
 NodeIdPath = Annotated[str, PathParameter(alias="NodeId", min_length=1, max_length=63)]
 TokenIdPath = Annotated[str, PathParameter(alias="TokenId", min_length=1, max_length=63)]

@@ -209,7 +209,7 @@ def _from_database(error: db.DatabaseError) -> ApiError:
             f"There is already a {error.noun} named {error.name!r}.",
             hint="Choose another name: one is free again only when what has it was deleted.",
         )
-    if isinstance(error, db.Conflict):
+    if isinstance(error, db.Conflict | db.AmbiguousName):
         return InUse(_sentence(str(error)))
     log.error("a request failed in the database: %s", error)
     return InternalError(

@@ -137,11 +137,11 @@ def _of_jobs(facts: Facts) -> Iterator[Metric]:
 
 
 def _of_recoveries(recoveries: Iterable[Recoveries]) -> Iterator[Metric]:
-    labels = ["job", "cause", "source"]
+    labels = ["job", "project", "cause", "source"]
     count = CounterMetricFamily("everstep_job_recoveries", "Recoveries that are over.", labels=labels)
     steps = CounterMetricFamily("everstep_job_lost_steps", "Steps that had to be made again.", labels=labels)
     for each in recoveries:
-        of_these = [each.job_name, each.cause, each.source or "none"]
+        of_these = [each.job_name, each.project, each.cause, each.source or "none"]
         count.add_metric(of_these, each.count)
         steps.add_metric(of_these, each.lost_steps)
     yield from (count, steps)

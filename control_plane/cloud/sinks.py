@@ -2,7 +2,7 @@
 
     EventBridge   source `everstep`, detail type = the event's type, resources = the job's name, detail as below
     SNS           message = the detail as JSON; attributes `type`, `training_job_name`, `project`
-                  FIFO topic: the message group is the job, and the event's id is the deduplication id
+                  FIFO topic: the message group is `project/name` of the job, and the event's id is the deduplication id
 
     detail        {"EventId", "Time", "Type", "Message", "Project", "FleetName", "TrainingJobName", "NodeId", "Detail"},
                   as in ListEvents
@@ -146,7 +146,8 @@ class TopicSink(_ServiceSink):
             },
         }
         if self._arn.endswith(".fifo"):
-            made |= {"MessageGroupId": entry.job_name, "MessageDeduplicationId": str(entry.event_id)}
+            group = f"{entry.project}/{entry.job_name}"  # jobs of other projects may have the same name
+            made |= {"MessageGroupId": group, "MessageDeduplicationId": str(entry.event_id)}
         return made
 
 

@@ -11,16 +11,17 @@ Invariant: all data of a description is from the same moment.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import and_, bindparam, select
+from sqlalchemy import ColumnElement, Select, and_, func, select
 from sqlalchemy.orm import Session
 
 from control_plane.db import incidents, nodes
-from control_plane.db.errors import NotFound
 from control_plane.db.incidents import IncidentTotals
-from control_plane.db.jobs import JobRecord, record_of_row
+from control_plane.db.jobs import ByNameOrRun, JobRecord, record_of_row
 from control_plane.db.models import Drill, Generation, Job
 from everstep.protocol.codec import decode
 from everstep.protocol.plan import GenerationPlan
@@ -28,26 +29,31 @@ from everstep.protocol.plan import GenerationPlan
 _JOB: Final = Job.__table__.c
 _GENERATION: Final = Generation.__table__.c
 _DRILL: Final = Drill.__table__.c
-_TOTALS: Final = incidents.totals_where_run(
-    select(_JOB.run_id).where(_JOB.name == bindparam("of_name")).scalar_subquery()
-).subquery()
-_ASKED: Final = (
-    select(
-        *_JOB,
-        _GENERATION.plan,
-        _GENERATION.revision.label("observed_revision"),
-        select(_DRILL.id)
-        .where(_DRILL.run_id == _JOB.run_id, _DRILL.ended_at.is_(None))
-        .limit(1)
-        .scalar_subquery()
-        .label("open_drill_id"),
-        *_TOTALS.c,
+
+
+def _statement(conditions: Collection[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
+    # A name can match jobs of several projects, and a scalar subquery must return one row. `ByNameOrRun` then rejects
+    # the name, so the totals of the wrong job are never used.
+    run_id = select(func.min(_JOB.run_id)).where(*conditions).scalar_subquery()
+    totals = incidents.totals_where_run(run_id).subquery()
+    open_drill = select(_DRILL.id).where(_DRILL.run_id == _JOB.run_id, _DRILL.ended_at.is_(None)).limit(1)
+    return (
+        select(
+            *_JOB,
+            _GENERATION.plan,
+            _GENERATION.revision.label("observed_revision"),
+            open_drill.scalar_subquery().label("open_drill_id"),
+            *totals.c,
+        )
+        .select_from(Job.__table__)
+        .outerjoin(Generation.__table__, and_(_GENERATION.run_id == _JOB.run_id, _GENERATION.number == _JOB.generation))
+        .join(totals, _JOB.run_id.is_not(None))  # the query for totals always returns exactly one row
+        .where(*conditions)
     )
-    .select_from(Job.__table__)
-    .outerjoin(Generation.__table__, and_(_GENERATION.run_id == _JOB.run_id, _GENERATION.number == _JOB.generation))
-    .join(_TOTALS, _JOB.run_id.is_not(None))  # the query for totals always returns exactly one row
-    .where(_JOB.name == bindparam("of_name"))
-)
+
+
+_ONE: Final = ByNameOrRun(_statement)
+_TOTALS_WIDTH: Final = len(dataclasses.fields(IncidentTotals))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,20 +71,28 @@ class JobDescription:
     """Nodes that are assigned to the job now."""
 
 
-def find(session: Session, name: str) -> JobDescription:
+def find(session: Session, text: str, project: str | None = None) -> JobDescription:
     """Read a job's description.
 
-    Raises NotFound if the job does not exist. `session` comes from `Database.read` or `Database.write`.
+    Args:
+        session: from `Database.read` or `Database.write`.
+        text: a name, or a run id.
+        project: the only project to search. None: all projects.
+
+    Returns:
+        The description.
+
+    Raises:
+        NotFound: the job does not exist in the project.
+        AmbiguousName: jobs of several projects have this name.
     """
-    row = session.execute(_ASKED, {"of_name": name}).one_or_none()
-    if row is None:
-        raise NotFound("training job", name)
+    row = _ONE.row(session, text, project)
     job = record_of_row(row)
     return JobDescription(
         job=job,
         plan=decode(row.plan, GenerationPlan) if row.plan else None,
         observed_revision=row.observed_revision,
-        incidents=incidents.totals_of(row[-len(_TOTALS.c) :]),
+        incidents=incidents.totals_of(row[-_TOTALS_WIDTH:]),
         open_drill_id=row.open_drill_id,
         node_ids=nodes.ids_of_run(session, job.run_id),
     )

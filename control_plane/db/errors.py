@@ -4,6 +4,7 @@
     ├── StaleLease          another control-plane server has the row's lease: discard results computed under it
     ├── NotFound            no row with this name
     ├── AlreadyExists       a row with this name exists
+    ├── AmbiguousName       jobs of several projects have this name
     ├── Conflict            the row's state does not allow the change
     └── SchemaMismatch      the database's schema is not the one that this version needs
 
@@ -11,6 +12,8 @@ Callers expect these errors. Other exceptions, such as SQLAlchemy's error for a 
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class DatabaseError(Exception):
@@ -43,6 +46,28 @@ class AlreadyExists(DatabaseError):
         super().__init__(f"there is already a {noun} named {name!r}")
         self.noun = noun
         self.name = name
+
+
+class AmbiguousName(DatabaseError):
+    """Jobs of several projects have this name.
+
+    Only a search over all projects raises this error, so it reveals nothing to a caller of one project.
+    """
+
+    def __init__(self, name: str, run_ids: Mapping[str, str]) -> None:
+        """Create the error.
+
+        Args:
+            name: the name that was searched.
+            run_ids: run id of each job, by project.
+        """
+        projects = " and ".join(", ".join(run_ids).rsplit(", ", 1))
+        super().__init__(
+            f"there are training jobs named {name!r} in the projects {projects}; use a RunId: "
+            + ", ".join(f"{run_id} ({project})" for project, run_id in run_ids.items())
+        )
+        self.name = name
+        self.run_ids = run_ids
 
 
 class Conflict(DatabaseError):

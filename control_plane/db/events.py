@@ -72,13 +72,14 @@ class EventFilter:
 
 
 def newest_of(
-    session: Session, event_type: str, *, job_name: str, since: datetime, until: datetime | None
+    session: Session, event_type: str, *, project: str, job_name: str, since: datetime, until: datetime | None
 ) -> int | None:
     """Return the id of a job's newest event of a type within a period, or None without such an event.
 
     Args:
         session: from `Database.read` or `Database.write`.
         event_type: for example `RanksHang`.
+        project: project of the job. Jobs of other projects may have the same name.
         job_name: only events of this job count.
         since: start of the period, inclusive.
         until: end of the period, inclusive. None: the period has no end.
@@ -86,7 +87,8 @@ def newest_of(
     Returns:
         The event's id.
     """
-    query = select(func.max(Event.id)).where(Event.job_name == job_name, Event.type == event_type, Event.at >= since)
+    of_job = Event.project == project, Event.job_name == job_name
+    query = select(func.max(Event.id)).where(*of_job, Event.type == event_type, Event.at >= since)
     return session.scalar(query if until is None else query.where(Event.at <= until))
 
 

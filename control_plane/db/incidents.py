@@ -269,6 +269,7 @@ class Recoveries:
     """Number and lost steps of one job's closed incidents with the same cause and restore source."""
 
     job_name: str
+    project: str
     cause: str
     source: str | None
     count: int
@@ -277,12 +278,12 @@ class Recoveries:
 
 def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, ...]:
     """Count the closed incidents of runs by job, cause and restore source."""
-    keys = (Incident.job_name, Incident.cause, Incident.restore_source)
+    keys = (Incident.job_name, Incident.project, Incident.cause, Incident.restore_source)
     query = select(*keys, func.count(), func.coalesce(func.sum(Incident.lost_steps), 0)).group_by(*keys).order_by(*keys)
     found = session.execute(query.where(Incident.closed_at.is_not(None), Incident.run_id.in_(run_ids)))
     return tuple(
-        Recoveries(job_name=job, cause=cause, source=source, count=count, lost_steps=lost or 0)
-        for job, cause, source, count, lost in found
+        Recoveries(job_name=job, project=project, cause=cause, source=source, count=count, lost_steps=lost or 0)
+        for job, project, cause, source, count, lost in found
     )
 
 
@@ -321,7 +322,8 @@ def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, i
 class IncidentFilter:
     """Conditions that select incidents. A field with the value None does not restrict the selection."""
 
-    job_name: str | None = None
+    run_ids: Collection[str] | None = None
+    """Only incidents of these runs."""
     project: str | None = None
     is_open: bool | None = None
 
@@ -353,8 +355,8 @@ def page(
         if is_ascending
         else query.order_by(Incident.opened_at.desc(), Incident.id.desc())
     )
-    if which.job_name is not None:
-        query = query.where(Incident.job_name == which.job_name)
+    if which.run_ids is not None:
+        query = query.where(Incident.run_id.in_(which.run_ids))
     if which.project is not None:
         query = query.where(Incident.project == which.project)
     if which.is_open is not None:

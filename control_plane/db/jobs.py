@@ -9,20 +9,21 @@ in one place.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import Row, bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from control_plane.core.membership import Launch
 from control_plane.core.observed.jobs import JobSettings
 from control_plane.db import leases
-from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
+from control_plane.db.errors import AlreadyExists, AmbiguousName, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
 from control_plane.db.models import Checkpoint, Generation, Incident, Job, Node, Quota
 from control_plane.db.session import changed_rows, columns_of, values_of
@@ -215,8 +216,8 @@ class LineageEntry:
 def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
     """Store a new job.
 
-    Admission has checked the columns in `job`. Raises AlreadyExists if the name belongs to another job, finished or
-    not, or if the request token has created a job before.
+    Admission has checked the columns in `job`. Raises AlreadyExists if the project has a job with this name, finished
+    or not, or if the request token has created a job before.
     """
     row = Job(
         **values_of(job, leave_out=("spec",)),
@@ -255,19 +256,79 @@ def made_by(session: Session, request_token: str, request_digest: str) -> JobRec
     return record_of_row(row)
 
 
-_BY_NAME: Final = select(Job).where(Job.name == bindparam("name"))
-"""A constant, because most requests about a job execute this statement and building it costs time."""
+RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
+"""The form of run ids. Admission rejects names of this form, so a text is either a name or a run id."""
+_JOB: Final = Job.__table__.c
+_IS_IN_PROJECT: Final = _JOB.project == bindparam("project")
+_BY_NAME: Final = (_JOB.name == bindparam("text"),)
+_BY_RUN: Final = (_JOB.run_id == bindparam("text"),)
 
 
-def get(session: Session, name: str) -> JobRecord:
-    """Return the job with this name.
+class ByNameOrRun:
+    """Finds one job by its name or its run id.
 
-    Raises NotFound if the job does not exist. `session` comes from `Database.read` or `Database.write`.
+    An instance holds the variants of one statement. Instances are constants, because most requests about a job execute
+    such a statement and building it costs time.
     """
-    row = session.scalar(_BY_NAME, {"name": name})
-    if row is None:
-        raise NotFound("training job", name)
-    return record_of_row(row)
+
+    def __init__(self, build: Callable[[Collection[ColumnElement[bool]]], Select[*tuple[Any, ...]]]) -> None:
+        """Build the variants.
+
+        `build` returns the statement for the given conditions. Its rows contain the columns of the table of jobs.
+        """
+        self._by_name = build(_BY_NAME)
+        self._by_name_in_project = build((*_BY_NAME, _IS_IN_PROJECT))
+        self._by_run = build(_BY_RUN)
+        self._by_run_in_project = build((*_BY_RUN, _IS_IN_PROJECT))
+
+    def rows(self, session: Session, text: str, project: str | None) -> Sequence[Row[*tuple[Any, ...]]]:
+        """Return the rows of all jobs with this name or run id, in the order of their projects.
+
+        `project` is the only project to search. None: all projects.
+        """
+        if project is None:
+            statement = self._by_run if RUN_ID.fullmatch(text) else self._by_name
+            return sorted(session.execute(statement, {"text": text}), key=lambda row: str(row.project))
+        statement = self._by_run_in_project if RUN_ID.fullmatch(text) else self._by_name_in_project
+        return session.execute(statement, {"text": text, "project": project}).all()
+
+    def row(self, session: Session, text: str, project: str | None) -> Row[*tuple[Any, ...]]:
+        """Return the row of the only job with this name or run id.
+
+        Raises NotFound if no job has it, and AmbiguousName if jobs of several projects have this name.
+        """
+        found = self.rows(session, text, project)
+        if not found:
+            raise NotFound("training job", text)
+        if len(found) > 1:
+            raise AmbiguousName(text, {row.project: row.run_id for row in found})
+        return found[0]
+
+
+_ONE: Final = ByNameOrRun(lambda conditions: select(*_JOB).where(*conditions))
+
+
+def get(session: Session, text: str, project: str | None = None) -> JobRecord:
+    """Return the job with this name or run id.
+
+    Args:
+        session: from `Database.read` or `Database.write`.
+        text: a name, or a run id.
+        project: the only project to search. None: all projects.
+
+    Returns:
+        The job.
+
+    Raises:
+        NotFound: the job does not exist in the project.
+        AmbiguousName: jobs of several projects have this name.
+    """
+    return record_of_row(_ONE.row(session, text, project))
+
+
+def named(session: Session, text: str, project: str | None) -> tuple[JobRecord, ...]:
+    """Return all jobs with this name or run id. The tuple has several jobs only if `project` is None."""
+    return tuple(record_of_row(row) for row in _ONE.rows(session, text, project))
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +394,7 @@ def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTo
     return JobTotals(spent=by_bucket, node_microseconds=int(node_microseconds), cost_usd=cost_usd)
 
 
-def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
+def request_stop(session: Session, run_id: str, now: datetime) -> JobRecord:
     """Record a user's request to stop a job. Idempotent.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
@@ -342,44 +403,44 @@ def request_stop(session: Session, name: str, now: datetime) -> JobRecord:
     changed = changed_rows(
         session.execute(
             update(Job)
-            .where(Job.name == name, Job.ended_at.is_(None), Job.stop_requested_at.is_(None))
+            .where(Job.run_id == run_id, Job.ended_at.is_(None), Job.stop_requested_at.is_(None))
             .values(stop_requested_at=now, modified_at=now)
         )
     )
-    job = get(session, name)
+    job = get_run(session, run_id)
     if not changed and job.ended_at is not None:
-        raise Conflict(f"the training job {name!r} has ended: {job.reason}")
+        raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
     return job
 
 
-def request_pause(session: Session, name: str, now: datetime) -> JobRecord:
+def request_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
     """Record a user's request to pause a job until a user resumes it. Idempotent.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist. Raises
     Conflict if the job has ended or a user has asked it to stop.
     """
-    job = get(session, name)
+    job = get_run(session, run_id)
     if job.ended_at is not None:
-        raise Conflict(f"the training job {name!r} has ended: {job.reason}")
+        raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
     if job.stop_requested_at is not None:
-        raise Conflict(f"the training job {name!r} was asked to stop, and a job that stops is not paused")
+        raise Conflict(f"the training job {job.name!r} was asked to stop, and a job that stops is not paused")
     if job.pause_requested_at is None:
-        session.execute(update(Job).where(Job.run_id == job.run_id).values(pause_requested_at=now, modified_at=now))
-    return get(session, name)
+        session.execute(update(Job).where(Job.run_id == run_id).values(pause_requested_at=now, modified_at=now))
+    return get_run(session, run_id)
 
 
-def withdraw_pause(session: Session, name: str, now: datetime) -> JobRecord:
+def withdraw_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
     """Record that a user resumes a job. A job without a pause request is not changed.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
     if it has ended.
     """
-    job = get(session, name)
+    job = get_run(session, run_id)
     if job.ended_at is not None:
-        raise Conflict(f"the training job {name!r} has ended: {job.reason}")
+        raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
     if job.pause_requested_at is not None:
-        session.execute(update(Job).where(Job.run_id == job.run_id).values(pause_requested_at=None, modified_at=now))
-    return get(session, name)
+        session.execute(update(Job).where(Job.run_id == run_id).values(pause_requested_at=None, modified_at=now))
+    return get_run(session, run_id)
 
 
 def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
@@ -441,18 +502,18 @@ def remove(session: Session, run_id: str) -> None:
         raise NotFound("ended training job", run_id)
 
 
-def take_over(session: Session, name: str, who: str, now: datetime) -> bool:
+def take_over(session: Session, run_id: str, who: str, now: datetime) -> bool:
     """Record that a user controls a job instead of Everstep.
 
     Return False, and change nothing, if a user already controls the job or if the job has ended.
     """
-    query = update(Job).where(Job.name == name, Job.ended_at.is_(None), Job.taken_over_at.is_(None))
+    query = update(Job).where(Job.run_id == run_id, Job.ended_at.is_(None), Job.taken_over_at.is_(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=now, taken_over_by=who))))
 
 
-def hand_back(session: Session, name: str) -> bool:
+def hand_back(session: Session, run_id: str) -> bool:
     """End a user's control of a job. Return False if no user had control."""
-    query = update(Job).where(Job.name == name, Job.taken_over_at.is_not(None))
+    query = update(Job).where(Job.run_id == run_id, Job.taken_over_at.is_not(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 
 

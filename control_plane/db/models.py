@@ -38,6 +38,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Text,
+    UniqueConstraint,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -300,7 +301,8 @@ class Job(Base):
     __tablename__ = "job"
 
     run_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    name: Mapped[str] = mapped_column(String(NAME_LENGTH), unique=True)
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    """Unique among the jobs of a project. Other projects may have a job with the same name."""
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     project: Mapped[str] = mapped_column(String(NAME_LENGTH))
     priority: Mapped[int] = mapped_column(default=0)
@@ -360,6 +362,7 @@ class Job(Base):
     lease_counter: Mapped[int] = mapped_column(default=0)
 
     __table_args__ = (
+        UniqueConstraint("project", "name"),
         Index(None, "fleet_name", "state"),
         # Sort orders of `job_lists`, alone and combined with the most frequent filters.
         Index(None, "created_at", "run_id"),
@@ -498,7 +501,7 @@ class Incident(Base):
 
     id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), index=True)
-    job_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
+    job_name: Mapped[str] = mapped_column(String(NAME_LENGTH))
     project: Mapped[str] = mapped_column(String(NAME_LENGTH))
     phase: Mapped[str] = mapped_column(String(NAME_LENGTH))
     cause: Mapped[str] = mapped_column(String(NAME_LENGTH))

@@ -187,12 +187,13 @@ def _first(page: Sequence[EventRecord]) -> _Taken:
 
     One call can send these events without changing the order of any job's events.
     """
-    taken, jobs = _Taken(), set[str]()
+    taken, jobs = _Taken(), set[tuple[str, str]]()
     for event in page:
         if event.job_name is not None:
-            if event.job_name in jobs or len(taken.entries) == ENTRIES_AT_ONCE:
+            job = (event.project, event.job_name)
+            if job in jobs or len(taken.entries) == ENTRIES_AT_ONCE:
                 break
-            jobs.add(event.job_name)
+            jobs.add(job)
             taken.entries.append(entry_of(event))
         taken.position = event.id
     return taken

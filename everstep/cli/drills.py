@@ -26,7 +26,7 @@ class Kind(StrEnum):
 def start(
     service: Service,
     kind: Annotated[Kind, typer.Argument(help="Failure to inject.")],
-    job: Annotated[str, typer.Option(help="Training job to hit; its fleet must allow drills.")],
+    job: Annotated[str, typer.Option(help="Name or RunId of the training job to hit; its fleet must allow drills.")],
     node: Annotated[str | None, typer.Option(help="Node of the job; by default the last.")] = None,
     rank: Annotated[
         int | None, typer.Option(min=0, help="For kill-rank: a rank on that node; by default its first.")

@@ -341,7 +341,7 @@ def describe(service: Service, name: JobName) -> Shown:
 @command(app)
 def top(
     service: Service,
-    name: Annotated[str | None, typer.Argument(help="Only this training job.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Only this training job: its name or RunId.")] = None,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown | None:

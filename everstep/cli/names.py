@@ -40,8 +40,10 @@ _jobs = _names("list_training_jobs", "TrainingJobSummaries[].TrainingJobName")
 _fleets = _names("list_fleets", "Fleets[].FleetName")
 _nodes = _names("list_nodes", "Nodes[].NodeId")
 
-JobName = Annotated[str, typer.Argument(help="Name of the training job.", autocompletion=_jobs)]
+JobName = Annotated[str, typer.Argument(help="Name of the training job, or its RunId.", autocompletion=_jobs)]
 FleetName = Annotated[str, typer.Argument(help="Name of the fleet.", autocompletion=_fleets)]
 NodeId = Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.", autocompletion=_nodes)]
-OnlyJob = Annotated[str | None, typer.Option("--job", help="Only this training job.", autocompletion=_jobs)]
+OnlyJob = Annotated[
+    str | None, typer.Option("--job", help="Only this training job: its name or RunId.", autocompletion=_jobs)
+]
 OnlyFleet = Annotated[str | None, typer.Option("--fleet", help="Only this fleet.", autocompletion=_fleets)]

@@ -25,7 +25,7 @@ def _add(waiter: str, settings: Json) -> None:
 
     def wait(
         service: Service,
-        name: Annotated[str, typer.Argument(help="Name of the training job or fleet.")],
+        name: Annotated[str, typer.Argument(help="Name of the fleet, or name or RunId of the training job.")],
         delay: Annotated[int, typer.Option(min=1, help="Seconds between two polls.")] = settings["delay"],
         max_attempts: Annotated[int, typer.Option(min=1, help="Polls before the wait times out.")] = settings[
             "maxAttempts"

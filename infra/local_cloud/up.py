@@ -409,13 +409,13 @@ class LocalCluster:
         try:
             with contextlib.closing(self.client()) as client, failures.translated():
                 pages = client.get_paginator("list_training_jobs").paginate(StatusEquals=roles.TRAINS)
-                names = [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
+                run_ids = [job["RunId"] for page in pages for job in page["TrainingJobSummaries"]]
                 return [
                     roles.training_job(
-                        client.describe_training_job(TrainingJobName=name),
-                        client.describe_protection(TrainingJobName=name),
+                        client.describe_training_job(TrainingJobName=run_id),
+                        client.describe_protection(TrainingJobName=run_id),
                     )
-                    for name in names
+                    for run_id in run_ids
                 ]
         except EverstepError as error:
             raise NotUp(f"the control plane of {self.state_dir} does not say who trains: {error}") from error

@@ -47,8 +47,15 @@ def queue(connection: Connection, name: str, **attributes: str) -> tuple[str, st
 
 
 def bodies(connection: Connection, url: str) -> list[dict[str, Any]]:
-    messages = connection.client("sqs").receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", [])
-    return [json.loads(message["Body"]) for message in messages]
+    return [json.loads(message["Body"]) for message in messages(connection, url)]
+
+
+def messages(connection: Connection, url: str) -> list[dict[str, Any]]:
+    answer = connection.client("sqs").receive_message(
+        QueueUrl=url, MaxNumberOfMessages=10, AttributeNames=["All"], VisibilityTimeout=0
+    )
+    found: list[dict[str, Any]] = answer.get("Messages", [])
+    return found
 
 
 def test_a_bus_takes_events_with_their_source_type_and_job(connection: Connection) -> None:
@@ -78,6 +85,8 @@ def test_a_topic_takes_events_and_a_fifo_one_knows_those_that_come_again(connect
     assert sink.put(entries("a", "b")) is None
     if suffix:
         assert sink.put(entries("a")) is None
+        groups = [each["Attributes"]["MessageGroupId"] for each in messages(connection, url)]
+        assert groups == ["p/a", "p/b"]
     found = bodies(connection, url)
     assert [json.loads(each["Message"]) for each in found] == [{"EventId": 1}, {"EventId": 2}]
     assert found[0]["MessageAttributes"]["training_job_name"]["Value"] == "a"

@@ -84,6 +84,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             job.checkpoint(4)
             job.open_incident("inc-0")
         running.source = source["SourceId"]  # type: ignore[attr-defined]
+        running.run_id = job.run  # type: ignore[attr-defined]
         yield running
 
 
@@ -169,20 +170,21 @@ def test_what_is_another_projects_is_answered_like_what_never_was(
 ) -> None:
     present = {**ABSENT, "TrainingJobName": "gpt", "IncidentId": "inc-0", "SourceId": service.source}
     answers = []
-    for names in (present, ABSENT):
+    for names in (present, {**present, "TrainingJobName": service.run_id}, ABSENT):
         status, said = call(
             http, headers[who], method, path.format(**names) + QUERY.get(name, ""), body_of(method, name)
         )
         answers.append((status, without(said, names["TrainingJobName"], names["IncidentId"], names["SourceId"])))
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     assert who == "viewer" or answers[0][0] != 403
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
-def test_a_list_about_another_projects_job_is_that_of_a_job_that_never_was(http, headers, name) -> None:
+def test_a_list_about_another_projects_job_is_that_of_a_job_that_never_was(service, http, headers, name) -> None:
     path = next(path for path, _, found in OPERATIONS if found == name)
     found = [
-        (job, *call(http, headers["submitter"], "GET", f"{path}?TrainingJobName={job}", None)) for job in ("gpt", "gpx")
+        (job, *call(http, headers["submitter"], "GET", f"{path}?TrainingJobName={job}", None))
+        for job in ("gpt", service.run_id, "gpx")
     ]
     assert len({(status, without(said, job)) for job, status, said in found}) == 1, found
 
@@ -199,22 +201,23 @@ def test_a_job_from_another_projects_source_is_a_job_from_a_source_that_never_wa
     assert answers[0][0] in (400, 404)
 
 
-def test_a_taken_name_tells_nothing_but_that_it_is_taken(service) -> None:
-    """A caller of another project learns only that a job name is in use.
-
-    Job names are unique in the whole installation. docs/security.md explains this exception.
-    """
-    with closing(service.client(service.token(Role.SUBMITTER, "art"))) as member:
+def test_a_name_that_another_project_has_taken_is_free(service) -> None:
+    """A caller creates a job with the name of another project's job, and the two jobs stay apart."""
+    with (
+        closing(service.client(service.token(Role.SUBMITTER, "art"))) as member,
+        closing(service.client(service.token(Role.SUBMITTER, "speech"))) as owner,
+    ):
         stored = service.objects.get(ObjectReference(bucket=BUCKET, key=f"sources/{service.source}.tar.gz"))
         member.upload_source(Body=stored)
-        with pytest.raises(
-            member.exceptions.ConflictException, match="There is already a training job named 'gpt'"
-        ) as caught:
-            member.create_training_job(
-                TrainingJobName="gpt",
-                Source={"SourceId": service.source},
-                EntryPoint="train.py",
-                NodeCount=1,
-                FleetName="main",
-            )
-    assert "speech" not in str(caught.value.response)
+        before = owner.describe_training_job(TrainingJobName="gpt")
+        made = member.create_training_job(
+            TrainingJobName="gpt",
+            Source={"SourceId": service.source},
+            EntryPoint="train.py",
+            NodeCount=1,
+            FleetName="main",
+        )
+        member.stop_training_job(TrainingJobName="gpt")
+        after = owner.describe_training_job(TrainingJobName="gpt")
+        assert member.describe_training_job(TrainingJobName="gpt")["RunId"] == made["RunId"] != before["RunId"]
+        assert (after["RunId"], after["TrainingJobStatus"]) == (before["RunId"], before["TrainingJobStatus"])

@@ -196,13 +196,13 @@ class Teller:
                     agent.fails_load = False
             case ["stop"]:
                 with world.database.write() as session:
-                    jobs.request_stop(session, "gpt", world.now)
+                    jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
             case ["pause"]:
                 with world.database.write() as session:
-                    jobs.request_pause(session, "gpt", world.now)
+                    jobs.request_pause(session, jobs.get(session, "gpt").run_id, world.now)
             case ["resume"]:
                 with world.database.write() as session:
-                    jobs.withdraw_pause(session, "gpt", world.now)
+                    jobs.withdraw_pause(session, jobs.get(session, "gpt").run_id, world.now)
             case ["agreed"]:
                 world.is_stopped = False
                 await world.until(lambda: world.is_stopped)

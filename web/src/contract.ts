@@ -117,6 +117,7 @@ export interface Condition {
 }
 
 export interface CreateCheckpointRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
 }
 
@@ -286,6 +287,7 @@ export interface DataSource {
 }
 
 export interface DeleteCheckpointRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   Step: number
   Generation?: number
@@ -300,6 +302,7 @@ export interface DeleteProjectQuotaRequest {
 }
 
 export interface DeleteTrainingJobRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   /** false unless given. */
   DeleteObjects?: boolean
@@ -341,6 +344,7 @@ export interface DescribeNodeRequest {
 }
 
 export interface DescribeProtectionRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
 }
 
@@ -370,6 +374,7 @@ export interface DescribeSourceRequest {
 }
 
 export interface DescribeTrainingJobRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
 }
 
@@ -429,6 +434,7 @@ export interface Event {
 
 /** A program to run beside a rank. */
 export interface ExecuteCommandRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   Rank: number
   /** The program and its arguments, passed on without a shell. `{pid}` is replaced by the process id of the rank. */
@@ -526,6 +532,7 @@ export interface Fleet {
 }
 
 export interface FollowLogsRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   Rank?: number
   Generation?: number
@@ -561,6 +568,7 @@ export interface GetCallerIdentityResponse {
 }
 
 export interface GetLogEventsRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   Rank?: number
   Generation?: number
@@ -585,6 +593,7 @@ export interface GetLogEventsResponse {
 }
 
 export interface GetMetricDataRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   MetricName?: string
   /** 0 unless given. */
@@ -604,6 +613,7 @@ export interface GetMetricDataResponse {
 }
 
 export interface GetOutputRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   Key: string
 }
@@ -634,6 +644,7 @@ export interface GroupCheck {
 }
 
 export interface HandBackTrainingJobRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
 }
 
@@ -729,6 +740,7 @@ export interface LastCheckpoint {
 }
 
 export interface ListCheckpointsRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   /** 0 unless given. */
   MinStep?: number
@@ -746,6 +758,7 @@ export interface ListCheckpointsResponse {
 }
 
 export interface ListDrillsRequest {
+  /** Name or RunId of a job. For a token without a project, a name selects jobs of all projects. */
   TrainingJobName?: string
   /** 100 unless given. */
   MaxResults?: number
@@ -759,6 +772,7 @@ export interface ListDrillsResponse {
 }
 
 export interface ListEventsRequest {
+  /** Name or RunId of a job. For a token without a project, a name selects jobs of all projects. */
   TrainingJobName?: string
   FleetName?: string
   /** 0 unless given. */
@@ -792,6 +806,7 @@ export interface ListFleetsResponse {
 }
 
 export interface ListIncidentsRequest {
+  /** Name or RunId of a job. For a token without a project, a name selects jobs of all projects. */
   TrainingJobName?: string
   StatusEquals?: 'Open' | 'Closed'
   /** 100 unless given. */
@@ -809,6 +824,7 @@ export interface ListIncidentsResponse {
 }
 
 export interface ListMetricsRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
 }
 
@@ -835,6 +851,7 @@ export interface ListNodesResponse {
 }
 
 export interface ListOutputsRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   /** 1000 unless given. */
   MaxResults?: number
@@ -875,6 +892,7 @@ export interface ListTokensResponse {
 }
 
 export interface ListTrainingJobNodesRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   /** 1000 unless given. */
   MaxResults?: number
@@ -888,6 +906,7 @@ export interface ListTrainingJobNodesResponse {
 }
 
 export interface ListTrainingJobRevisionsRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   /** 1000 unless given. */
   MaxResults?: number
@@ -1060,10 +1079,12 @@ export interface OutputEntry {
 }
 
 export interface PauseTrainingJobRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
 }
 
 export interface PinCheckpointRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   Step: number
   Generation?: number
@@ -1188,6 +1209,7 @@ export interface ResetNodeSessionRequest {
 }
 
 export interface ResumeTrainingJobRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
 }
 
@@ -1267,6 +1289,7 @@ export interface SparePolicy {
 
 /** A fault to inject into a running job. */
 export interface StartDrillRequest {
+  /** Name or RunId of the job. */
   TrainingJobName: string
   DrillType: 'kill-rank' | 'kill-agent' | 'terminate-instance'
   /** A node of the job that the fault affects. The default is the node with the highest GROUP_RANK. */
@@ -1276,6 +1299,7 @@ export interface StartDrillRequest {
 }
 
 export interface StopTrainingJobRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
 }
 
@@ -1299,6 +1323,7 @@ export interface StoppingConditionUpdate {
 
 /** Puts a job under the control of a person. */
 export interface TakeOverTrainingJobRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   /** "" unless given. */
   Reason?: string
@@ -1515,6 +1540,7 @@ export interface UnfreezeFleetRequest {
 }
 
 export interface UnpinCheckpointRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   Step: number
   Generation?: number
@@ -1538,6 +1564,7 @@ export interface UpdateFleetRequest {
 
 /** Fields to change. Omitted fields keep their value. */
 export interface UpdateTrainingJobRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   Priority?: number
   Preemptible?: boolean
@@ -1559,6 +1586,7 @@ export interface UpdateTrainingJobResponse {
 }
 
 export interface VerifyCheckpointRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
   Step: number
   Generation?: number

@@ -54,7 +54,7 @@ async def execute_command(
     connected or does not answer in time; in the second case, the program may have run.
     """
     desk = services.registry.commands
-    node_id, command = await asyncio.to_thread(_ask, services, training_job_name, rank, request, caller)
+    job_name, node_id, command = await asyncio.to_thread(_ask, services, training_job_name, rank, request, caller)
     try:
         ended = await desk.run(node_id, command)
     except TooManyCommands:
@@ -70,7 +70,7 @@ async def execute_command(
     if ended.refusal:
         raise InUse(f"There is no result: {ended.refusal}.")
     return commands_schemas.ExecuteCommandResponse(
-        training_job_name=training_job_name,
+        training_job_name=job_name,
         rank=rank,
         generation=command.generation,
         node_id=node_id,
@@ -84,8 +84,11 @@ async def execute_command(
 
 def _ask(
     services: Services, name: str, rank: int, request: commands_schemas.ExecuteCommandRequest, caller: Caller
-) -> tuple[NodeId, RunCommand]:
-    """Return the node and the command to send, and record the command as an event. Blocks on the database."""
+) -> tuple[str, NodeId, RunCommand]:
+    """Return the job's name, the node and the command to send. Record the command as an event.
+
+    Blocks on the database.
+    """
     if any("\0" in word for word in request.command):
         message = "no word may have a NUL in it"
         raise InvalidRequest(
@@ -128,4 +131,4 @@ def _ask(
                 node_id=node.node_id,
             )
             events.append(session, event)
-    return NodeId(node.node_id), command
+    return job.name, NodeId(node.node_id), command

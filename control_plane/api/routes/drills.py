@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import Query
-
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TrainingJobNameFilter, page_of
 from control_plane.api.errors import Forbidden, InUse, InvalidRequest
-from control_plane.api.routes.jobs import find_job
+from control_plane.api.routes.jobs import find_job, job_condition
 from control_plane.api.schemas import drills as drills_schemas
 from control_plane.api.schemas.common import FieldError
 from control_plane.core.observed.drills import DrillKind, DrillState
@@ -76,7 +72,7 @@ def start_drill(
 def list_drills(
     caller: Reader,
     services: ServicesDep,
-    training_job_name: Annotated[str | None, Query(alias="TrainingJobName", max_length=63)] = None,
+    training_job_name: TrainingJobNameFilter = None,
     max_results: MaxResults = 100,
     next_token: NextToken = None,
 ) -> drills_schemas.ListDrillsResponse:
@@ -86,9 +82,8 @@ def list_drills(
         requested_at, drill_id = page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
         after = (requested_at, drill_id)
     with services.database.read() as session:
-        page = drills.page(
-            session, job_name=training_job_name, project=caller.project_filter, after=after, limit=max_results + 1
-        )
+        which = job_condition(session, training_job_name, caller)
+        page = drills.page(session, job_name=which.job_name, project=which.project, after=after, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda record: (record.requested_at.isoformat(), record.id))
     return drills_schemas.ListDrillsResponse(drills=[views.drill(record) for record in shown], next_token=more)
 

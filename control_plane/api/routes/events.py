@@ -16,6 +16,7 @@ Invariant: a reader that reconnects with the last id it has read receives each l
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Annotated, Final
@@ -25,9 +26,20 @@ from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime
 
 from control_plane.api import errors, page_tokens, views
-from control_plane.api.auth import Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, SortOrder, page_of, same_order
+from control_plane.api.auth import Caller, Reader
+from control_plane.api.deps import (
+    MaxResults,
+    NextToken,
+    Router,
+    Services,
+    ServicesDep,
+    SortOrder,
+    TrainingJobNameFilter,
+    page_of,
+    same_order,
+)
 from control_plane.api.live import LiveResponse
+from control_plane.api.routes.jobs import JobCondition, job_condition
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import events as events_schemas
 from control_plane.db import events
@@ -44,7 +56,6 @@ _ENDS: Final = {
     ),
 }
 
-TrainingJobNameFilter = Annotated[str | None, Query(alias="TrainingJobName", max_length=63)]
 FleetNameFilter = Annotated[str | None, Query(alias="FleetName", max_length=63)]
 
 router = Router(prefix="/v1/events", tags=["Events"])
@@ -71,16 +82,17 @@ def list_events(
     position = (
         None if next_token is None else page_tokens.position(next_token, same_order(sort_order), page_tokens.whole)[1]
     )
-    which = EventFilter(
-        job_name=training_job_name,
-        fleet_name=fleet_name,
-        project=caller.project_filter,
-        after_id=position if position is not None and is_ascending else after_event_id,
-        before_id=None if is_ascending else position,
-        after=time_after,
-        before=time_before,
-    )
     with services.database.read() as session:
+        of_job = job_condition(session, training_job_name, caller)
+        which = EventFilter(
+            job_name=of_job.job_name,
+            fleet_name=fleet_name,
+            project=of_job.project,
+            after_id=position if position is not None and is_ascending else after_event_id,
+            before_id=None if is_ascending else position,
+            after=time_after,
+            before=time_before,
+        )
         page = events.page(session, which, limit=max_results + 1, is_ascending=is_ascending)
     shown, more = page_of(page, max_results, lambda record: (sort_order, record.id))
     return events_schemas.ListEventsResponse(events=[views.event(record) for record in shown], next_token=more)
@@ -107,11 +119,12 @@ async def stream_events(
     the stream. After any other disconnect, reconnect with the last id to receive each later event once. The service
     disconnects a reader that reads nothing for 20 seconds. Raises ThrottlingException if too many streams are open.
     """
+    of_job = await asyncio.to_thread(_condition, services, training_job_name, caller)
     interest = Interest(
         token_id=caller.token.id,
         ends_at=caller.ends_at,
-        project=caller.project_filter,
-        job_name=training_job_name,
+        project=of_job.project,
+        job_name=of_job.job_name,
         fleet_name=fleet_name,
     )
     request.state.token_id = None  # the feed checks the token itself and sends the reason when it ends
@@ -124,6 +137,11 @@ async def stream_events(
             hint="Try again in a moment, or ask ListEvents.",
         ) from error
     return LiveResponse(_frames(first, batches), EVENT_STREAM)
+
+
+def _condition(services: Services, text: str | None, caller: Caller) -> JobCondition:
+    with services.database.read() as session:
+        return job_condition(session, text, caller)
 
 
 def _last_event_id(request: Request, otherwise: int | None) -> int | None:

@@ -10,7 +10,7 @@ from fastapi import Query
 from sqlalchemy.orm import Session
 
 from control_plane.api import page_tokens, views
-from control_plane.api.auth import Reader, User
+from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import (
     IncidentIdPath,
     MaxResults,
@@ -18,13 +18,14 @@ from control_plane.api.deps import (
     Router,
     ServicesDep,
     SortOrder,
+    TrainingJobNameFilter,
     page_of,
     same_order,
 )
-from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import incidents as incidents_schemas
 from control_plane.core import accounting, hangs
 from control_plane.db import events, fleets, incidents, jobs
+from control_plane.db.errors import NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.incidents import IncidentFilter, IncidentRecord
 from control_plane.loop.records import job_record
@@ -44,7 +45,7 @@ router = Router(prefix="/v1/incidents", tags=["Incidents"])
 def list_incidents(
     caller: Reader,
     services: ServicesDep,
-    training_job_name: Annotated[str | None, Query(alias="TrainingJobName", max_length=63)] = None,
+    training_job_name: TrainingJobNameFilter = None,
     status_equals: Annotated[IncidentStatus | None, Query(alias="StatusEquals")] = None,
     max_results: MaxResults = 100,
     next_token: NextToken = None,
@@ -60,14 +61,12 @@ def list_incidents(
             next_token, same_order(sort_order), page_tokens.moment, page_tokens.text
         )
         after = (opened_at, incident_id)
-    which = IncidentFilter(
-        job_name=training_job_name,
-        project=caller.project_filter,
-        is_open=None if status_equals is None else status_equals is IncidentStatus.OPEN,
-    )
     with services.database.read() as session:
-        if training_job_name is not None:
-            find_job(session, training_job_name, caller)
+        which = IncidentFilter(
+            run_ids=_runs_of(session, training_job_name, caller),
+            project=caller.project_filter,
+            is_open=None if status_equals is None else status_equals is IncidentStatus.OPEN,
+        )
         is_ascending = sort_order is SortOrder.ASCENDING
         page = incidents.page(session, which, after=after, limit=max_results + 1, is_ascending=is_ascending)
         shown, more = page_of(page, max_results, lambda record: (sort_order, record.opened_at.isoformat(), record.id))
@@ -84,7 +83,12 @@ def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: Ser
         record = incidents.get(session, incident_id)
         # One transaction stores the incident and the event, so an incident is never read without its event.
         stacks = events.newest_of(
-            session, hangs.PROVEN, job_name=record.job_name, since=record.opened_at, until=record.closed_at
+            session,
+            hangs.PROVEN,
+            project=record.project,
+            job_name=record.job_name,
+            since=record.opened_at,
+            until=record.closed_at,
         )
         cost = _cost_usd(session, record, services.now())
     caller.require_sight("incident", incident_id, record.project)
@@ -115,6 +119,20 @@ def acknowledge_incident(
             )
             events.append(session, event)
         return views.incident(incidents.get(session, incident_id), _cost_usd(session, record, now))
+
+
+def _runs_of(session: Session, text: str | None, caller: Caller) -> tuple[str, ...] | None:
+    """Return the runs whose incidents a list contains, or None for all runs.
+
+    `text` is a name, a run id, or None. If the caller has no project, a name selects the jobs of all projects. Raises
+    NotFound if the caller sees no such job.
+    """
+    if text is None:
+        return None
+    found = jobs.named(session, text, caller.project_filter)
+    if not found:
+        raise NotFound("training job", text)
+    return tuple(job.run_id for job in found)
 
 
 def _cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float | None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
@@ -77,14 +78,18 @@ def create_training_job(
     """Create a training job, which starts once enough nodes are free.
 
     The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan.
+    Raises ValidationException if the name has the form of a RunId, 32 hexadecimal digits. Raises ConflictException if
+    the project has a job with this name.
     """
     project = caller.choose_project(request.project)
+    if jobs.RUN_ID.fullmatch(request.training_job_name):
+        raise _wrong("TrainingJobName", "has the form of a RunId, 32 hexadecimal digits; choose another name")
     token, digest = (None, None) if request.dry_run else _known_by(request, project)
     with services.database.read() as session:
         made = _made(session, token, digest)
         if made is not None:
             return _created(made)
-        _require_free(session, request.training_job_name)
+        _require_free(session, request.training_job_name, project)
         fleet = _fleet(session, request.fleet_name)
         others = [_fleet(session, name, field="AlternativeFleetNames") for name in request.alternative_fleet_names]
         source = _source(session, request, caller)
@@ -189,9 +194,8 @@ def describe_training_job(
 ) -> jobs_schemas.TrainingJob:
     """Describe one training job: its configuration, its state, and the reason for the state."""
     with services.database.read() as session:
-        found = descriptions.find(session, training_job_name)
+        found = descriptions.find(session, training_job_name, caller.project_filter)
         job = found.job
-        caller.require_sight("training job", training_job_name, job.project)
         turns = schedule((), 0, 0.0)
         if job.state == JobState.QUEUED:
             fleet = fleets.find(session, job.fleet_name)
@@ -223,7 +227,7 @@ def stop_training_job(
     now = services.now()
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)
-        job = jobs.request_stop(session, training_job_name, now)
+        job = jobs.request_stop(session, before.run_id, now)
         if before.stop_requested_at is None:
             _tell(session, job, now, "StopRequested", f"{job.name} was asked to stop.")
     services.wake()
@@ -242,7 +246,7 @@ def pause_training_job(
     now = services.now()
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)
-        job = jobs.request_pause(session, training_job_name, now)
+        job = jobs.request_pause(session, before.run_id, now)
         if before.pause_requested_at is None:
             _tell(session, job, now, "PauseRequested", f"{job.name} was asked to pause.")
     services.wake()
@@ -260,7 +264,7 @@ def resume_training_job(
     now = services.now()
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)
-        job = jobs.withdraw_pause(session, training_job_name, now)
+        job = jobs.withdraw_pause(session, before.run_id, now)
         if before.pause_requested_at is not None:
             _tell(session, job, now, "ResumeRequested", f"{job.name} may go on.")
     services.wake()
@@ -353,14 +357,50 @@ def _summaries(
     return lines
 
 
-def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
+def find_job(session: Session, text: str, caller: Caller) -> JobRecord:
     """Return a job that the caller may see.
 
-    `session` may be any database session. Raises NotFound if the job does not exist or belongs to another project.
+    Args:
+        session: from `Database.read` or `Database.write`.
+        text: the TrainingJobName of the request: a name, or a run id.
+        caller: the caller. A caller without a project sees the jobs of all projects.
+
+    Returns:
+        The job.
+
+    Raises:
+        NotFound: the job does not exist or belongs to another project.
+        AmbiguousName: the caller has no project, and jobs of several projects have this name.
     """
-    job = jobs.get(session, name)
-    caller.require_sight("training job", name, job.project)
-    return job
+    return jobs.get(session, text, caller.project_filter)
+
+
+@dataclass(frozen=True, slots=True)
+class JobCondition:
+    """Conditions that a list of events or drills applies, as name and project. None does not restrict the list."""
+
+    job_name: str | None
+    project: str | None
+
+
+def job_condition(session: Session, text: str | None, caller: Caller) -> JobCondition:
+    """Return the conditions for the TrainingJobName of a list.
+
+    Events and drills outlive their job and have no run id, so a run id is replaced by name and project of its job. A
+    name without a job is valid. If the caller has no project, a name selects the jobs of all projects.
+
+    Args:
+        session: from `Database.read` or `Database.write`.
+        text: a name, a run id, or None for all jobs.
+        caller: the caller, whose project restricts the list.
+
+    Returns:
+        The conditions.
+    """
+    if text is not None and jobs.RUN_ID.fullmatch(text):
+        for job in jobs.named(session, text, caller.project_filter):
+            return JobCondition(job.name, job.project)
+    return JobCondition(text, caller.project_filter)
 
 
 def _plan(
@@ -445,12 +485,9 @@ def _require_room(session: Session, quota: QuotaRecord | None) -> None:
         )
 
 
-def _require_free(session: Session, name: str) -> None:
-    try:
-        jobs.get(session, name)
-    except NotFound:
-        return
-    raise AlreadyExists("training job", name)
+def _require_free(session: Session, name: str, project: str) -> None:
+    if jobs.named(session, name, project):
+        raise AlreadyExists("training job", name)
 
 
 def _fleet(session: Session, name: str | None, *, field: str = "FleetName") -> FleetRecord:

@@ -170,7 +170,6 @@ async def follow_logs(
 class _Facts:
     """Database facts about a job's log: its location, its generations, and which nodes have not ended."""
 
-    name: str
     run: str
     place: ObjectReference
     generations: tuple[GenerationFacts, ...]
@@ -178,10 +177,10 @@ class _Facts:
     has_ended: bool
 
 
-def _facts(services: Services, name: str, caller: Caller) -> _Facts:
+def _facts(services: Services, text: str, caller: Caller) -> _Facts:
     with services.database.read() as session:
-        job = find_job(session, name, caller)
-        return _Facts(name, job.run_id, prefix_of(job.spec.log_uri), *facts_of(session, job))
+        job = find_job(session, text, caller)
+        return _Facts(job.run_id, prefix_of(job.spec.log_uri), *facts_of(session, job))
 
 
 def _reader(services: Services, facts: _Facts) -> LogReader:
@@ -277,16 +276,16 @@ async def _follow(
             if sent.lines[-1].stream == "end":
                 break
         ahead.extend(again)
-        is_good, facts = await services.caller_threads.run(_again, services, caller, facts.name)
+        is_good, facts = await services.caller_threads.run(_again, services, caller, facts.run)
         if not is_good:
             return
         reader.know(facts.generations, facts.alive, facts.has_ended)
 
 
-def _again(services: Services, caller: Caller, name: str) -> tuple[bool, _Facts]:
+def _again(services: Services, caller: Caller, run_id: str) -> tuple[bool, _Facts]:
     with services.database.read() as session:
         is_good = bool(tokens.good_ids(session, [caller.token.id], services.now()))
-    return is_good and (caller.ends_at is None or services.now() < caller.ends_at), _facts(services, name, caller)
+    return is_good and (caller.ends_at is None or services.now() < caller.ends_at), _facts(services, run_id, caller)
 
 
 def _filter(

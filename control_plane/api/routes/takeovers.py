@@ -32,8 +32,8 @@ def take_over_training_job(
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)
         if JobState(before.state) not in LAUNCHED_JOBS:
-            raise InUse(f"The training job {training_job_name!r} is {before.state}: there is nothing to take over.")
-        if jobs.take_over(session, training_job_name, caller.name, now):
+            raise InUse(f"The training job {before.name!r} is {before.state}: there is nothing to take over.")
+        if jobs.take_over(session, before.run_id, caller.name, now):
             message = f"{caller.name} took {before.name} over" + (f": {request.reason}" if request.reason else ".")
             kind = "TrainingJobTakenOver"
             event = NewEvent(
@@ -45,7 +45,7 @@ def take_over_training_job(
                 job_name=before.name,
             )
             events.append(session, event)
-        job = jobs.get(session, training_job_name)
+        job = jobs.get_run(session, before.run_id)
     services.wake()
     return views.job_summary(job, now)
 
@@ -58,7 +58,7 @@ def hand_back_training_job(
     now = services.now()
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)
-        if jobs.hand_back(session, training_job_name):
+        if jobs.hand_back(session, before.run_id):
             message = f"{caller.name} handed {before.name} back; {before.taken_over_by} had taken it over."
             kind = "TrainingJobHandedBack"
             event = NewEvent(
@@ -70,6 +70,6 @@ def hand_back_training_job(
                 job_name=before.name,
             )
             events.append(session, event)
-        job = jobs.get(session, training_job_name)
+        job = jobs.get_run(session, before.run_id)
     services.wake()
     return views.job_summary(job, now)

@@ -15,6 +15,7 @@ class StartDrillRequest(Request):
     """A fault to inject into a running job."""
 
     training_job_name: Name
+    """Name or RunId of the job."""
     drill_type: Annotated[DrillKind, Field(strict=False)]
     node_id: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
     """A node of the job that the fault affects. The default is the node with the highest GROUP_RANK."""

@@ -85,7 +85,7 @@ def test_lists_of_jobs_have_the_same_figures(client, job):
 
 def test_recoveries_are_counted_when_they_are_over(service, job):
     found = scrape(service)
-    these = {"job": "gpt", "cause": "instance_terminated", "source": "peer"}
+    these = {"job": "gpt", "project": "default", "cause": "instance_terminated", "source": "peer"}
     assert of(found, "everstep_job_recoveries_total", **these) == 1
     assert of(found, "everstep_job_lost_steps_total", **these) == 2
 

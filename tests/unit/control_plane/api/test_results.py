@@ -560,18 +560,19 @@ def test_incidents_are_listed_and_described(client, job):
     assert (one["InstanceIds"], one["FaultedInstanceIds"]) == (["i-1"], ["i-1", "i-2"])
     assert "StacksEventId" not in one, "no rank stood still"
     with job.service.database.write() as session:
-        for seconds, of, event_type in (
-            (0, "gpt", "RanksHang"),
-            (1, "gpt", "RanksHang"),
-            (1, "other", "RanksHang"),
-            (2, "gpt", "RanksStandStill"),
+        for seconds, project, of, event_type in (
+            (0, "default", "gpt", "RanksHang"),
+            (1, "default", "gpt", "RanksHang"),
+            (1, "default", "other", "RanksHang"),
+            (1, "another", "gpt", "RanksHang"),
+            (2, "default", "gpt", "RanksStandStill"),
         ):
-            at = START + timedelta(seconds=seconds)
-            events.append(session, events.NewEvent(at=at, type=event_type, message=f"{of} {seconds}", job_name=of))
+            at, words = START + timedelta(seconds=seconds), f"{project} {of} {seconds}"
+            events.append(session, events.NewEvent(at=at, type=event_type, message=words, project=project, job_name=of))
     job.write(incidents.change, "inc-1", closed_at=START + timedelta(seconds=5))
     number = client.describe_incident(IncidentId="inc-1")["StacksEventId"]
     (told,) = client.list_events(TrainingJobName="gpt", AfterEventId=number - 1, MaxResults=1)["Events"]
-    assert (told["Type"], told["Message"]) == ("RanksHang", "gpt 1")
+    assert (told["Type"], told["Message"]) == ("RanksHang", "default gpt 1")
     assert "StacksEventId" not in client.describe_incident(IncidentId="inc-2"), "it was opened later"
     assert client.describe_training_job(TrainingJobName="gpt")["IncidentCount"] == 3
     assert client.describe_training_job(TrainingJobName="gpt")["OpenIncidentCount"] == 2

@@ -84,7 +84,7 @@ def test_filters(database, which, names):
         jobs.create(
             session, new_job("c", project="p", tags={"team": "a", "a.b c$[0]": "x"}), NOW + timedelta(seconds=2)
         )
-        jobs.request_stop(session, "a", NOW + timedelta(seconds=9))
+        jobs.request_stop(session, jobs.get(session, "a").run_id, NOW + timedelta(seconds=9))
     with database.read() as session:
         assert [job.name for job in job_lists.page(session, which, limit=10)] == names
 
@@ -101,7 +101,7 @@ def test_a_status_lists_what_shows_it(database):
                 name = f"{state}-{int(is_asked)}"
                 jobs.create(session, new_job(name, state=state), NOW)
                 if is_asked:
-                    jobs.request_stop(session, name, NOW)
+                    jobs.request_stop(session, jobs.get(session, name).run_id, NOW)
                 shown[name] = training_job_status(state, is_stop_requested=is_asked)
         session.execute(text("UPDATE job SET ended_at = created_at WHERE state IN ('completed', 'failed', 'stopped')"))
     for status in TrainingJobStatus:

@@ -130,16 +130,16 @@ def test_a_long_story_keeps_its_beginning_and_its_end(database, job, lease):
 
 def test_a_stop_is_asked_for_once_and_only_of_what_runs(database, job, lease):
     with database.write() as session:
-        assert jobs.request_stop(session, "gpt", NOW).stop_requested_at == NOW
+        assert jobs.request_stop(session, job.run_id, NOW).stop_requested_at == NOW
     with database.write() as session:
-        assert jobs.request_stop(session, "gpt", NOW + timedelta(hours=1)).stop_requested_at == NOW
+        assert jobs.request_stop(session, job.run_id, NOW + timedelta(hours=1)).stop_requested_at == NOW
         jobs.transition(
             session, lease, before="queued", after="stopped", now=NOW, reason="It was stopped.", ended_at=NOW
         )
-    with pytest.raises(Conflict, match="It was stopped"), database.write() as session:
-        jobs.request_stop(session, "gpt", NOW)
+    with pytest.raises(Conflict, match="'gpt' has ended: It was stopped"), database.write() as session:
+        jobs.request_stop(session, job.run_id, NOW)
     with pytest.raises(NotFound), database.write() as session:
-        jobs.request_stop(session, "other", NOW)
+        jobs.request_stop(session, "0" * 32, NOW)
 
 
 def test_generations_are_written_once(database, job, lease):

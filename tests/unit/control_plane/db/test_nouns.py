@@ -221,9 +221,9 @@ def test_incidents_are_paged_in_the_order_they_were_opened(database, job, lease)
             incidents.open_incident(
                 session, lease, f"inc-{number}", incident(opened_at=NOW + timedelta(seconds=number // 2))
             )
-        first = incidents.page(session, incidents.IncidentFilter(job_name="gpt"), after=None, limit=2)
+        first = incidents.page(session, incidents.IncidentFilter(run_ids=[job.run_id]), after=None, limit=2)
         rest = incidents.page(
-            session, incidents.IncidentFilter(job_name="gpt"), after=(first[-1].opened_at, first[-1].id), limit=2
+            session, incidents.IncidentFilter(run_ids=[job.run_id]), after=(first[-1].opened_at, first[-1].id), limit=2
         )
         assert [entry.id for entry in first + rest] == ["inc-1", "inc-2", "inc-3"]
         assert incidents.page(session, incidents.IncidentFilter(project="another"), after=None, limit=2) == ()

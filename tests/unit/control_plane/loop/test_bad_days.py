@@ -322,7 +322,7 @@ async def test_a_stop_waits_for_an_upload_of_minutes_and_for_its_manifest(
     for agent in world.team():
         agent.leaves_much = True
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.is_stopped)
     world.finish()
     for _ in range(60):
@@ -345,7 +345,7 @@ async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_write
     await world.running()
     await world.train(7)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.is_stopped)
     for agent in world.team():
         # The script may end by itself at the same moment.
@@ -406,7 +406,7 @@ async def test_ranks_that_agreed_to_stop_and_do_not_end_are_halted_and_the_job_s
     await world.running()
     await world.train(7)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.is_stopped)
     for agent in world.team():
         agent.has_decided = True
@@ -453,9 +453,9 @@ async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard
     await world.train(7)
     with world.database.write() as session:
         if state is JobState.STOPPING:
-            jobs.request_stop(session, "gpt", world.now)
+            jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
         elif state is JobState.PAUSING:
-            jobs.request_pause(session, "gpt", world.now)
+            jobs.request_pause(session, jobs.get(session, "gpt").run_id, world.now)
         else:  # a fault, because of which the job wants to release the node
             world.team()[1].node_faults = (
                 NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
@@ -503,7 +503,7 @@ async def test_a_job_that_is_stopped_in_a_recovery_trains_once_more_to_stop_at_i
         await world.until(lambda: world.job().state == state)
         del late.fetch  # type: ignore[method-assign]
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.tick()
     if state is JobState.PREPARING:
         assert world.job().reason.startswith(
@@ -535,7 +535,7 @@ async def test_a_job_that_has_nothing_in_memory_alone_is_stopped_in_a_launch_at_
         agent.fetch = lambda plan: False  # type: ignore[method-assign]
     await world.until(lambda: world.job().state == state)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.tick()
     assert (world.job().state, world.job().reason) == (
         JobState.STOPPED,
@@ -651,7 +651,7 @@ async def test_a_stop_in_a_recovery_does_not_wait_for_steps_that_are_gone(world:
     world.terminate(world.team()[0])
     await world.until(lambda: "waits for 1 node" in world.job().reason and world.job().state == JobState.PREPARING)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.tick()
     assert (world.job().state, world.job().reason) == (
         JobState.STOPPED,
@@ -664,7 +664,7 @@ async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> No
     await world.running()
     await world.train(7)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().state == JobState.STOPPED)
@@ -676,7 +676,7 @@ async def test_a_rank_that_fails_while_stopping_ends_the_job_stopped(world: Worl
     await world.running()
     await world.train(7)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.is_stopped)
     world.kill_rank(world.team()[1])
     await world.until(lambda: world.job().state == JobState.STOPPED)
@@ -694,7 +694,7 @@ async def test_a_stop_without_agreement_waits_for_what_was_committed(world: Worl
     await world.running()
     await world.train(7)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.is_stopped)
     plan = world.team()[0].plan
     assert plan is not None
@@ -714,7 +714,7 @@ async def test_a_queued_job_is_stopped_at_once(world: World) -> None:
     await world.tick()
     assert world.job().state == JobState.QUEUED
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.tick()
     assert world.job().state == JobState.STOPPED
 

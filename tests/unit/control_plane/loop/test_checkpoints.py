@@ -207,7 +207,7 @@ async def test_a_deleted_checkpoint_of_a_job_that_a_person_looks_after_is_left_a
     (record,) = world.checkpoints()
     with world.database.write() as session:
         checkpoints.set_state(session, world.job().run_id, record, checkpoints.DELETED)
-        assert jobs.take_over(session, "gpt", "ann", world.now)
+        assert jobs.take_over(session, jobs.get(session, "gpt").run_id, "ann", world.now)
     recorded: list[object] = []
     monkeypatch.setattr(checkpoints, "record", lambda *given: recorded.append(given))
     for _ in range(10):

@@ -95,7 +95,7 @@ async def test_a_stop_that_is_requested_while_the_job_waits_or_is_small_ends_it(
     lose(world, 1)
     await world.until(lambda: world.job().state == JobState.PREPARING)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.job().state == JobState.STOPPING)
     assert len(world.plan().nodes) == 2, "it trained on so that no step is lost"
     world.finish()
@@ -107,7 +107,7 @@ async def test_a_small_job_pauses_and_resumes_on_all_its_nodes(world: World) -> 
     await small(world, nodes=4)
     await world.train(5)
     with world.database.write() as session:
-        jobs.request_pause(session, "gpt", world.now)
+        jobs.request_pause(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.job().state == JobState.PAUSING)
     boundary = world.job().boundary
     world.finish()
@@ -115,7 +115,7 @@ async def test_a_small_job_pauses_and_resumes_on_all_its_nodes(world: World) -> 
     await world.until(lambda: world.job().state == JobState.QUEUED)
     world.operator.capacity = None
     with world.database.write() as session:
-        jobs.withdraw_pause(session, "gpt", world.now)
+        jobs.withdraw_pause(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.job().generation == 3 and world.job().state == JobState.RUNNING)
     assert len(world.plan().nodes) == 4
     assert world.job().memo["missing_count"] == 0
@@ -136,7 +136,7 @@ async def test_a_user_who_stops_the_job_during_the_growth_is_obeyed(world: World
     world.operator.capacity = None
     await asked_to_stop(world)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     boundary = world.job().boundary
     world.finish()
     await world.upload(boundary)

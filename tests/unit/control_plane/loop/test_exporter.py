@@ -66,13 +66,13 @@ class World:
     def replica(self, owner: str) -> EventExporter:
         return EventExporter(self.database, NAME, self.sink, Leaser(owner, 9.0, lambda: self.seconds), lambda: NOW)
 
-    def tell(self, *jobs: str | None, message: str = "m") -> None:
+    def tell(self, *jobs: str | None, message: str = "m", project: str = "p") -> None:
         with self.database.write() as session:
             for job in jobs:
                 events.append(
                     session,
                     NewEvent(
-                        at=NOW, type="JobStateChanged", message=message, project="p", job_name=job, detail={"n": 1}
+                        at=NOW, type="JobStateChanged", message=message, project=project, job_name=job, detail={"n": 1}
                     ),
                 )
 
@@ -130,6 +130,13 @@ def test_a_call_has_different_jobs_and_at_most_ten(world: World) -> None:
     assert world.sink.calls == [2, 1, 10, 10, 6]
     assert max(world.sink.calls) <= ENTRIES_AT_ONCE
     assert world.sink.ids == sorted(world.sink.ids)
+
+
+def test_jobs_of_two_projects_with_the_same_name_are_different_jobs(world: World) -> None:
+    for project in ("art", "speech", "art"):
+        world.tell("gpt", project=project)
+    world.export_all()
+    assert world.sink.calls == [2, 1]
 
 
 def test_what_is_refused_comes_again_before_anything_behind_it_and_is_shown(world: World) -> None:

@@ -63,7 +63,7 @@ async def test_ranks_that_stand_still_do_not_keep_a_job_from_being_stopped(world
     await world.train(10)
     await world.until(lambda: "stood still" in world.job().reason)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().state == JobState.STOPPED)
@@ -75,7 +75,7 @@ async def test_a_stop_during_a_hang_waits_15_s_for_an_agreement(world: World) ->
     await world.train(10)
     await world.until(lambda: "stood still" in world.job().reason)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     asked = world.now
     await world.until(lambda: world.job().state == JobState.STOPPED)
     assert world.now - asked <= timedelta(seconds=50), (
@@ -90,7 +90,7 @@ async def test_a_stop_during_a_hang_ends_within_30_s_with_its_newest_committed_s
     await world.train(10)
     await world.until(lambda: "stood still" in world.job().reason)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     asked = world.now
     await world.until(lambda: all(agent.exits for agent in world.team()))
     assert world.is_stopped, (
@@ -113,7 +113,7 @@ async def test_a_stop_while_the_first_launch_hangs_ends_within_30_s(world: World
     for _ in range(40):
         await world.tick()
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     asked = world.now
     await world.until(lambda: world.job().state == JobState.STOPPED)
     assert world.now - asked <= timedelta(seconds=30)
@@ -128,7 +128,7 @@ async def test_a_stop_during_slow_steps_waits_for_the_agreement(world: World) ->
         agent.longest = {"train": 40.0, "first_step": 40.0}
     await world.train(10)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     for _ in range(80):
         await world.tick()
     assert not any(agent.exits for agent in world.team())

@@ -27,12 +27,12 @@ def small(tmp_path: Path):
 
 def pause(world: World, name: str = "gpt") -> jobs.JobRecord:
     with world.database.write() as session:
-        return jobs.request_pause(session, name, world.now)
+        return jobs.request_pause(session, jobs.get(session, name).run_id, world.now)
 
 
 def resume(world: World, name: str = "gpt") -> jobs.JobRecord:
     with world.database.write() as session:
-        return jobs.withdraw_pause(session, name, world.now)
+        return jobs.withdraw_pause(session, jobs.get(session, name).run_id, world.now)
 
 
 async def trains(world: World, steps: int = 7, **changes: object) -> None:
@@ -342,7 +342,7 @@ async def test_asking_again_changes_nothing_and_an_ended_job_is_neither_paused_n
     resume(small)
     assert resume(small).pause_requested_at is None
     with small.database.write() as session:
-        jobs.request_stop(session, "gpt", small.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, small.now)
     with pytest.raises(Conflict, match="asked to stop"):
         pause(small)
     await small.until(lambda: small.job().state == JobState.STOPPED)

@@ -230,12 +230,12 @@ async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> N
 
 def take_over(world: World) -> None:
     with world.database.write() as session:
-        assert jobs.take_over(session, "gpt", "ann", world.now)
+        assert jobs.take_over(session, jobs.get(session, "gpt").run_id, "ann", world.now)
 
 
 def hand_back(world: World) -> None:
     with world.database.write() as session:
-        assert jobs.hand_back(session, "gpt")
+        assert jobs.hand_back(session, jobs.get(session, "gpt").run_id)
 
 
 async def test_a_job_that_is_taken_over_is_observed_and_nothing_is_decided_until_it_is_handed_back(
@@ -276,7 +276,7 @@ async def test_a_stop_waits_until_the_job_is_handed_back(world: World) -> None:
     await trains(world)
     take_over(world)
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     for _ in range(5):
         await world.train(1)
     assert not world.is_stopped

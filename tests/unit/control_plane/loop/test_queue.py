@@ -147,7 +147,7 @@ async def test_a_paused_job_can_be_stopped(small: World) -> None:
     await small.upload(7, "low")
     await small.until(lambda: small.job("low").state == JobState.QUEUED)
     with small.database.write() as session:
-        jobs.request_stop(session, "low", small.now)
+        jobs.request_stop(session, jobs.get(session, "low").run_id, small.now)
     await small.until(lambda: small.job("low").state == JobState.STOPPED)
     assert small.job("low").reason == "stopped while it was paused: a user asked it to stop"
 

@@ -135,7 +135,7 @@ async def test_a_wake_up_during_a_pass_makes_another_pass(world: World, monkeypa
     sweep = asyncio.create_task(world.runner.job_loop.sweep())
     await gate.reached.wait()
     with world.database.write() as session:
-        jobs.request_stop(session, "gpt", world.now)
+        jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await asyncio.gather(sweep, world.runner.job_loop.sweep())
     assert passes == [], "the second sweep begins no second pass"
     gate.opened.set()

@@ -652,7 +652,8 @@ class World:
 
     def incidents(self, name: str = "gpt") -> tuple[incidents.IncidentRecord, ...]:
         with self.database.read() as session:
-            return incidents.page(session, incidents.IncidentFilter(job_name=name), after=None, limit=100)
+            which = incidents.IncidentFilter(run_ids=[jobs.get(session, name).run_id])
+            return incidents.page(session, which, after=None, limit=100)
 
     def failures(self) -> tuple[int, int, int]:
         """Return the number of the fleet's incidents, the number of failures, and the number of nodes that spares
