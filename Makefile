@@ -11,7 +11,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 FAST_FOLDERS := tests/contract tests/golden tests/properties tests/unit
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-fast test-durations test-full test-security bad-day bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard
+.PHONY: help setup demo check fix web pictures test test-fast test-durations test-full test-security bad-day bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -103,3 +103,6 @@ bench-recovery: setup  ## how long a failure holds training, beside torchrun and
 
 bench-dashboard: setup web  ## how fast the dashboard is, in Chromium: the list of jobs, a fault, scrolling; writes docs/benchmarks-dashboard.md
 	@$(BIN)/python -m benchmarks.dashboard
+
+bench-durable: setup  ## clients for bulk transfer to S3 beside Everstep's store; writes docs/benchmarks-durable.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.durable

@@ -240,6 +240,8 @@ def _manifest(
                 payload_digest=shards[rank].payload_digest.hex(),
                 layout_hash=shards[rank].layout_hash.hex(),
                 origin_generation=shards[rank].origin_generation,
+                sha256=shards[rank].sha256,
+                part_bytes=shards[rank].part_bytes,
             )
             for rank in sorted(shards)
         ),

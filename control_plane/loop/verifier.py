@@ -25,7 +25,7 @@ from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.session import Database
 from control_plane.loop.repeating import repeat
 from everstep.protocol.errors import CorruptObject
-from everstep.protocol.manifest import ManifestShard
+from everstep.protocol.manifest import ManifestShard, PartsHasher
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, plan_restore
 from everstep.protocol.slot import ShardHasher
@@ -134,7 +134,8 @@ def verify_shard(
     size = objects.head(where).size_bytes
     if size != shard.object_bytes:
         raise CorruptObject(f"the object has {size:,} bytes; the manifest says {shard.object_bytes:,}")
-    with closing(_Reader(objects.stream(where, end=size), is_stopped)) as reader:
+    hasher = PartsHasher(shard.part_bytes) if shard.sha256 else None
+    with closing(_Reader(objects.stream(where, end=size), is_stopped, hasher)) as reader:
         (length,) = LENGTH.unpack(reader.take(LENGTH.size))
         if length > min(MAX_HEADER_BYTES, size):
             raise CorruptObject(f"the object announces a header of {length:,} bytes")
@@ -144,6 +145,8 @@ def verify_shard(
         found = _digest(reader, plan)
     if found != shard.payload_digest:
         raise CorruptObject(f"the object's content hashes to {found}; the manifest says {shard.payload_digest}")
+    if hasher is not None and (sha256 := hasher.hexdigest()) != shard.sha256:
+        raise CorruptObject(f"the object's SHA-256 is {sha256}; the manifest says {shard.sha256}")
 
 
 def _digest(reader: _Reader, plan: Restore) -> str:
@@ -169,9 +172,12 @@ def _digest(reader: _Reader, plan: Restore) -> str:
 class _Reader:
     """Reads a stream of chunks by byte count."""
 
-    def __init__(self, chunks: Iterator[bytes], is_stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, chunks: Iterator[bytes], is_stopped: Callable[[], bool], hasher: PartsHasher | None = None
+    ) -> None:
         self._chunks = chunks
         self._is_stopped = is_stopped
+        self._hasher = hasher
         self._left = memoryview(b"")
 
     def pieces(self, count: int) -> Iterator[memoryview]:
@@ -186,6 +192,8 @@ class _Reader:
                 self._left = memoryview(chunk)
             piece, self._left = self._left[:count], self._left[count:]
             count -= piece.nbytes
+            if self._hasher is not None:
+                self._hasher.update(piece)
             yield piece
 
     def take(self, count: int) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -20,18 +20,13 @@ import boto3  # pyright: ignore[reportMissingTypeStubs]
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from everstep import bulk
 from everstep.checkpoints.errors import StoreFailure
 
-PART_BYTES: Final = 32 * 1024 * 1024
-"""Size of a part of an upload to S3, in bytes. Objects above 9,000 parts have larger parts."""
-MOST_PARTS: Final = 9_000
-"""Parts of an upload for which `PART_BYTES` suffices. Source: S3 allows 10,000 parts per object."""
+PART_BYTES: Final = 16 * 1024 * 1024
+"""Least size of a part of an upload to S3, in bytes. Each part is held in memory."""
 CONNECTIONS: Final = 8
 """Connections to S3. Source: Amazon S3 User Guide: parallel requests, one for each 85 to 95 MB/s."""
-
-
-READ_ATTEMPTS: Final = 5
-"""Requests for a range whose body breaks off."""
 
 
 class StoredObject(ABC):
@@ -187,6 +182,7 @@ class S3:
         self._bucket = bucket
         # boto3 builds its clients from data; their methods have no types.
         self._client: Any = client if client is not None else cast(Any, boto3).client("s3", config=options)
+        bulk.sign_bodies(self._client)
 
     def exists(self, key: str) -> bool:
         try:
@@ -209,90 +205,43 @@ class S3:
             {
                 "Bucket": self._bucket,
                 "Key": key,
-                "IfMatch": head["ETag"],
             },
+            head["ETag"].strip('"'),
         )
 
     def write(self, key: str, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> None:
-        name, place = f"s3://{self._bucket}/{key}", {"Bucket": self._bucket, "Key": key}
-        part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
-        parts = _parts(pieces, part_bytes)
-        if size <= part_bytes:
-            with _failures(name):
-                self._client.put_object(**place, Body=next(parts, b""), ChecksumAlgorithm="CRC32")
-            return
-        with _failures(name):
-            upload = self._client.create_multipart_upload(**place, ChecksumAlgorithm="CRC32")["UploadId"]
-        try:
-            with _failures(name):
-                done = [
-                    self._client.upload_part(
-                        **place, UploadId=upload, PartNumber=number, Body=part, ChecksumAlgorithm="CRC32"
-                    )
-                    | {"PartNumber": number}
-                    for number, part in enumerate(parts, 1)
-                ]
-                self._client.complete_multipart_upload(
-                    **place,
-                    UploadId=upload,
-                    MultipartUpload={
-                        "Parts": [
-                            {key: part[key] for key in ("PartNumber", "ETag", "ChecksumCRC32") if key in part}
-                            for part in done
-                        ]
-                    },
-                )
-        except BaseException:
-            with suppress(BotoCoreError, ClientError):
-                self._client.abort_multipart_upload(**place, UploadId=upload)
-            raise
+        with _failures(f"s3://{self._bucket}/{key}"):
+            bulk.put(
+                self._client,
+                {"Bucket": self._bucket, "Key": key},
+                pieces,
+                size,
+                part_bytes=bulk.part_bytes_of(size, PART_BYTES),
+                connections=1,
+            )
 
 
 class _S3Object(StoredObject):
-    def __init__(self, name: str, size: int, client: Any, place: dict[str, str]) -> None:
+    def __init__(self, name: str, size: int, client: Any, place: dict[str, str], etag: str) -> None:
         super().__init__(name, size)
         self._client = client
         self._place = place
+        self._etag = etag
 
     def read(self, begin: int, end: int) -> bytes:
-        if begin == end:
-            return b""
-        with _failures(self.name):
-            data = self._body(begin, end, READ_ATTEMPTS)
-        if len(data) != end - begin:
-            raise StoreFailure(f"{self.name} ends at byte {begin + len(data)}")
-        return data
-
-    def _body(self, begin: int, end: int, attempts: int) -> bytes:
-        """Return a range. boto3 repeats a request that fails, but not a body that breaks off."""
-        answer = self._client.get_object(**self._place, Range=f"bytes={begin}-{end - 1}")
+        if end > self.size:
+            raise StoreFailure(f"{self.name} ends at byte {self.size}")
+        data = bytearray(end - begin)
+        reader = bulk.RangeReader(self._client, self._place, begin, end, etag=self._etag, object_bytes=self.size)
         try:
-            data: bytes = answer["Body"].read()
-        except BotoCoreError:
-            if attempts == 1:
-                raise
-            return self._body(begin, end, attempts - 1)
-        return data
+            with _failures(self.name):
+                reader.fill(memoryview(data))
+        finally:
+            reader.close()
+        return bytes(data)
 
     def close(self) -> None:
         pass
-
-
-def _parts(pieces: Iterable[bytes | bytearray | memoryview], part_bytes: int) -> Iterator[bytearray]:
-    part = bytearray()
-    for piece in pieces:
-        view = memoryview(piece)
-        while view.nbytes:
-            taken = view[: part_bytes - len(part)]
-            part += taken
-            view = view[taken.nbytes :]
-            if len(part) == part_bytes:
-                yield part
-                part = bytearray()
-        taken = view = memoryview(b"")
-        del piece  # The source makes the next piece before these names would be assigned again.
-    if part:
-        yield part
 
 
 @contextmanager
@@ -314,5 +263,5 @@ def _failures(name: str) -> Generator[None]:
             "PreconditionFailed": "the object was replaced while it was read; start again",
         }.get(code, f"{error.response.get('Error', {}).get('Message', '')} ({code})")
         raise StoreFailure(f"{name}: {advice}") from error
-    except BotoCoreError as error:
+    except (BotoCoreError, bulk.WrongLength, bulk.EndedEarly, bulk.OtherRange) as error:
         raise StoreFailure(f"{name}: {error}") from error

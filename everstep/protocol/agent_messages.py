@@ -276,6 +276,10 @@ class UploadedShard(Message, frozen=True):
 
     The control plane expects about the same duration for the next upload.
     """
+    sha256: str = ""
+    """As `ManifestShard.sha256`."""
+    part_bytes: int = 0
+    """As `ManifestShard.part_bytes`."""
 
 
 class MetricPoint(Message, frozen=True):

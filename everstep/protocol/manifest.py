@@ -13,10 +13,46 @@ was written.
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from everstep.protocol.errors import MalformedMessage, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+
+
+class PartsHasher:
+    """Computes `ManifestShard.sha256` from the content of an object, in order.
+
+    Args:
+        part_bytes: as `ManifestShard.part_bytes`, above 0.
+    """
+
+    def __init__(self, part_bytes: int) -> None:
+        self._part_bytes = part_bytes
+        self._part = hashlib.sha256()
+        self._left = part_bytes
+        self._whole = hashlib.sha256()
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        """Add the next bytes of the object."""
+        view = memoryview(data)
+        while len(view):
+            if not self._left:
+                self._end_part()
+            taken = view[: self._left]
+            self._part.update(taken)
+            self._left -= len(taken)
+            view = view[len(taken) :]
+
+    def hexdigest(self) -> str:
+        """Return the digest of all bytes; call it once."""
+        self._end_part()
+        return self._whole.hexdigest()
+
+    def _end_part(self) -> None:
+        self._whole.update(self._part.digest())
+        self._part, self._left = hashlib.sha256(), self._part_bytes
 
 
 class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +67,12 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`slot.shard_digest` of the slot's payload, hexadecimal. A restored slot must match it."""
     layout_hash: str
     origin_generation: Generation
+    sha256: str = ""
+    """SHA-256 over the SHA-256 of the object's parts, one after another, hexadecimal. A reader can check one part
+    alone if it has the digests of the others.
+    """
+    part_bytes: int = 0
+    """Size of the parts that `sha256` covers; the last part may be smaller."""
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,4 +122,6 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
         raise UnknownVersion(f"a checkpoint manifest has the unsupported version {manifest.version}")
     if [shard.rank for shard in manifest.shards] != list(range(len(manifest.shards))):
         raise MalformedMessage("a checkpoint manifest must list ranks 0 to n-1")
+    if any(shard.sha256 and shard.part_bytes <= 0 for shard in manifest.shards):
+        raise MalformedMessage("a checkpoint manifest has a SHA-256 without the size of its parts")
     return manifest

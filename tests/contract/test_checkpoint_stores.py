@@ -15,35 +15,46 @@ from botocore.response import StreamingBody
 from moto.server import ThreadedMotoServer
 from safetensors.numpy import load
 
+from everstep import bulk
 from everstep.checkpoints import open_checkpoint, stores
 from everstep.checkpoints.dcp_export import export_dcp
 from everstep.checkpoints.errors import StoreFailure
 from everstep.checkpoints.export import Exported, export_safetensors
 from everstep.checkpoints.stores import S3
 from everstep.checkpoints.universal import export_universal
+from tests.seaweedfs import SeaweedFs
 from tests.unit.everstep.checkpoints.stored import FOLDER, Stored, store
 
 BUCKET = "bucket"
 WEIGHT = np.arange(20, dtype=np.float32).reshape(4, 5)
 
 
-@pytest.fixture(scope="module")
-def s3_url() -> Iterator[str]:
+@pytest.fixture(scope="module", params=["moto", "seaweedfs"])
+def service(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """Yield the environment of a client of an S3 service."""
+    if request.param == "seaweedfs":
+        with SeaweedFs() as weed:
+            yield weed.environment
+        return
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
+    yield {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+    }
     server.stop()
 
 
 @pytest.fixture
-def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def s3(service: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Yield a client of an S3 service with one empty bucket.
 
     The environment variables of boto3 select the same service.
     """
-    names = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in {**names, "AWS_ENDPOINT_URL": s3_url}.items():
+    for name, value in {**service, "AWS_DEFAULT_REGION": service["AWS_REGION"]}.items():
         monkeypatch.setenv(name, value)
     client = boto3.client("s3")
     client.create_bucket(Bucket=BUCKET)
@@ -113,17 +124,19 @@ def test_an_object_that_was_replaced_is_not_read_on(s3: Any) -> None:
 
 def test_a_range_whose_body_breaks_off_is_requested_again(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     s3.put_object(Bucket=BUCKET, Key="key", Body=b"content")
-    read, broken = StreamingBody.read, [True, True]
+    read, broken, pauses = StreamingBody.readinto, [True, True], list[float]()
 
-    def breaks_off(body: StreamingBody, amount: int | None = None) -> bytes:
+    def breaks_off(body: StreamingBody, target: memoryview) -> int:
         if broken:
             broken.pop()
             raise ResponseStreamingError(error="reset by peer")
-        return read(body, amount)
+        return read(body, target)
 
-    monkeypatch.setattr(StreamingBody, "read", breaks_off)
+    monkeypatch.setattr(StreamingBody, "readinto", breaks_off)
+    monkeypatch.setattr(bulk, "pause_seconds", pauses.append)
     assert S3(BUCKET, s3).open("key").read(3, 7) == b"tent"
-    broken.extend([True] * stores.READ_ATTEMPTS)
+    assert len(pauses) == 2
+    broken.extend([True] * bulk.READ_ATTEMPTS)
     with pytest.raises(StoreFailure, match=f"s3://{BUCKET}/key: .*reset by peer"):
         S3(BUCKET, s3).open("key").read(3, 7)
 

@@ -9,8 +9,11 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from everstep.bulk import PART_BYTES
+from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
 from worker.storage.aws import ROLE_SECONDS, RoleKeys, SecretPlace
@@ -45,7 +48,9 @@ class MemoryObjectStore:
         if len(data) != size:
             raise StoreRefused(f"{len(data)} bytes were given for an object of {size}")
         bucket[reference.key] = bytes(data)
-        return self._described(reference)
+        hasher = PartsHasher(PART_BYTES)
+        hasher.update(data)
+        return replace(self._described(reference), sha256=hasher.hexdigest(), part_bytes=PART_BYTES)
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
         """See `ObjectStore.get_bytes`."""

@@ -164,6 +164,8 @@ def _upload(
         payload_bytes=header.payload_bytes,
         payload_digest=header.payload_digest,
         layout_hash=header.layout_hash,
+        sha256=stored.sha256,
+        part_bytes=stored.part_bytes,
     )
 
 

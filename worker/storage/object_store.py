@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,10 @@ class StoredObject:
     bytes: int
     etag: str
     """ETag without quotes. Its content has no meaning for callers."""
+    sha256: str = field(default="", compare=False)
+    """SHA-256 of the parts' SHA-256, one after another, hexadecimal. Only puts return it."""
+    part_bytes: int = field(default=0, compare=False)
+    """Size of the parts that `sha256` covers; the last part may be smaller. Only puts return it."""
 
 
 class ObjectReader(Protocol):

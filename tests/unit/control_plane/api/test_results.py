@@ -30,7 +30,7 @@ from control_plane.errors import TooManyCases
 from everstep.errors import NothingToDownload, TransferFailed
 from everstep.protocol.agent_messages import AgentReport, Hello, NodeFault
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.manifest import CheckpointManifest, ManifestShard, encode_manifest
+from everstep.protocol.manifest import CheckpointManifest, ManifestShard, PartsHasher, encode_manifest
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
 from everstep.protocol.safetensors import encode_header
 from everstep.protocol.slot import SlotHeader, payload_chunk_digests
@@ -101,6 +101,8 @@ class Job:
         shards = []
         for rank in range(2):
             header, body = tiny_shard(rank, step, generation)
+            hasher = PartsHasher(1000)
+            hasher.update(body)
             self.put("checkpoints", f"run={self.run}/gen={generation}/step={step}/u/rank={rank}.safetensors", body)
             shards.append(
                 ManifestShard(
@@ -112,6 +114,8 @@ class Job:
                     payload_digest=header.payload_digest.hex(),
                     layout_hash=header.layout_hash.hex(),
                     origin_generation=Generation(generation),
+                    sha256=hasher.hexdigest(),
+                    part_bytes=1000,
                 )
             )
         manifest = CheckpointManifest(

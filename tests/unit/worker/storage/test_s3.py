@@ -5,24 +5,26 @@ fails.
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import threading
 import tracemalloc
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from awscrt.checksums import crc64nvme
 from botocore.exceptions import ClientError
 from botocore.response import StreamingBody
 from urllib3.exceptions import ProtocolError
 
+from everstep import bulk
 from everstep.protocol.plan import ObjectReference
 from worker.errors import ObjectChanged, StorageError, StoreRefused, StoreUnavailable
-from worker.storage import s3
 from worker.storage.object_store import Span, cut
 from worker.storage.s3 import CONNECTIONS, S3ObjectStore
 
@@ -62,11 +64,12 @@ class FakeS3:
         self.on_body: Callable[[Any], object] = lambda body: None
         self.on_get: Callable[[int, dict[str, Any]], None] = lambda begin, answer: None
         self._lock = threading.Lock()
+        self.meta = SimpleNamespace(events=SimpleNamespace(register_first=lambda *_, **__: None))
 
     def create_multipart_upload(self, **_: object) -> dict[str, str]:
         return {"UploadId": "upload"}
 
-    def upload_part(self, *, PartNumber: int, Body: Any, ChecksumCRC32: str, **_: object) -> dict[str, str]:
+    def upload_part(self, *, PartNumber: int, Body: Any, ChecksumCRC64NVME: str, **_: object) -> dict[str, str]:
         with self._lock:
             self.begun.append(PartNumber)
             self.in_flight += 1
@@ -76,15 +79,16 @@ class FakeS3:
             sent = as_sent(Body)
             Body.seek(0)
             self.on_body(Body)
-            assert base64.b64decode(ChecksumCRC32) == zlib.crc32(sent).to_bytes(4, "big")
+            assert base64.b64decode(ChecksumCRC64NVME) == crc64nvme(sent).to_bytes(8, "big")
+            assert Body.sha256 == hashlib.sha256(sent).digest()
             self.parts[PartNumber] = sent
         finally:
             with self._lock:
                 self.in_flight -= 1
         return {"ETag": f'"{PartNumber}"'}
 
-    def put_object(self, *, Body: Any, ChecksumCRC32: str, **_: object) -> dict[str, str]:
-        self.upload_part(PartNumber=1, Body=Body, ChecksumCRC32=ChecksumCRC32)
+    def put_object(self, *, Body: Any, ChecksumCRC64NVME: str, **_: object) -> dict[str, str]:
+        self.upload_part(PartNumber=1, Body=Body, ChecksumCRC64NVME=ChecksumCRC64NVME)
         return {"ETag": '"whole"'}
 
     def complete_multipart_upload(self, *, MultipartUpload: dict[str, Any], **_: object) -> dict[str, str]:
@@ -130,7 +134,7 @@ def as_sent(body: Any) -> bytes:
 
 
 def store_of(client: FakeS3, part_bytes: int = PART) -> S3ObjectStore:
-    return S3ObjectStore(client, part_bytes=part_bytes)  # type: ignore[arg-type]
+    return S3ObjectStore(client, part_bytes=part_bytes, range_bytes=part_bytes)  # type: ignore[arg-type]
 
 
 def pieces_of(data: bytes, size: int = 300) -> Iterator[bytes]:
@@ -200,7 +204,7 @@ def test_no_more_is_digested_than_is_sent_soon(
 
     In the test, no part completes before the put waits for it.
     """
-    monkeypatch.setattr(s3, "MAX_PARTS", max_parts)
+    monkeypatch.setattr(bulk, "MOST_PARTS", max_parts)
     client, go, data = FakeS3(), threading.Event(), bytes(12 * PART)
     beyond: list[int] = []
 
@@ -208,7 +212,7 @@ def test_no_more_is_digested_than_is_sent_soon(
         go.set()
         return futures.wait(parts, **options)
 
-    monkeypatch.setattr(s3, "wait", wait)
+    monkeypatch.setattr(bulk, "wait", wait)
     client.on_part = lambda number: assert_set(go)
 
     def pieces() -> Iterator[bytes]:
@@ -311,7 +315,7 @@ def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None
         assert_set(has_waited)
         raise refusal("AccessDenied", 403)
 
-    monkeypatch.setattr(s3, "wait", wait)
+    monkeypatch.setattr(bulk, "wait", wait)
     client.on_part = on_part
     with pytest.raises(StoreUnavailable, match="SlowDown"):
         store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))
@@ -329,8 +333,8 @@ class InTurn(ThreadPoolExecutor):
 
 
 def test_nothing_is_asked_for_after_a_part_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "MAX_PARTS", 2)
-    monkeypatch.setattr(s3, "ThreadPoolExecutor", InTurn)
+    monkeypatch.setattr(bulk, "MOST_PARTS", 2)
+    monkeypatch.setattr(bulk, "ThreadPoolExecutor", InTurn)
     client, asked = FakeS3(), []
 
     def on_part(number: int) -> None:
@@ -529,18 +533,29 @@ def test_a_first_range_that_is_another_is_refused(told: str) -> None:
 
 @pytest.mark.parametrize("how", ["reset", "short"])
 @pytest.mark.parametrize("where", [0, 5 * PART])
-def test_a_line_that_breaks_in_the_middle_of_a_range_is_told(how: str, where: int) -> None:
-    client = FakeS3(DATA)
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_a_body_that_breaks_off_continues_after_a_pause(
+    how: str, where: int, is_lasting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, pauses = FakeS3(DATA), list[float]()
+    monkeypatch.setattr(bulk, "pause_seconds", pauses.append)
+    monkeypatch.setattr(bulk, "READ_ATTEMPTS", 3)
 
     def on_get(begin: int, answer: dict[str, Any]) -> None:
-        if begin == where:
-            raw = Raw(bytes(PART if how == "reset" else PART - 1))
+        if where <= begin < where + PART and (is_lasting or not pauses):
+            data = DATA[begin : where + PART]
+            raw = Raw(data if how == "reset" else data[:10])
             raw.breaks_after = 10 if how == "reset" else None
-            answer["Body"] = StreamingBody(raw, PART)
+            answer["Body"] = StreamingBody(raw, len(data))
 
     client.on_get = on_get
-    with pytest.raises(StoreUnavailable):
+    if is_lasting:
+        with pytest.raises(StoreUnavailable):
+            read_all(client)
+    else:
         read_all(client)
+    assert len(pauses) == (2 if is_lasting else 1)
+    assert all(0 <= pause <= bulk.full_jitter(number, lambda: 1.0) for number, pause in enumerate(pauses, 1))
 
 
 def test_spans_are_cut_to_a_limit() -> None:

@@ -1,0 +1,110 @@
+"""Command of the benchmark of durable storage: `make bench-durable`. `benchmarks.command` documents the options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+from benchmarks import command
+from benchmarks.command import Begun
+from benchmarks.durable.report import PAGE, Sample
+from benchmarks.durable.transfer import BUCKET, CLIENTS, MIB, Task
+from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
+
+ROUNDS = 3
+SIZES = {"SeaweedFS": (64, 256, 1024), "moto": (64,)}
+"""MiB per object for each server. moto reads the whole object for each range, so large objects say nothing."""
+QUICK_SIZES = {"SeaweedFS": (64,)}
+SHARED_MEMORY = "/dev/shm"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark, write the page, and return the exit code."""
+    return command.run(PAGE, measure, argv)
+
+
+def measure(begun: Begun) -> dict[str, Any]:
+    """Measure all clients against each server, in rotated order."""
+    samples: list[Sample] = []
+    for server, sizes in (QUICK_SIZES if begun.is_quick else SIZES).items():
+        with _served(server) as url, TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+            for mib in sizes:
+                samples += _samples(server, url, Path(folder), mib * MIB, 1 if begun.is_quick else ROUNDS)
+                begun.say(f"measured {mib} MiB against {server}")
+    return {"samples": samples}
+
+
+def _samples(server: str, url: str, folder: Path, size: int, rounds: int) -> Iterator[Sample]:
+    source, target = folder / "source", folder / "target"
+    source.write_bytes(os.urandom(size))
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    clients = list(CLIENTS)
+    with _bucket(url) as bucket:
+        for number in range(rounds):
+            for client in clients[number % len(clients) :] + clients[: number % len(clients)]:
+                for is_upload in (True, False):
+                    target.write_bytes(bytes(size))
+                    task = Task(
+                        client=client,
+                        is_upload=is_upload,
+                        url=url,
+                        access_key=ACCESS_KEY,
+                        secret_key=SECRET_KEY,
+                        key=client,
+                        path=str(source if is_upload else target),
+                        bytes=size,
+                        sha256="" if is_upload else digest,
+                    )
+                    yield Sample(server=server, client=client, is_upload=is_upload, bytes=size, **_run(task))
+                bucket.delete_object(Bucket=BUCKET, Key=client)
+
+
+def _run(task: Task) -> dict[str, Any]:
+    words = [sys.executable, "-m", "benchmarks.durable.transfer", json.dumps(asdict(task))]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{task.client} failed:\n{done.stderr}")
+    figure: dict[str, Any] = json.loads(done.stdout)
+    return figure
+
+
+@contextmanager
+def _served(server: str) -> Iterator[str]:
+    if server == "SeaweedFS":
+        with SeaweedFs(folder=SHARED_MEMORY, memory="2GiB") as weed:
+            yield weed.url
+        return
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        moto.stop()
+
+
+@contextmanager
+def _bucket(url: str) -> Iterator[Any]:
+    client = boto3.client(
+        "s3", endpoint_url=url, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name=REGION
+    )
+    client.create_bucket(Bucket=BUCKET)
+    yield client
+    client.delete_bucket(Bucket=BUCKET)
+    client.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Results, limits and page of the benchmark of durable storage, as pure functions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from benchmarks.durable.transfer import CONNECTIONS, MIB, PART_BYTES, RANGE_BYTES, Figure
+from benchmarks.measures import Verdict
+from benchmarks.page import BenchmarkRun, Page
+from benchmarks.rows import Row, limits, number, table, without_verdicts
+
+LEAST_RATIO = 0.8
+"""Least throughput of Everstep's store, relative to boto3's transfer manager."""
+MOST_EXTRA_BYTES = 64 * MIB
+OWN, RAW = "everstep", "boto3"
+NAMES = {
+    "boto3": "boto3 with s3transfer",
+    "awscrt": "awscrt",
+    "obstore": "obstore",
+    "everstep": "Everstep's store (boto3's calls)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample(Figure):
+    """One transfer of one client."""
+
+    server: str
+    client: str
+    is_upload: bool
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(BenchmarkRun):
+    """Measured values of one run."""
+
+    samples: Sequence[Sample]
+
+
+def rows(run: Run) -> list[Row]:
+    """Return one row per limit: throughput beside the raw client, extra memory, and intact bytes."""
+    found = []
+    for (server, is_upload, size), group in _groups(run):
+        if server != "SeaweedFS":
+            continue
+        what = f"{'upload' if is_upload else 'download'} of {size // MIB:,} MiB"
+        own = [sample for sample in group if sample.client == OWN]
+        raw = [sample for sample in group if sample.client == RAW]
+        ratio = _median(raw, "seconds") / _median(own, "seconds")
+        found += [
+            Row(
+                what=f"{what}, throughput ÷ that of {NAMES[RAW]}",
+                value=ratio,
+                n=len(own),
+                limit=LEAST_RATIO,
+                is_least=True,
+            ).judged(),
+            Row(
+                what=f"{what}, extra memory",
+                value=_median(own, "extra_bytes") / MIB,
+                unit="MiB",
+                n=len(own),
+                limit=MOST_EXTRA_BYTES / MIB,
+            ).judged(),
+        ]
+    found = without_verdicts(found) if run.is_busy else found
+    broken = [sample for sample in run.samples if not sample.is_intact]
+    return [
+        *found,
+        Row(
+            what="downloads with other bytes than the upload",
+            value=len(broken),
+            n=len([sample for sample in run.samples if not sample.is_upload]),
+            limit=0,
+            verified=not broken,
+            verdict=Verdict.SHORT if broken else Verdict.PASS,
+        ),
+    ]
+
+
+def values(run: Run) -> dict[str, str | None]:
+    """Return the texts of the page's placeholders."""
+    return {
+        "machine": run.machine.words(),
+        "connections": str(CONNECTIONS),
+        "part": f"{PART_BYTES // MIB} MiB",
+        "range": f"{RANGE_BYTES // MIB} MiB",
+        "rounds": str(max(len(group) for _, group in _groups(run)) // len(NAMES)),
+        "limits": limits(rows(run)),
+        "uploads": _table(run, True),
+        "downloads": _table(run, False),
+    }
+
+
+def _table(run: Run, is_upload: bool) -> str:
+    head = ("server", "size, MiB", "client", "MiB/s, median", "MiB/s, all", "CPU s per GiB", "extra memory, MiB")
+    body = [
+        [
+            server,
+            f"{size // MIB:,}",
+            NAMES[client],
+            number(size / MIB / _median(samples, "seconds")),
+            ", ".join(number(size / MIB / sample.seconds) for sample in samples),
+            number(_median(samples, "cpu_seconds") * 1024 * MIB / size),
+            number(_median(samples, "extra_bytes") / MIB),
+        ]
+        for (server, of_uploads, size), group in _groups(run)
+        if of_uploads == is_upload
+        for client in NAMES
+        if (samples := [sample for sample in group if sample.client == client])
+    ]
+    return table(head, body)
+
+
+def _groups(run: Run) -> list[tuple[tuple[str, bool, int], list[Sample]]]:
+    def key(sample: Sample) -> tuple[str, bool, int]:
+        return sample.server, sample.is_upload, sample.bytes
+
+    return [(place, list(group)) for place, group in groupby(sorted(run.samples, key=key), key)]
+
+
+def _median(samples: Sequence[Sample], name: str) -> float:
+    return statistics.median(getattr(sample, name) for sample in samples)
+
+
+PAGE = Page(name="durable", command="make bench-durable", run=Run, values=values, rows=rows)

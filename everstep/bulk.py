@@ -1,0 +1,609 @@
+"""Bulk transfer to and from S3 through boto3's calls: multipart uploads of memory views, and ranges into memory.
+
+`worker.storage.s3` and `everstep.checkpoints.stores` use it. It knows neither slots nor checkpoints. `make
+bench-durable` compares it with boto3's transfer manager, awscrt and obstore (docs/benchmarks-durable.md).
+
+    upload      pieces ─▶ parts (references, no copies) ─▶ up to `connections` parts in flight
+    read        range ─▶ the caller's memory; a body that breaks off continues after a pause
+
+Every part carries its CRC64NVME, which S3 verifies. S3 also verifies the checksum of the whole object when an upload
+is completed. Each part's SHA-256 signs its request and is returned to the caller.
+
+Invariant: an upload is stored completely or not at all. When a call returns, its threads have ended. Errors are
+botocore's or the types of this module; callers translate them.
+
+The module has more than 500 lines. Uploads and reads share their errors, their pauses and their threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import random
+import re
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, Final, cast
+
+from awscrt import checksums  # pyright: ignore[reportMissingTypeStubs]
+from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+    ResponseStreamingError,
+)
+
+Piece = bytes | bytearray | memoryview
+
+PART_BYTES: Final = 32 * 1024 * 1024
+"""Least size of a part of an upload, in bytes."""
+MOST_PARTS: Final = 9_000
+"""Most parts of an upload. Source: S3 allows 10,000 parts (Amazon S3 User Guide, multipart upload limits)."""
+CONNECTIONS: Final = 4
+"""Connections per upload or read.
+
+Source: Amazon S3 User Guide, performance design patterns: parallel requests for 8 to 16 MiB, one for each 85 to 95
+MB/s.
+"""
+READ_ATTEMPTS: Final = 5
+"""Requests for a range whose body breaks off without any progress."""
+_READ_BYTES: Final = 1024 * 1024
+_GATHERED_BYTES: Final = 256 * 1024
+"""Most total bytes of pieces that are joined and sent in one write."""
+_PAUSE_SECONDS: Final = 0.2
+_MOST_PAUSE_SECONDS: Final = 20.0
+_CHECKSUM: Final = "CRC64NVME"
+_BREAKS: Final = (HTTPClientError, IncompleteReadError, ResponseStreamingError)
+"""Errors of a connection that breaks while a body is read."""
+
+
+class WrongLength(Exception):
+    """The pieces of an upload do not have the announced size."""
+
+
+class EndedEarly(Exception):
+    """S3 ended a body without an error before the end of its range."""
+
+
+class OtherRange(Exception):
+    """S3 answered with another range than the requested one."""
+
+
+def part_bytes_of(size: int, least: int = PART_BYTES) -> int:
+    """Return the size of the parts of an object, so that `MOST_PARTS` suffice.
+
+    Args:
+        size: bytes of the object.
+        least: least size of a part in bytes; S3 requires 5 MiB.
+
+    Returns:
+        Bytes of a part.
+    """
+    return max(least, -(-size // MOST_PARTS))
+
+
+def full_jitter(attempt: int, draw: Callable[[], float] = random.random) -> float:
+    """Return the pause in seconds before a further attempt: random, up to a limit that doubles with each attempt.
+
+    Source: AWS Architecture Blog, Exponential Backoff And Jitter ("full jitter").
+
+    Args:
+        attempt: number of failed attempts, at least 1.
+        draw: returns a random number from 0 to 1.
+
+    Returns:
+        Seconds.
+    """
+    return draw() * min(_MOST_PAUSE_SECONDS, _PAUSE_SECONDS * 2.0**attempt)
+
+
+class Part:
+    """Pieces that are sent as one request body, without copying.
+
+    The object acts as a file for botocore, which reads it to its end, and again for a retry.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._next = 0
+        self._bytes = 0
+        self._sha256 = b""
+        self.crc = 0
+        """CRC64NVME of the pieces."""
+
+    def append(self, piece: Piece) -> None:
+        """Add a piece. If its bytes change before they are sent, S3 rejects the part because of its checksum."""
+        self._pieces.append(piece)
+        self._bytes += len(piece)
+        self.crc = cast(Any, checksums).crc64nvme(piece, self.crc)
+
+    @property
+    def sha256(self) -> bytes:
+        """SHA-256 of the pieces. The first access computes it."""
+        if not self._sha256:
+            digest = hashlib.sha256()
+            for piece in self._pieces:
+                digest.update(piece)
+            self._sha256 = digest.digest()
+        return self._sha256
+
+    def __len__(self) -> int:
+        return self._bytes
+
+    def read(self, _: int = -1) -> Piece:
+        """Return the next piece completely, even if the piece is longer than the requested length.
+
+        HTTP connections allow longer results. Small pieces are joined.
+        """
+        first, gathered = self._next, 0
+        while (
+            self._next < len(self._pieces) and (gathered := gathered + len(self._pieces[self._next])) <= _GATHERED_BYTES
+        ):
+            self._next += 1
+        if self._next - first > 1:
+            return b"".join(self._pieces[first : self._next])
+        if first == len(self._pieces):
+            return b""
+        self._next = first + 1
+        return self._pieces[first]
+
+    def tell(self) -> int:
+        """Return the number of bytes that botocore has read from this part."""
+        return sum(len(piece) for piece in self._pieces[: self._next])
+
+    def seek(self, offset: int) -> int:
+        """Restart from the beginning; `offset` must be 0."""
+        assert offset == 0, "parts are read from their beginning"
+        self._next = 0
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part of an upload that S3 has stored."""
+
+    number: int
+    etag: str
+    size: int
+    """Bytes of the part."""
+    crc: int
+    """CRC64NVME of the part."""
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A stored object."""
+
+    etag: str
+    """ETag without quotes."""
+    sha256: str
+    """SHA-256 of the parts' SHA-256, one after another, hexadecimal."""
+    part_bytes: int
+    """Size of the parts that `sha256` covers; the last part may be smaller."""
+
+
+def sign_bodies(client: Any) -> None:
+    """Let a client sign `Part` bodies with their SHA-256, instead of reading them once more.
+
+    Call it once after the creation of the client. Idempotent. S3 rejects a body that does not match its SHA-256. If
+    awscrt is installed, botocore otherwise signs with a signer of awscrt, which copies the whole body through Python.
+    """
+    client.meta.events.register_first("choose-signer.s3", _choose_signer, unique_id="everstep-bodies")
+
+
+class _BodySigner(S3SigV4Auth):  # type: ignore[misc]  # botocore has no type annotations
+    """botocore's signer for S3, which takes the digest of a `Part` from the part."""
+
+    def payload(self, request: Any) -> str:
+        if isinstance(request.body, Part):
+            return request.body.sha256.hex()
+        return str(super().payload(request))
+
+
+_SIGNER: Final = "everstep-s3v4"
+AUTH_TYPE_MAPS[_SIGNER] = _BodySigner
+
+
+def _choose_signer(signature_version: Any, **_: object) -> str | None:
+    return _SIGNER if signature_version in ("v4", "s3v4") else None
+
+
+class Multipart:
+    """One multipart upload. Several processes can send parts of it if they use the same upload id."""
+
+    def __init__(self, client: Any, place: Mapping[str, str], upload_id: str) -> None:
+        """Represent an upload that exists.
+
+        Args:
+            client: boto3 client for S3, prepared by `sign_bodies`.
+            place: `Bucket` and `Key` of the object.
+            upload_id: S3's id of the upload.
+        """
+        self.client = client
+        self.place = dict(place)
+        self.upload_id = upload_id
+
+    @classmethod
+    def begin(cls, client: Any, place: Mapping[str, str]) -> Multipart:
+        """Begin an upload. Its creator must complete it or abort it."""
+        answer = client.create_multipart_upload(**place, ChecksumAlgorithm=_CHECKSUM, ChecksumType="FULL_OBJECT")
+        return cls(client, place, answer["UploadId"])
+
+    def put(self, number: int, part: Part) -> StoredPart:
+        """Send one part; a part of the same number is replaced.
+
+        Args:
+            number: position of the part in the object, 1 to 10,000.
+            part: content of the part, which may be read several times.
+
+        Returns:
+            The facts with which the upload is completed.
+        """
+        answer = self.client.upload_part(
+            **self.place,
+            UploadId=self.upload_id,
+            PartNumber=number,
+            Body=part,
+            **{f"Checksum{_CHECKSUM}": _text(part.crc)},
+        )
+        return StoredPart(number, answer["ETag"], len(part), part.crc, part.sha256)
+
+    def complete(self, parts: Sequence[StoredPart]) -> Stored:
+        """Complete the upload.
+
+        If S3 does not know the upload, either the first answer was lost and botocore retried, or the upload was ended
+        meanwhile. The object itself shows which of the two is the case.
+
+        Args:
+            parts: all parts of the object in the order of their numbers, without a gap.
+
+        Returns:
+            The object's facts.
+        """
+        crc = 0
+        for part in parts:
+            crc = checksums.combine_crc64nvme(crc, part.crc, part.size)
+        size = sum(part.size for part in parts)
+        try:
+            answer = self.client.complete_multipart_upload(
+                **self.place,
+                UploadId=self.upload_id,
+                MultipartUpload={
+                    "Parts": [
+                        {"PartNumber": part.number, "ETag": part.etag, f"Checksum{_CHECKSUM}": _text(part.crc)}
+                        for part in parts
+                    ]
+                },
+                ChecksumType="FULL_OBJECT",
+                **{f"Checksum{_CHECKSUM}": _text(crc)},
+            )
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
+                raise
+            try:
+                answer = self.client.head_object(**self.place)
+            except ClientError:
+                raise error from None
+            if int(answer["ContentLength"]) != size:
+                raise
+        return Stored(_etag(answer), _tree(part.sha256 for part in parts), parts[0].size)
+
+    def abort(self) -> None:
+        """End the upload and remove its parts.
+
+        An error is ignored: the parts stay until the next clean-up, or until the bucket's rule for unfinished uploads
+        removes them (docs/operating.md#server).
+        """
+        with suppress(BotoCoreError, ClientError):
+            self.client.abort_multipart_upload(**self.place, UploadId=self.upload_id)
+
+
+def put(
+    client: Any,
+    place: Mapping[str, str],
+    pieces: Iterable[Piece],
+    size: int,
+    *,
+    part_bytes: int,
+    connections: int = CONNECTIONS,
+) -> Stored:
+    """Store an object. Pieces are not copied.
+
+    Args:
+        client: boto3 client for S3, prepared by `sign_bodies`.
+        place: `Bucket` and `Key`.
+        pieces: iterated in the calling thread until the first error; a piece must not change until the call returns.
+        size: announced total of the bytes of all pieces.
+        part_bytes: size of a part; objects up to this size are one request.
+        connections: most parts that are sent at the same time. One more part is assembled meanwhile.
+
+    Returns:
+        The object's facts.
+
+    Raises:
+        WrongLength: the pieces do not have `size` bytes.
+    """
+    if size <= part_bytes:
+        (part,) = list(parts_of(pieces, part_bytes, size)) or [Part()]
+        answer = client.put_object(**place, Body=part, **{f"Checksum{_CHECKSUM}": _text(part.crc)})
+        return Stored(_etag(answer), _tree([part.sha256]), part_bytes)
+    upload = Multipart.begin(client, place)
+    is_complete = False
+    try:
+        stored = upload.complete(put_parts(upload, pieces, size, part_bytes=part_bytes, connections=connections))
+        is_complete = True
+    finally:
+        if not is_complete:
+            upload.abort()
+    return stored
+
+
+def put_parts(
+    upload: Multipart,
+    pieces: Iterable[Piece],
+    size: int,
+    *,
+    part_bytes: int,
+    first: int = 1,
+    connections: int = CONNECTIONS,
+    is_wanted: Callable[[int, Part], bool] = lambda _number, _part: True,
+    on_part: Callable[[StoredPart], None] = lambda _: None,
+) -> list[StoredPart]:
+    """Send consecutive parts concurrently while the next part is assembled.
+
+    Args:
+        upload: an upload that was begun and not ended.
+        pieces: content of the parts, iterated in the calling thread until the first error.
+        size: announced total of the bytes of all pieces.
+        part_bytes: size of a part; only the last part may be smaller.
+        first: number of the first part.
+        connections: most parts that are sent at the same time. One more part is assembled meanwhile.
+        is_wanted: called in the calling thread with each assembled part; a part for which it returns False is not sent.
+        on_part: called in the part's thread when S3 has stored it.
+
+    Returns:
+        The stored parts in the order of their numbers.
+    """
+    sent: dict[int, StoredPart] = {}
+
+    def send(number: int, part: Part) -> None:
+        sent[number] = upload.put(number, part)
+        on_part(sent[number])
+
+    with side_by_side("s3-put", connections) as (begin, errors):
+
+        def until_error() -> Iterator[Piece]:
+            for piece in pieces:
+                yield piece
+                del piece
+                if errors:
+                    raise errors[0]
+
+        in_flight: set[Future[None]] = set()
+        numbers = count(first)  # `enumerate` would keep a reference to the last part
+        for part in parts_of(until_error(), part_bytes, size):
+            number = next(numbers)
+            if is_wanted(number, part):
+                in_flight.add(begin(partial(send, number, part)))
+            del part
+            while len(in_flight) > connections:
+                in_flight = wait(in_flight, return_when=FIRST_COMPLETED).not_done
+    return [sent[number] for number in sorted(sent)]
+
+
+def parts_of(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[Part]:
+    """Split a stream into parts of equal size; the last part may be smaller.
+
+    Args:
+        pieces: content of the object, in order; not copied.
+        part_bytes: bytes of each part; only the last part may be smaller.
+        size: announced total of the bytes of all pieces.
+
+    Yields:
+        The parts, in order; none is empty.
+
+    Raises:
+        WrongLength: the pieces do not have `size` bytes.
+    """
+    part, left = Part(), size
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise WrongLength(f"more bytes were given than the {size} of the object")
+        view = memoryview(piece)
+        while len(view):
+            room = part_bytes - len(part)
+            part.append(view[:room])
+            view = view[room:]
+            if len(part) == part_bytes:
+                yield part
+                part = Part()
+        view = memoryview(b"")
+        del piece  # The source makes the next piece before this name would be assigned again.
+    if left:
+        raise WrongLength(f"{size - left} bytes were given for an object of {size}")
+    if part:
+        yield part
+
+
+class RangeReader:
+    """Reads one range of an object into the caller's memory, from its beginning.
+
+    A body that breaks off is requested again from its present position, after a pause.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        place: Mapping[str, str],
+        begin: int,
+        end: int,
+        *,
+        etag: str = "",
+        object_bytes: int | None = None,
+        answer: Mapping[str, Any] | None = None,
+        pause: Callable[[float], object] | None = None,
+    ) -> None:
+        """Represent the range; the first read requests it.
+
+        Args:
+            client: boto3 client for S3.
+            place: `Bucket` and `Key`.
+            begin: first byte.
+            end: end of the range, exclusive; within the object.
+            etag: required ETag without quotes; empty for any ETag.
+            object_bytes: length of the whole object; None if it is unknown.
+            answer: answer of a `GetObject` that already began this range.
+            pause: waits the given number of seconds.
+        """
+        self.position = begin
+        self.end = end
+        self._client = client
+        self._place = dict(place)
+        self._etag = etag
+        self._object_bytes = object_bytes
+        self._pause = pause or pause_seconds
+        self._body: Any = None if answer is None else answer["Body"]
+        self._attempts = 1
+
+    def readinto(self, target: memoryview) -> int:
+        """Read the next bytes of the range, at least one.
+
+        Args:
+            target: uint8, at most as long as the rest of the range.
+
+        Returns:
+            Number of bytes read.
+
+        Raises:
+            EndedEarly: the body ended before the range.
+            OtherRange: S3 answered with another range.
+        """
+        while True:
+            try:
+                if self._body is None:
+                    self._body = self._open()
+                read: int = self._body.readinto(target[:_READ_BYTES])
+            except _BREAKS:
+                self.close()
+                if self._attempts == READ_ATTEMPTS:
+                    raise
+                self._pause(full_jitter(self._attempts))
+                self._attempts += 1
+                continue
+            if not read:
+                raise EndedEarly(f"a body ended at byte {self.position} of {self.end}")
+            self.position += read
+            return read
+
+    def fill(self, target: memoryview) -> None:
+        """Fill `target` with the next bytes of the range; errors as in `readinto`."""
+        begin = 0
+        while begin < len(target):
+            begin += self.readinto(target[begin:])
+
+    def close(self) -> None:
+        """End the open request. Idempotent; a later read requests the rest of the range."""
+        if self._body is not None:
+            self._body.close()
+            self._body = None
+
+    def _open(self) -> Any:
+        options = {"IfMatch": f'"{self._etag}"'} if self._etag else {}
+        answer = self._client.get_object(**self._place, **options, Range=f"bytes={self.position}-{self.end - 1}")
+        end, size = extent(answer, self.position)
+        if end != self.end or size != (self._object_bytes or size):
+            answer["Body"].close()
+            raise _other_range(answer, self.position)
+        return answer["Body"]
+
+
+def extent(answer: Mapping[str, Any], begin: int) -> tuple[int, int]:
+    """Return the extent of the range in an answer.
+
+    Args:
+        answer: answer of a `GetObject`.
+        begin: first byte of the requested range.
+
+    Returns:
+        The end of the range, and the length of the whole object.
+
+    Raises:
+        OtherRange: the answer contains another range. Its body is closed.
+    """
+    length, described = int(answer["ContentLength"]), answer.get("ContentRange")
+    if described is None and not begin:  # The answer contains the whole object.
+        return length, length
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", described or "")
+    first, last, size = map(int, found.groups()) if found else (0, 0, 0)
+    if first != begin or last + 1 - first != length or last >= size:
+        answer["Body"].close()
+        raise _other_range(answer, begin)
+    return last + 1, size
+
+
+def pause_seconds(seconds: float) -> None:
+    """Wait in a thread of a transfer."""
+    threading.Event().wait(seconds)
+
+
+@contextmanager
+def side_by_side(
+    name: str, thread_count: int
+) -> Generator[tuple[Callable[[Callable[[], None]], Future[None]], Sequence[BaseException]]]:
+    """Run work in threads, which have all ended when the context exits.
+
+    The first error, in a thread or in the block, stops the start of further work and is raised.
+
+    Args:
+        name: prefix of the threads' names, for debuggers.
+        thread_count: maximum number of pieces of work at one time.
+
+    Yields:
+        (a function that starts a piece of work, the errors so far).
+    """
+    errors: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        if errors:
+            return
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    with ThreadPoolExecutor(thread_count, thread_name_prefix=name) as pool:
+        try:
+            yield lambda work: pool.submit(guarded, work), errors
+        except BaseException as error:
+            errors.append(error)
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()  # break reference cycles that would keep the parts alive
+
+
+def _other_range(answer: Mapping[str, Any], begin: int) -> OtherRange:
+    came = f"{answer['ContentLength']} bytes as {answer.get('ContentRange')!r}"
+    return OtherRange(f"asked for a range that begins at {begin}, {came} came")
+
+
+def _etag(answer: Mapping[str, Any]) -> str:
+    return str(answer["ETag"]).strip('"')
+
+
+def _tree(digests: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _text(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(8, "big")).decode()
