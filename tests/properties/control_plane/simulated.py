@@ -144,7 +144,12 @@ class Simulation:
     """The fleet, its two jobs and the simulated time."""
 
     def __init__(
-        self, max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS, ranks_per_node: tuple[int, int] = (1, 1)
+        self,
+        max_size: int = MAX_SIZE,
+        domains: Domains = NO_DOMAINS,
+        ranks_per_node: tuple[int, int] = (1, 1),
+        *,
+        is_elastic: bool = False,
     ) -> None:
         self.seconds = EPOCH_SECONDS
         self.wall_ahead_seconds = 0.0
@@ -173,6 +178,8 @@ class Simulation:
         self.removed: set[NodeId] = set()
         self.desired = 0
         self.launched = 0
+        self.capacity: int | None = None
+        """Largest number of instances that AWS provides. None: no limit."""
         self.booting: dict[NodeId, float] = {}
         self.launching: set[NodeId] = set()
         """Booting instances that their group does not list yet."""
@@ -188,6 +195,11 @@ class Simulation:
         self.upload_seconds = 1.0
         """Seconds from the end of all ranks, with success, to the end of their last upload."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
+        if is_elastic:
+            specs = (
+                replace(specs[0], min_node_count=2, patience_seconds=10),
+                replace(specs[1], min_node_count=1, max_node_count=4, patience_seconds=3),
+            )
         self.jobs = [
             SimulatedJob(
                 spec,
@@ -256,7 +268,9 @@ class Simulation:
         self.seconds += seconds
         members = [node_id for node_id in [*self.agents, *self.booting, *self.ended] if node_id not in self.removed]
         self.launching.clear()
-        for _ in range(self.desired - len(members)):
+        present = len(self.agents) + len(self.booting)
+        room = self.desired - len(members)
+        for _ in range(room if self.capacity is None else min(room, self.capacity - present)):
             self.launched += 1
             self.booting[NodeId(f"i-{self.launched}")] = self.seconds + 5
             self.launching.add(NodeId(f"i-{self.launched}"))
@@ -404,6 +418,8 @@ class Simulation:
                 run=job.spec.run,
                 state=job.record.state,
                 node_count=job.spec.node_count,
+                most_node_count=job.spec.most_node_count,
+                member_count=job.record.member_count,
                 priority=0,
                 created_at=job.record.created_at,
                 exclusions=job.record.exclusions,
@@ -500,22 +516,30 @@ class Simulation:
         assert plan.generation > max(job.plans, default=0)
         assert all(agent.generation <= plan.generation for agent in self.agents.values() if agent.run == plan.run)
         nodes = [node.node_id for node in plan.nodes]
-        assert len(nodes) == len(set(nodes)) == job.spec.node_count
+        assert len(nodes) == len(set(nodes))
+        assert job.spec.least_node_count <= len(nodes) <= job.spec.most_node_count
         assert set(nodes) <= set(observed.assigned)
         owners = {rank: node.node_id for node in plan.nodes for rank in node.ranks}
-        assert sorted(owners) == list(range(job.spec.world_size))
+        assert sorted(owners) == list(range(len(nodes) * job.spec.ranks_per_node))
         if job.newest_plan is not None:
             before = [node.node_id for node in job.newest_plan.nodes]
-            assert all(a == b for a, b in zip(nodes, before, strict=True) if a in before), "a node changed its place"
+            if len(before) == len(nodes):
+                assert all(a == b for a, b in zip(nodes, before, strict=True) if a in before), "a node changed place"
+            else:
+                staying = [node for node in before if node in nodes]
+                assert nodes[: len(staying)] == staying, "the order of the ranks changed"
         for rank in plan.ranks:
-            assert len(rank.holders) == len(set(rank.holders)) == job.spec.copies
+            assert len(rank.holders) == len(set(rank.holders)) == min(job.spec.copies, len(nodes))
             assert rank.holders[0] == owners[rank.rank]
             assert set(rank.holders) <= set(nodes)
-            assert bool(rank.sources) == (plan.base_step > 0)
-            for source in rank.sources:
+            assert bool(rank.sources) == (plan.base_step > 0 and plan.relayout is None)
+        for shard, sources in plan.base_shards:
+            assert bool(sources) == (plan.base_step > 0)
+            for source in sources:
                 assert source.step == plan.base_step
                 assert self.maker(job, plan.parent, source.step) == source.origin_generation, "a source off the path"
-                assert source.digest == digest(rank.rank, source.origin_generation, source.step)
+                assert source.digest == digest(shard, source.origin_generation, source.step)
+                assert job.plans[source.origin_generation].world_size == len(plan.base_shards)
         self.check_placement(job, plan)
         self.check_base(job, observed, plan)
         for node in plan.nodes:
@@ -537,7 +561,8 @@ class Simulation:
         return {
             step
             for step in steps
-            if all((rank, self.maker(job, parent, step), step) in slots for rank in range(job.spec.world_size))
+            if (maker := self.maker(job, parent, step)) is not None
+            and all((rank, maker, step) in slots for rank in range(job.plans[maker].world_size))
         }
 
     def check_base(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
@@ -555,6 +580,9 @@ class Simulation:
         Also assert that a surviving group changes only for this reason.
         """
         nodes = [node.node_id for node in plan.nodes]
+        copies = len(plan.ranks[0].holders)
+        if copies < job.spec.copies:
+            return  # the generation has fewer nodes than the job wants copies, so that all nodes hold all shards
         domains = [self.domain_of(node_id) or node_id for node_id in nodes]
 
         def places(other: GenerationPlan) -> list[list[int]]:
@@ -568,7 +596,8 @@ class Simulation:
         # `test_placement_properties` proves that this minimum is exact
         least = max(0, len(nodes) - job.spec.copies * (len(nodes) - most))
         assert exposed(places(plan)) == least
-        if job.newest_plan is not None and exposed(places(job.newest_plan)) == least:
+        is_same_size = job.newest_plan is not None and len(job.newest_plan.nodes) == len(nodes)
+        if job.newest_plan is not None and is_same_size and exposed(places(job.newest_plan)) == least:
             assert places(plan) == places(job.newest_plan), "a surviving group changed without a reason"
 
     def check_exclusions(self, job: SimulatedJob, observed: JobObserved, decision: Decision) -> None:
@@ -725,7 +754,8 @@ class Simulation:
         """Complete the upload of the last step once `upload_seconds` have passed since all ranks ended with success."""
         team = self.team(job)
         exits = [(rank_exit, agent.wall_ahead_seconds) for agent in team for rank_exit in agent.exits.values()]
-        has_ended = len(exits) == job.spec.world_size and all(each.exit_class is ExitClass.SUCCESS for each, _ in exits)
+        world_size = 0 if job.plan is None else job.plan.world_size
+        has_ended = len(exits) == world_size > 0 and all(each.exit_class is ExitClass.SUCCESS for each, _ in exits)
         if has_ended and self.seconds - max(each.at_seconds - ahead for each, ahead in exits) >= self.upload_seconds:
             self.put(team)
 
@@ -763,6 +793,7 @@ class Simulation:
         self.unplugged.clear()
         self.losses = 0
         self.upload_seconds = 1.0
+        self.capacity = None
         self.announced = {node_id: words for node_id, words in self.announced.items() if node_id in self.due}
         self.due = dict.fromkeys(self.due, self.seconds)
         for agent in self.agents.values():
@@ -790,9 +821,13 @@ class Simulation:
 
 
 def fresh(
-    max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS, ranks_per_node: tuple[int, int] = (1, 1)
+    max_size: int = MAX_SIZE,
+    domains: Domains = NO_DOMAINS,
+    ranks_per_node: tuple[int, int] = (1, 1),
+    *,
+    is_elastic: bool = False,
 ) -> Simulation:
     """Return a simulation in which both jobs run. Its group may have `max_size` instances."""
-    simulation = Simulation(max_size, domains, ranks_per_node)
+    simulation = Simulation(max_size, domains, ranks_per_node, is_elastic=is_elastic)
     simulation.settle()
     return simulation

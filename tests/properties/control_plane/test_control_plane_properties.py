@@ -83,6 +83,56 @@ def test_whatever_happens(max_size: int, domains: Domains, ranks_per_node: tuple
     come_to_rest(simulation)
 
 
+CAPACITY = st.tuples(st.just("capacity"), st.sampled_from([3, 4, 5, 6, 7, 20]), st.just(0))
+
+
+@pytest.mark.timeout(400)  # 30 examples of up to a few hundred passes each
+@settings(max_examples=30)
+@given(st.sampled_from([12, 8]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS | CAPACITY, max_size=25))
+def test_whatever_happens_to_elastic_jobs(
+    max_size: int, domains: Domains, ranks_per_node: tuple[int, int], story: list[Event]
+) -> None:
+    simulation = fresh(max_size, domains, ranks_per_node, is_elastic=True)
+    play(simulation, story)
+    simulation.settle()
+    come_to_rest(simulation)
+    for job in simulation.jobs:
+        is_whole = job.record.state in ENDED_JOBS or job.record.member_count >= job.spec.node_count
+        assert is_whole, "a job stays small although capacity is there"
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 20), st.integers(0, 1), st.data())
+def test_a_job_that_shrinks_and_grows_loses_no_committed_step(steps: int, which: int, data: st.DataObject) -> None:
+    simulation = fresh(is_elastic=True)
+    job = simulation.jobs[which]
+    for _ in range(steps):
+        simulation.train(job, 1)
+        simulation.step(0.2)
+    assert job.plan is not None
+    team, count = simulation.running(job), len(job.plan.nodes)
+    lost = team[data.draw(st.integers(0, len(team) - 1))].node_id
+    spares = [node_id for node_id, agent in simulation.agents.items() if agent.run is None]
+    for node_id in [*spares, *simulation.booting]:
+        simulation.terminate(node_id)
+    simulation.capacity = 0
+    simulation.terminate(lost)
+    generation = job.plan.generation
+    while job.plan.generation == generation or not simulation.running(job):
+        simulation.step()
+        simulation.check()
+        assert simulation.seconds < EPOCH_SECONDS + 9_000
+    assert (len(job.plan.nodes), job.plan.base_step) == (count - 1, steps)
+    simulation.train(job, 2)
+    simulation.settle()
+    while job.record.member_count < job.spec.most_node_count:
+        simulation.train(job, 1)
+        simulation.step()
+        simulation.check()
+        assert simulation.seconds < EPOCH_SECONDS + 9_000
+    assert job.plan.base_step >= steps + 2, "a step was lost"
+
+
 def play(simulation: Simulation, story: Sequence[Event]) -> None:
     """Apply each event of a story to the simulation, and run one pass after each event."""
     for kind, which, extra in story:
@@ -96,6 +146,8 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
                 simulation.train(job, 1, is_lagging=partial(is_drawn, extra))
             case "upload":
                 simulation.upload(job)
+            case "capacity":
+                simulation.capacity = which
             case "lose messages":
                 simulation.losses = which
             case "standstill":
@@ -169,7 +221,10 @@ def come_to_rest(simulation: Simulation) -> None:
     for _ in range(1200):
         is_quiet = all(decision.actions == () for decision in simulation.last_decisions)
         is_under_way = any(row.state in in_between for row in simulation.table.values())
-        is_watched = any(job.record.moves or job.record.impairments or job.record.incident for job in simulation.jobs)
+        is_watched = any(
+            job.record.moves or job.record.impairments or job.record.incident or job.record.growth
+            for job in simulation.jobs
+        )
         quiet_steps = quiet_steps + 1 if is_quiet and not is_under_way and not is_watched else 0
         if quiet_steps > 3:
             break
