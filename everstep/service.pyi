@@ -75,7 +75,9 @@ class CheckpointConfig(TypedDict):
     ThirdSlot: NotRequired[bool]
     """Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given."""
     MaxCount: NotRequired[int]
-    """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all."""
+    """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. A checkpoint is deleted only once a later one was read back and found intact. Everstep does this by itself."""
+    KeepEverySteps: NotRequired[int]
+    """Keep the first checkpoint at or past each multiple of this number of steps, whatever the other limits say."""
     MaxAgeInSeconds: NotRequired[int]
     """Age at which checkpoints are deleted. Three kinds of checkpoints are kept: the newest checkpoint, the checkpoint from which the job would be restored, and pinned checkpoints."""
 
@@ -93,6 +95,8 @@ class CheckpointConfigUpdate(TypedDict):
     """Whether to reserve a third memory slot per shard. Cannot be disabled once the job has run."""
     MaxCount: NotRequired[int]
     """New number of newest checkpoints to keep. 0 removes the limit."""
+    KeepEverySteps: NotRequired[int]
+    """New distance of the checkpoints that are kept beyond the limits. 0 keeps none."""
     MaxAgeInSeconds: NotRequired[int]
     """New age limit of checkpoints, at least 60. 0 removes the limit."""
 

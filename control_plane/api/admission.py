@@ -118,6 +118,7 @@ def admit(
         checkpoint_max_bytes_per_second=request.checkpoint_config.max_upload_bytes_per_second,
         checkpoint_on_notice=request.checkpoint_config.on_notice,
         checkpoint_max_count=request.checkpoint_config.max_count,
+        checkpoint_keep_every_steps=request.checkpoint_config.keep_every_steps,
         checkpoint_max_age_seconds=request.checkpoint_config.max_age_in_seconds,
         third_slot=request.checkpoint_config.third_slot,
         checkpoint_uri=_asked_checkpoints(request) or f"{own}checkpoints/",

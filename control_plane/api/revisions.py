@@ -152,6 +152,10 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
             yield _Wish("CheckpointConfig.ThirdSlot", "third_slot", checkpoints.third_slot, needs_generation=True)
         if checkpoints.max_count is not None:
             yield _Wish("CheckpointConfig.MaxCount", "checkpoint_max_count", checkpoints.max_count or None)
+        if checkpoints.keep_every_steps is not None:
+            yield _Wish(
+                "CheckpointConfig.KeepEverySteps", "checkpoint_keep_every_steps", checkpoints.keep_every_steps or None
+            )
         if checkpoints.max_age_in_seconds is not None:
             yield _Wish(
                 "CheckpointConfig.MaxAgeInSeconds", "checkpoint_max_age_seconds", checkpoints.max_age_in_seconds or None

@@ -322,6 +322,7 @@ def job(
             s3_uri=spec.checkpoint_uri,
             third_slot=spec.third_slot,
             max_count=spec.checkpoint_max_count,
+            keep_every_steps=spec.checkpoint_keep_every_steps,
             max_age_in_seconds=spec.checkpoint_max_age_seconds,
             interval_in_seconds=spec.checkpoint_interval_seconds,
             max_overhead=spec.checkpoint_max_overhead,

@@ -15,6 +15,7 @@ from control_plane.core.observed.fleets import NodeRecord, Vacancies
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Implication
+from control_plane.core.observed.steps import DamagedCheckpoint
 from everstep.protocol.agent_messages import (
     HaltRanks,
     KeepSources,
@@ -190,6 +191,8 @@ class Decision:
     """Incidents that this pass opened, changed or closed."""
     implications: tuple[Implication, ...] = ()
     """Entries that this pass adds to the histories of nodes, because incidents involved these nodes."""
+    damaged: tuple[DamagedCheckpoint, ...] = ()
+    """Checkpoints that a failed load proved damaged."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0
 

@@ -6,7 +6,8 @@ limits of its job for number and age.
 Invariant: the control plane writes a manifest only for a step whose shards are all complete in S3, were reported in the
 newest generation, and are on its path. The manifest is the last object of a checkpoint. Its name is (generation, step),
 so the same shards never belong to two checkpoints. The newest checkpoint is never surplus. Neither are pinned
-checkpoints, checkpoints that are being verified, and the one that the job would restore next.
+checkpoints, checkpoints that are being verified, the one that the job would restore next, and those without a later
+verified checkpoint.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from enum import StrEnum
 
 from control_plane.core import recovery
 from control_plane.core.actions import PutManifest
-from control_plane.core.observed.steps import NO_STEP, CheckpointRecord, GenerationRecord
-from everstep.protocol.agent_messages import MemberReport, UploadedShard
+from control_plane.core.observed.steps import NO_STEP, CheckpointRecord, DamagedCheckpoint, GenerationRecord
+from everstep.protocol.agent_messages import FaultCode, MemberReport, UploadedShard
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 from everstep.protocol.plan import GenerationPlan, ObjectReference
@@ -108,36 +109,99 @@ class KeptCheckpoint:
     step: int
     completed_at: float
     """Time at which the manifest was written, in Unix seconds."""
-    is_needed: bool
+    is_needed: bool = False
     """Whether the checkpoint is pinned, is being verified, or is the one that the job would restore next."""
-    is_counted: bool
+    is_counted: bool = True
     """Whether the checkpoint counts towards the job's limit. Pinned checkpoints do not count."""
+    is_restorable: bool = True
+    """Whether the job could restore the checkpoint: it is on the path, and no check found it damaged."""
+    is_verified: bool = False
+    """Whether the last verification read all objects and found them intact."""
+    is_damaged: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Generation and step."""
+        return self.generation, self.step
 
 
-def surplus(
-    kept: Sequence[KeptCheckpoint], max_count: int | None, max_age_seconds: int | None, now: float
-) -> tuple[tuple[int, int], ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """The limits of a job's checkpoints. None means no limit."""
+
+    max_count: int | None = None
+    """How many of the newest checkpoints the job keeps."""
+    keep_every_steps: int | None = None
+    """Distance of the checkpoints that the job keeps although they exceed a limit."""
+    max_age_seconds: int | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether any checkpoint can exceed a limit."""
+        return self.max_count is not None or self.max_age_seconds is not None
+
+
+def surplus(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> tuple[tuple[int, int], ...]:
     """Return the checkpoints that exceed a job's limits and may be deleted.
+
+    A checkpoint may be deleted only if a verified checkpoint that the job can restore has a later step.
 
     Args:
         kept: all complete checkpoints of the job.
-        max_count: how many of the newest checkpoints the job keeps. None: all.
-        max_age_seconds: age limit. None: no limit.
+        limits: how many checkpoints the job keeps, and for how long.
         now: Unix seconds.
 
     Returns:
         Generation and step of each surplus checkpoint, oldest step first. Never the newest checkpoint.
     """
+    safe_step = max((each.step for each in kept if each.is_verified and each.is_restorable), default=NO_STEP)
+    return tuple(each.key for each in _excess(kept, limits, now) if each.step < safe_step)
+
+
+def to_verify(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> tuple[int, int] | None:
+    """Return the checkpoint whose verification would permit further deletions, or None.
+
+    Args:
+        kept: all complete checkpoints of the job.
+        limits: how many checkpoints the job keeps, and for how long.
+        now: Unix seconds.
+
+    Returns:
+        Generation and step of the newest checkpoint that the job can restore. None if it is verified already or is
+        being verified, or if its verification would permit no deletion.
+    """
+    newest = max(
+        (each for each in kept if each.is_restorable), key=lambda each: (each.step, each.generation), default=None
+    )
+    if newest is None or newest.is_verified:
+        return None
+    waiting = [each for each in _excess(kept, limits, now) if each.step < newest.step]
+    return newest.key if len(waiting) > len(surplus(kept, limits, now)) else None
+
+
+def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> list[KeptCheckpoint]:
+    """Return the checkpoints beyond the limits, oldest step first, whether or not they are superseded."""
     newest_first = sorted(kept, key=lambda each: (each.step, each.generation), reverse=True)
-    counted = [each for each in newest_first if each.is_counted]
-    beyond = set(counted[max_count:] if max_count is not None else ())
-    going = [
-        each
-        for each in newest_first[1:]
-        if not each.is_needed
-        and (each in beyond or (max_age_seconds is not None and now - each.completed_at > max_age_seconds))
-    ]
-    return tuple((each.generation, each.step) for each in reversed(going))
+    counted = [each for each in newest_first if each.is_counted and not each.is_damaged]
+    beyond = {each.key for each in (counted[limits.max_count :] if limits.max_count is not None else ())}
+    beyond |= {each.key for each in newest_first if each.is_damaged}
+    beyond |= {
+        each.key
+        for each in newest_first
+        if limits.max_age_seconds is not None and now - each.completed_at > limits.max_age_seconds
+    }
+    exempt = {each.key for each in _spaced(counted, limits.keep_every_steps)}
+    going = [each for each in newest_first[1:] if each.key in beyond and each.key not in exempt and not each.is_needed]
+    return going[::-1] if limits.is_limited else []
+
+
+def _spaced(newest_first: Sequence[KeptCheckpoint], every_steps: int | None) -> Iterable[KeptCheckpoint]:
+    """Return the first checkpoint at or past each multiple of a number of steps.
+
+    The result for a multiple stays the same while later checkpoints arrive, because it has the lowest step.
+    """
+    first = {each.step // every_steps: each for each in newest_first} if every_steps else {}
+    return [each for multiple, each in first.items() if multiple > 0]
 
 
 def due(
@@ -184,15 +248,59 @@ def newest_restorable(
         generation: number of the newest generation with a plan.
 
     Returns:
-        The newest checkpoint whose shards are all on the path to that generation.
+        The newest checkpoint that is not damaged and whose shards are all on the path to that generation.
     """
+    found = restorable(known, lineage, generation)
+    return max(found, key=lambda each: (each.step, each.generation), default=None)
+
+
+def restorable(
+    known: Iterable[CheckpointRecord], lineage: Iterable[GenerationRecord], generation: Generation
+) -> tuple[CheckpointRecord, ...]:
+    """Return the checkpoints from which a job could resume. The arguments are those of `newest_restorable`."""
     path = recovery.path_of(lineage, generation)
-    found = [
+    return tuple(
         each
         for each in known
-        if all(recovery.is_on_path(path, shard.origin_generation, each.step) for shard in each.shards)
-    ]
-    return max(found, key=lambda each: (each.step, each.generation), default=None)
+        if not each.damage
+        and all(recovery.is_on_path(path, shard.origin_generation, each.step) for shard in each.shards)
+    )
+
+
+def found_damaged(
+    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], known: Collection[CheckpointRecord]
+) -> tuple[DamagedCheckpoint, ...]:
+    """Return the checkpoints whose objects a failed load read and found different from their manifest.
+
+    An unreachable object proves nothing. A report of a mismatch means that every source of the shard differed.
+
+    Args:
+        plan: the plan of the generation.
+        reports: the reports of its members.
+        known: the complete checkpoints of the job.
+
+    Returns:
+        Each damaged checkpoint with the agents' messages, in the order of `known`.
+    """
+    found: dict[str, str] = {}
+    for member in plan.nodes:
+        report = reports.get(member.node_id)
+        mismatches = [fault for fault in report.faults if fault.code == FaultCode.SOURCE_MISMATCH] if report else []
+        shards = dict(plan.base_shards)
+        for fault in mismatches:
+            for rank in member.ranks if fault.shard is None else (fault.shard,):
+                for source in shards.get(rank, ()):
+                    if source.object is not None:
+                        found.setdefault(source.object.key, f"{member.node_id}: {fault.message}")
+    return tuple(
+        DamagedCheckpoint(
+            generation=each.generation,
+            step=each.step,
+            reason="; ".join(dict.fromkeys(found[shard.key] for shard in each.shards if shard.key in found)),
+        )
+        for each in known
+        if not each.damage and any(shard.key in found for shard in each.shards)
+    )
 
 
 def upload_seconds(reports: Mapping[NodeId, MemberReport]) -> float | None:

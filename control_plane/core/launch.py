@@ -142,7 +142,7 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
         inventories={node_id: report.inventory for node_id, report in roll.promised.items()},
         path=recovery.path_of(seen.lineage, parent_of(seen)),
         worlds=recovery.worlds_of(seen.lineage),
-        checkpoints=seen.checkpoints,
+        checkpoints=tuple(each for each in seen.checkpoints if not each.damage),
         refused=record.refused,
         committed=committed_of(spec, seen, record),
         slot_count=3 if spec.third_slot else 2,

@@ -222,6 +222,27 @@ def store_verdict(session: Session, run_id: str, checkpoint: CheckpointRecord, *
         _set(session, run_id, checkpoint, verify_requested_at=None, verified_at=now, verdict=verdict)
 
 
+def mark_damaged(session: Session, lease: Lease, generation: int, step: int, reason: str, now: datetime) -> None:
+    """Record that a restore found a checkpoint damaged. The reason of an earlier verdict stays.
+
+    Args:
+        session: from `Database.write`.
+        lease: lease of the checkpoint's job.
+        generation: generation of the checkpoint.
+        step: step of the checkpoint.
+        reason: what the restore found. Not empty.
+        now: the time in UTC.
+
+    Raises:
+        StaleLease: another control-plane server has taken the lease over. Nothing was written.
+    """
+    leases.guard(session, lease)
+    row = session.get(Checkpoint, (lease.key, generation, step))
+    if row is not None and not row.verdict:
+        row.verdict, row.verified_at = reason, now
+        session.flush()
+
+
 def _set(session: Session, run_id: str, checkpoint: CheckpointRecord, **columns: Any) -> CheckpointRecord:
     row = session.get(Checkpoint, (run_id, checkpoint.generation, checkpoint.step))
     if row is None:

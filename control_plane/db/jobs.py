@@ -67,6 +67,8 @@ class JobSpec(JobSettings):
     """Prefix of the job's checkpoints, as `s3://bucket/prefix/`. Keys below it contain generation and step."""
     checkpoint_max_count: int | None = None
     """Number of newest checkpoints to keep. None: all."""
+    checkpoint_keep_every_steps: int | None = None
+    """Distance of the checkpoints that are kept beyond the limits. None: none are."""
     checkpoint_max_age_seconds: int | None = None
     output_uri: str
     log_uri: str

@@ -8,8 +8,10 @@ permits.
 If a server crashes during a deletion, the checkpoint remains in state deleting. A later pass of any control-plane
 server continues. Deletion is idempotent.
 
-Invariant: the retention limits never delete a pinned checkpoint, the newest one, or the one that the job would restore
-next.
+Before that, a later checkpoint must be verified: the keeper requests this verification, and waits for its verdict.
+
+Invariant: the retention limits never delete a pinned checkpoint, the newest one, the one that the job would restore
+next, or one that no later verified checkpoint supersedes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectStore
-from control_plane.core.checkpoints import KeptCheckpoint, newest_restorable, surplus
+from control_plane.core.checkpoints import KeptCheckpoint, Retention, surplus, to_verify
+from control_plane.core.checkpoints import restorable as all_restorable
 from control_plane.core.observed.steps import CheckpointRecord as RestorableCheckpoint
 from control_plane.core.states import JobState
 from control_plane.db import checkpoints, events, jobs
@@ -84,16 +87,20 @@ class CheckpointKeeper:
         """
         with self._database.write() as session:
             job = jobs.get_run(session, run_id)
-            if job.spec.checkpoint_max_count is None and job.spec.checkpoint_max_age_seconds is None:
+            limits = Retention(
+                max_count=job.spec.checkpoint_max_count,
+                keep_every_steps=job.spec.checkpoint_keep_every_steps,
+                max_age_seconds=job.spec.checkpoint_max_age_seconds,
+            )
+            if not limits.is_limited or job.state in _RESTORING:
                 return
-            if job.state in _RESTORING:
-                return
-            found = [
-                each
+            found = {
+                (each.generation, each.step): each
                 for each in checkpoints.of_run(session, run_id)
                 if each.state == checkpoints.COMPLETE and each.completed_at is not None
-            ]
+            }
             needed = restorable(session, job)
+            usable = {(each.generation, each.step) for each in _all_restorable(session, job)}
             kept = [
                 KeptCheckpoint(
                     generation=each.generation,
@@ -103,22 +110,28 @@ class CheckpointKeeper:
                     or each.verify_requested_at is not None
                     or is_same(each, needed),
                     is_counted=each.pinned_at is None,
+                    is_restorable=key in usable,
+                    is_verified=each.verified_at is not None and not each.verdict,
+                    is_damaged=bool(each.verdict),
                 )
-                for each in found
+                for key, each in found.items()
             ]
-            going = surplus(
-                kept, job.spec.checkpoint_max_count, job.spec.checkpoint_max_age_seconds, self._now().timestamp()
-            )[:AT_ONCE]
-            by_key = {(each.generation, each.step): each for each in found}
-            for key in going:
-                checkpoints.set_state(session, run_id, by_key[key], checkpoints.DELETING)
+            now = self._now()
+            for key in surplus(kept, limits, now.timestamp())[:AT_ONCE]:
+                checkpoints.set_state(session, run_id, found[key], checkpoints.DELETING)
+            if (candidate := to_verify(kept, limits, now.timestamp())) is not None:
+                checkpoints.ask_to_verify(session, run_id, found[candidate], now)
 
 
 def restorable(session: Session, job: JobRecord) -> RestorableCheckpoint | None:
     """Return the newest checkpoint from which the job could be restored, or None."""
+    return max(_all_restorable(session, job), key=lambda each: (each.step, each.generation), default=None)
+
+
+def _all_restorable(session: Session, job: JobRecord) -> tuple[RestorableCheckpoint, ...]:
     known = (records.checkpoint_record(each) for each in checkpoints.of_run(session, job.run_id))
     lineage = [records.generation_record(entry) for entry in jobs.lineage(session, job.run_id)]
-    return newest_restorable([each for each in known if each is not None], lineage, Generation(job.generation))
+    return all_restorable([each for each in known if each is not None], lineage, Generation(job.generation))
 
 
 def is_same(checkpoint: CheckpointRecord, other: RestorableCheckpoint | None) -> bool:

@@ -16,8 +16,19 @@ from control_plane.core.actions import Decision, FleetDecision
 from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.states import FleetStatus, JobState, NodeState
+from control_plane.db import (
+    checkpoints,
+    events,
+    fleets,
+    implications,
+    incidents,
+    jobs,
+    nodes,
+    notices,
+    protection,
+    tokens,
+)
 from control_plane.db import drills as db_drills
-from control_plane.db import events, fleets, implications, incidents, jobs, nodes, notices, protection, tokens
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop import records
@@ -99,6 +110,8 @@ class DecisionStore:
             if decision.implications:
                 lines = [records.new_implication(line, before.fleet_name) for line in decision.implications]
                 implications.record(session, lease, lines)
+            for damaged in decision.damaged:
+                checkpoints.mark_damaged(session, lease, damaged.generation, damaged.step, damaged.reason, moment)
             if shards:
                 protection.record(session, lease, shards, moment)
             for draft in decision.events:

@@ -188,6 +188,7 @@ def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord 
         bucket=stored.bucket,
         shards=manifest.shards,
         completed_at=stored.completed_at.timestamp() if stored.completed_at is not None else 0.0,
+        damage=stored.verdict,
     )
 
 

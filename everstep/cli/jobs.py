@@ -141,6 +141,9 @@ def submit(
     checkpoint_max_count: Annotated[
         int | None, typer.Option(help="Number of newest checkpoints to keep besides pinned ones; by default all.")
     ] = None,
+    checkpoint_keep_every_steps: Annotated[
+        int | None, typer.Option(help="Keep the first checkpoint at or past each multiple of this number of steps.")
+    ] = None,
     checkpoint_max_age_seconds: Annotated[
         int | None,
         typer.Option(help="Delete older checkpoints, but never the newest or the one that the job would restore from."),
@@ -234,6 +237,7 @@ def submit(
             S3Uri=checkpoint_s3_uri,
             ThirdSlot=third_slot or None,
             MaxCount=checkpoint_max_count,
+            KeepEverySteps=checkpoint_keep_every_steps,
             MaxAgeInSeconds=checkpoint_max_age_seconds,
         )
         or None,

@@ -78,8 +78,10 @@ export interface CheckpointConfig {
   S3Uri?: string
   /** Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given. */
   ThirdSlot?: boolean
-  /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. */
+  /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. A checkpoint is deleted only once a later one was read back and found intact. Everstep does this by itself. */
   MaxCount?: number
+  /** Keep the first checkpoint at or past each multiple of this number of steps, whatever the other limits say. */
+  KeepEverySteps?: number
   /** Age at which checkpoints are deleted. Three kinds of checkpoints are kept: the newest checkpoint, the checkpoint from which the job would be restored, and pinned checkpoints. */
   MaxAgeInSeconds?: number
 }
@@ -98,6 +100,8 @@ export interface CheckpointConfigUpdate {
   ThirdSlot?: boolean
   /** New number of newest checkpoints to keep. 0 removes the limit. */
   MaxCount?: number
+  /** New distance of the checkpoints that are kept beyond the limits. 0 keeps none. */
+  KeepEverySteps?: number
   /** New age limit of checkpoints, at least 60. 0 removes the limit. */
   MaxAgeInSeconds?: number
 }

@@ -101,7 +101,12 @@ class CheckpointConfig(Request):
     With a third slot, a snapshot never waits for the upload of an earlier snapshot.
     """
     max_count: int | None = Field(default=None, ge=1, le=100_000)
-    """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all."""
+    """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all.
+
+    A checkpoint is deleted only once a later one was read back and found intact. Everstep does this by itself.
+    """
+    keep_every_steps: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    """Keep the first checkpoint at or past each multiple of this number of steps, whatever the other limits say."""
     max_age_in_seconds: int | None = Field(default=None, ge=MIN_CHECKPOINT_AGE_SECONDS, le=3_660 * 86_400)
     """Age at which checkpoints are deleted.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import accounting, breakers, drills, faults, incidents, launch, moves
+from control_plane.core import accounting, breakers, checkpoints, drills, faults, incidents, launch, moves
 from control_plane.core.actions import Decision, EventDraft
 from control_plane.core.incidents import Fault
 from control_plane.core.job.losses import (
@@ -18,6 +18,7 @@ from control_plane.core.job.outcome import change_state
 from control_plane.core.job.view import JobView, halt, has_agreed_stop, is_in_phase, with_record
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.steps import DamagedCheckpoint
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import Generation, Step
@@ -86,7 +87,19 @@ def start_new_generation(
         node_id=found[0].node_id,
     )
     moved = change_state(replace(view, record=record), JobEvent.FAULTED, f"{found[0].evidence}; {incident.decision}")
-    return replace(moved, actions=halts, incidents=(*closed, *moved.incidents), events=(event, *moved.events))
+    damaged = checkpoints.found_damaged(plan, view.reports, view.seen.checkpoints)
+    return replace(
+        moved,
+        actions=halts,
+        damaged=damaged,
+        incidents=(*closed, *moved.incidents),
+        events=(event, *(_damage_event(each) for each in damaged), *moved.events),
+    )
+
+
+def _damage_event(damaged: DamagedCheckpoint) -> EventDraft:
+    message = f"the checkpoint of step {damaged.step}, generation {damaged.generation}, is damaged: {damaged.reason}"
+    return EventDraft(type="CheckpointDamaged", message=message)
 
 
 def with_incident(

@@ -34,6 +34,17 @@ class CheckpointRecord:
     shards: tuple[ManifestShard, ...]
     completed_at: float = 0.0
     """When the manifest was written, in Unix seconds; 0 if it is not recorded."""
+    damage: str = ""
+    """What a verification or a restore found wrong; empty if nothing. No restore uses a damaged checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedCheckpoint:
+    """A checkpoint whose objects failed verification in a restore."""
+
+    generation: Generation
+    step: Step
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

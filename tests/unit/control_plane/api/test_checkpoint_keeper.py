@@ -14,6 +14,7 @@ from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, jobs
 from control_plane.db.leases import Leaser
 from control_plane.loop.checkpoint_keeper import CheckpointKeeper
+from control_plane.loop.verifier import Verifier
 from everstep.protocol.plan import ObjectReference
 from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import BUCKET, START
@@ -38,6 +39,14 @@ def keeper(service) -> CheckpointKeeper:
     return CheckpointKeeper(service.database, service.objects, service.clock)
 
 
+def collect(service) -> None:
+    """Run the keeper and the verifier until neither has anything left to do."""
+    for _ in range(3):
+        keeper(service).look()
+        Verifier(service.database, service.objects, service.clock).verify_next()
+    keeper(service).look()
+
+
 def steps(client) -> list[int]:
     return [each["Step"] for each in client.list_checkpoints(TrainingJobName="gpt")["Checkpoints"]]
 
@@ -55,7 +64,7 @@ def test_the_newest_so_many_stay_and_each_that_goes_is_told_once(service, client
     for step in (10, 20, 30, 40):
         job.checkpoint(step)
     for _ in range(2):
-        keeper(service).look()
+        collect(service)
     assert steps(client) == [40, 30]
     assert keys(service, job) == {"40", "30"}
     told = [
@@ -74,10 +83,10 @@ def test_pinned_ones_are_kept_besides(service, client, make):
     for step in (10, 20, 30):
         job.checkpoint(step)
     client.pin_checkpoint(TrainingJobName="gpt", Step=10)
-    keeper(service).look()
+    collect(service)
     assert steps(client) == [30, 10]
     client.unpin_checkpoint(TrainingJobName="gpt", Step=10)
-    keeper(service).look()
+    collect(service)
     assert steps(client) == [30]
 
 
@@ -88,10 +97,10 @@ def test_old_ones_go_but_never_the_newest(service, client, make):
     job.checkpoint(10)
     job.checkpoint(20)
     client.pin_checkpoint(TrainingJobName="gpt", Step=5)
-    keeper(service).look()
+    collect(service)
     assert steps(client) == [20, 10, 5]
     service.clock.advance(timedelta(days=9).total_seconds())
-    keeper(service).look()
+    collect(service)
     assert steps(client) == [20, 5]
 
 
@@ -104,7 +113,7 @@ def test_what_a_job_would_be_restored_from_stays_though_a_newer_one_is_there(ser
     job.checkpoint(10)
     job.launch(2, base=10)
     job.checkpoint(30)  # a step of generation 1 that is newer than the base of generation 2
-    keeper(service).look()
+    collect(service)
     assert steps(client) == [30, 10]
 
 
@@ -128,7 +137,7 @@ def test_a_limit_can_be_given_and_taken_back_later(service, client, make):
         job.checkpoint(step)
     client.update_training_job(TrainingJobName="gpt", CheckpointConfig={"MaxCount": 2})
     assert client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]["MaxCount"] == 2
-    keeper(service).look()
+    collect(service)
     assert steps(client) == [30, 20]
     client.update_training_job(TrainingJobName="gpt", CheckpointConfig={"MaxCount": 0})
     assert "MaxCount" not in client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]
@@ -143,6 +152,8 @@ def test_a_server_that_dies_while_deleting_leaves_it_to_the_next_one(service, cl
     job = make(MaxCount=1)
     job.checkpoint(10)
     job.checkpoint(20)
+    keeper(service).look()
+    Verifier(service.database, service.objects, service.clock).verify_next()
     calls = []
     real = service.objects.delete
 
@@ -173,3 +184,45 @@ def test_nothing_is_begun_with_while_a_job_is_restored(service, client, make):
         jobs.transition(session, lease, before="running", after="loading", now=START, reason="restores")
     keeper(service).look()
     assert steps(client) == [20, 10]
+
+
+def test_nothing_is_deleted_before_a_later_checkpoint_is_read_back(service, client, make):
+    job = make(MaxCount=1)
+    for step in (10, 20, 30):
+        job.checkpoint(step)
+    for _ in range(3):
+        keeper(service).look()
+    listed = client.list_checkpoints(TrainingJobName="gpt")["Checkpoints"]
+    assert [(each["Step"], each["Verification"]) for each in listed] == [
+        (30, "Verifying"),
+        (20, "NotVerified"),
+        (10, "NotVerified"),
+    ]
+
+
+def test_a_damaged_newest_checkpoint_supersedes_nothing_and_the_next_intact_one_does(service, client, make):
+    job = make(MaxCount=1)
+    for step in (10, 20):
+        job.checkpoint(step)
+    job.put("checkpoints", f"run={job.run}/gen=1/step=20/u/rank=1.safetensors", b"not what was put")
+    collect(service)
+    listed = client.list_checkpoints(TrainingJobName="gpt")["Checkpoints"]
+    assert [(each["Step"], each["Verification"]) for each in listed] == [(20, "Damaged"), (10, "NotVerified")]
+    assert "rank 1" in listed[0]["VerificationMessage"]
+    job.checkpoint(30)
+    collect(service)
+    assert steps(client) == [30]
+
+
+@pytest.mark.covers(
+    "CreateTrainingJob.CheckpointConfig.KeepEverySteps", "UpdateTrainingJob.CheckpointConfig.KeepEverySteps"
+)
+def test_checkpoints_at_multiples_are_kept_until_that_is_taken_back(service, client, make):
+    job = make(MaxCount=1, KeepEverySteps=20)
+    for step in (10, 21, 30, 42, 50):
+        job.checkpoint(step)
+    collect(service)
+    assert steps(client) == [50, 42, 21]
+    client.update_training_job(TrainingJobName="gpt", CheckpointConfig={"KeepEverySteps": 0})
+    collect(service)
+    assert steps(client) == [50]

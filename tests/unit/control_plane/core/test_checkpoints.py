@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from control_plane.core import checkpoints
-from control_plane.core.checkpoints import KeptCheckpoint
+from control_plane.core.checkpoints import KeptCheckpoint, Retention
 from control_plane.core.evidence import current_reports
 from everstep.protocol.ids import Generation, Step
 from tests.properties.control_plane.simulated import SimulatedJob, Simulation, fresh
@@ -65,27 +67,61 @@ def test_uploads_of_an_ended_generation_make_none() -> None:
 
 
 def kept(
-    step: int, *, generation: int = 1, at: float = 0.0, needed: bool = False, pinned: bool = False
+    step: int, *, generation: int = 1, at: float = 0.0, needed: bool = False, pinned: bool = False, **facts: bool
 ) -> KeptCheckpoint:
     return KeptCheckpoint(
-        generation=generation, step=step, completed_at=at, is_needed=needed or pinned, is_counted=not pinned
+        generation=generation, step=step, completed_at=at, is_needed=needed or pinned, is_counted=not pinned, **facts
     )
 
 
+def surplus(kept: list[KeptCheckpoint], now: float = 0.0, **limits: int) -> tuple[tuple[int, int], ...]:
+    """Return the surplus after the newest checkpoint was verified."""
+    newest = max(kept, key=lambda each: each.key[::-1], default=None)
+    verified = [replace(each, is_verified=each is newest) for each in kept]
+    return checkpoints.surplus(verified, Retention(**limits), now)
+
+
 def test_what_is_beyond_a_number_goes_oldest_first() -> None:
-    assert checkpoints.surplus([kept(20), kept(10), kept(30), kept(40)], 2, None, 0.0) == ((1, 10), (1, 20))
-    assert checkpoints.surplus([kept(10), kept(20)], 2, None, 0.0) == ()
-    assert checkpoints.surplus([kept(10, generation=2), kept(10), kept(20)], 1, None, 0.0) == ((1, 10), (2, 10))
+    assert surplus([kept(20), kept(10), kept(30), kept(40)], max_count=2) == ((1, 10), (1, 20))
+    assert surplus([kept(10), kept(20)], max_count=2) == ()
+    assert surplus([kept(10, generation=2), kept(10), kept(20)], max_count=1) == ((1, 10), (2, 10))
 
 
 def test_the_newest_and_the_needed_never_go() -> None:
-    assert checkpoints.surplus([kept(10)], None, 1, 1e9) == ()
-    assert checkpoints.surplus([], 1, 1, 1e9) == ()
-    assert checkpoints.surplus([kept(10, needed=True), kept(20), kept(30)], 1, 1, 1e9) == ((1, 20),)
-    assert checkpoints.surplus([kept(10), kept(20), kept(30, pinned=True)], 1, None, 0.0) == ((1, 10),)
+    assert surplus([kept(10)], 1e9, max_age_seconds=1) == ()
+    assert surplus([], max_count=1, max_age_seconds=1) == ()
+    assert surplus([kept(10, needed=True), kept(20), kept(30)], 1, max_count=1, max_age_seconds=1) == ((1, 20),)
+    assert surplus([kept(10), kept(20), kept(30, pinned=True)], max_count=1) == ((1, 10),)
 
 
 def test_old_ones_go_and_both_limits_count() -> None:
     every = [kept(10, at=0.0), kept(20, at=50.0), kept(30, at=100.0)]
-    assert checkpoints.surplus(every, None, 60, 100.0) == ((1, 10),)
-    assert checkpoints.surplus(every, 1, 1_000, 100.0) == ((1, 10), (1, 20))
+    assert surplus(every, 100.0, max_age_seconds=60) == ((1, 10),)
+    assert surplus(every, 100.0, max_count=1, max_age_seconds=1_000) == ((1, 10), (1, 20))
+
+
+def test_the_first_checkpoint_past_each_multiple_stays() -> None:
+    every = [kept(step) for step in (5, 12, 18, 21, 29, 41, 55)]
+    assert surplus(every, max_count=1, keep_every_steps=20) == ((1, 5), (1, 12), (1, 18), (1, 29))
+    assert surplus(every, keep_every_steps=20) == (), "nothing limits the others"
+
+
+def test_nothing_goes_before_a_later_checkpoint_is_verified() -> None:
+    limits = Retention(max_count=1)
+    every = [kept(10), kept(20, is_verified=True), kept(30)]
+    assert checkpoints.surplus(every, limits, 0.0) == ((1, 10),), "20 is not superseded by a verified one"
+    assert checkpoints.to_verify(every, limits, 0.0) == (1, 30)
+    assert checkpoints.to_verify([*every[:2], replace(every[2], is_verified=True)], limits, 0.0) is None
+    assert checkpoints.to_verify([every[0]], limits, 0.0) is None, "there is nothing to delete"
+
+
+def test_a_verified_checkpoint_that_the_job_cannot_restore_supersedes_nothing() -> None:
+    every = [kept(10), kept(20), kept(30, is_verified=True, is_restorable=False)]
+    assert checkpoints.surplus(every, Retention(max_count=1), 0.0) == ()
+    assert checkpoints.to_verify(every, Retention(max_count=1), 0.0) == (1, 20)
+
+
+def test_a_damaged_checkpoint_counts_for_no_limit_and_goes_once_it_is_superseded() -> None:
+    broken = kept(20, is_damaged=True, is_restorable=False)
+    assert surplus([kept(10), broken, kept(30)], max_count=2) == ((1, 20),)
+    assert checkpoints.surplus([kept(10), broken, kept(30)], Retention(max_count=2), 0.0) == ()

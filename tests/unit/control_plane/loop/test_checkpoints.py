@@ -11,9 +11,9 @@ import pytest
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.leases import Leaser
-from everstep.protocol.agent_messages import NoticeKind, TakeCheckpoint
+from everstep.protocol.agent_messages import FaultCode, MemberPhase, NoticeKind, TakeCheckpoint
 from everstep.protocol.plan import ObjectReference
-from tests.unit.control_plane.loop.world import BUCKET, World
+from tests.unit.control_plane.loop.world import BUCKET, Agent, World
 
 
 @pytest.fixture
@@ -35,6 +35,15 @@ def asked(world: World) -> list[tuple[str, int, int]]:
         if isinstance(message, TakeCheckpoint)
     ]
     return list(dict.fromkeys(told))
+
+
+async def replaced(world: World) -> Agent:
+    """Terminate a member that alone held a shard, and return the agent of its replacement before it loads."""
+    before = {*world.agents}
+    world.terminate(world.team()[0])
+    await world.until(lambda: bool({*world.agents} - before))
+    (new,) = {*world.agents} - before
+    return world.agents[new]
 
 
 async def test_the_coordinator_is_asked_until_the_checkpoint_is_there(world: World) -> None:
@@ -145,6 +154,56 @@ async def test_nobody_restores_from_a_deleted_checkpoint(world: World) -> None:
     world.terminate(world.team()[0])
     await world.until(lambda: world.job().generation == 2)
     assert world.plan().base_step == 3
+
+
+async def test_a_checkpoint_that_a_verification_found_damaged_is_skipped(world: World) -> None:
+    world.submit(copies=1)
+    await world.running()
+    await world.train(3)
+    await world.upload(3)
+    await world.train(2)
+    await world.upload(5)
+    newest = world.checkpoints()[0]
+    with world.database.write() as session:
+        checkpoints.store_verdict(session, world.job().run_id, newest, verdict="rank 1: no object", now=world.now)
+    world.terminate(world.team()[0])
+    await world.until(lambda: world.job().generation == 2)
+    assert (world.plan().base_step, world.plan().checkpoint.stored_step) == (3, 3)
+
+
+async def test_a_checkpoint_that_a_restore_found_damaged_is_marked_with_a_reason_and_skipped(world: World) -> None:
+    world.submit(copies=1)
+    await world.running()
+    await world.train(3)
+    await world.upload(3)
+    await world.train(2)
+    await world.upload(5)
+    reader = await replaced(world)
+    reader.fails_load = True
+    await world.until(lambda: world.job().generation == 2)
+    assert world.plan().base_step == 5
+    await world.until(lambda: reader.phase is MemberPhase.LOAD_FAILED)
+    reader.fails_load = False
+    await world.until(lambda: world.job().generation == 3)
+    assert world.plan().base_step == 3
+    found = {record.step: record.verdict for record in world.checkpoints()}
+    assert found == {3: "", 5: f"{reader.node_id}: a source did not verify"}
+    (told,) = [message for message in world.events() if message.startswith("the checkpoint of step 5, generation 1,")]
+    assert told.endswith("a source did not verify")
+
+
+async def test_an_object_that_was_only_unreachable_leaves_its_checkpoint_usable(world: World) -> None:
+    world.submit(copies=1)
+    await world.running()
+    await world.train(3)
+    await world.upload(3)
+    reader = await replaced(world)
+    reader.fails_load, reader.load_fault = True, FaultCode.SOURCE_UNAVAILABLE
+    await world.until(lambda: reader.phase is MemberPhase.LOAD_FAILED)
+    reader.fails_load = False
+    await world.until(lambda: world.job().generation == 3)
+    assert world.plan().base_step == 3
+    assert [record.verdict for record in world.checkpoints()] == [""]
 
 
 async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_complete(
