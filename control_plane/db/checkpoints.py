@@ -228,8 +228,8 @@ def mark_damaged(session: Session, lease: Lease, generation: int, step: int, rea
     Args:
         session: from `Database.write`.
         lease: lease of the checkpoint's job.
-        generation: generation of the checkpoint.
-        step: step of the checkpoint.
+        generation: generation whose nodes uploaded the checkpoint; it may be older than the one that restored it.
+        step: number of finished optimizer steps.
         reason: what the restore found. Not empty.
         now: the time in UTC.
 

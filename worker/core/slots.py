@@ -17,6 +17,11 @@ from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import NONE
 from everstep.protocol.slot import SlotState
 
+UPLOAD_TRIES = 6
+"""Tries of one upload. With the longest pauses, the last try begins 31 s after the first failure."""
+FIRST_PAUSE_SECONDS = 1.0
+"""Longest pause after the first failure of an upload."""
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -128,6 +133,20 @@ def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
         True if the agent must cancel the upload and unpin its slot.
     """
     return NONE < uploading < persist == proposed
+
+
+def retry_pause(failures: int) -> float | None:
+    """Return the longest pause before the next try of a failed upload, in seconds.
+
+    The caller pauses for a random part of it, so that nodes that failed together do not retry together.
+
+    Args:
+        failures: tries of this upload that have failed, at least 1.
+
+    Returns:
+        Doubled after each failure. None once the upload has failed for good: the slot must not stay pinned for long.
+    """
+    return None if failures >= UPLOAD_TRIES else FIRST_PAUSE_SECONDS * 2 ** (failures - 1)
 
 
 def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:

@@ -1,5 +1,7 @@
 """Uploads of committed shards to S3, as the coordinator marks them.
 
+A failed upload is tried again a few times. The slot stays pinned meanwhile, so the same step can still be stored.
+
 Invariant: the slot of an upload is pinned before it can be granted again. Uploads of one shard run one after another.
 """
 
@@ -7,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Awaitable, Callable, Mapping
 
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Rank, Step
 from everstep.protocol.plan import GenerationPlan
 from everstep.protocol.rounds import Announcement
 from worker.core.rounds import NONE
-from worker.core.slots import is_superseded
+from worker.core.slots import is_superseded, retry_pause
 from worker.errors import CorruptCheckpoint, StorageError
 from worker.member.faults import ReportedFaults
 from worker.member.kept_contents import KeptContents
 from worker.shards.owned_shard import OwnedShard
-from worker.shm.store import SlotStore
+from worker.shm.store import Slot, SlotStore
 from worker.storage.checkpoints import upload_shard
 from worker.storage.object_store import ObjectStore
 from worker.tasks import Background, end
@@ -41,6 +44,7 @@ class CheckpointUploads:
         *,
         grant_if_due: Callable[[OwnedShard], None],
         on_change: Callable[[], None],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Create the object without uploads.
 
@@ -52,7 +56,8 @@ class CheckpointUploads:
             contents: provides the number of the committed step, which may be uploaded.
             faults: receives failed uploads, until a later upload of the shard succeeds.
             grant_if_due: called when the slot of a cancelled upload is free.
-            on_change: called when an upload has ended.
+            on_change: called when an upload has ended or failed.
+            pause: waits for the given seconds before a failed upload is tried again.
         """
         self.uploaded: list[UploadedShard] = []
         """The newest finished uploads, at most two per shard."""
@@ -64,6 +69,7 @@ class CheckpointUploads:
         self._faults = faults
         self._grant_if_due = grant_if_due
         self._on_change = on_change
+        self.pause = pause
         self._persist: Step = NONE
         self._background = Background()
         self._uploading: dict[Rank, asyncio.Task[None]] = {}
@@ -109,21 +115,11 @@ class CheckpointUploads:
         slot.pins += 1
 
         async def work() -> None:
-            subject = f"rank {shard.rank}"
+            failures = 0
             try:
-                digests = await self._store.digests(slot)
-                if digests is None:
-                    raise CorruptCheckpoint(f"step {step} in memory no longer hashes to its digest")
-                uploaded = await upload_shard(self._objects, slot.file, digests.known, self._plan, rank=shard.rank)
-                shard.stored = step
-                self.uploaded = [*self.uploaded[-2 * len(self._shards) + 1 :], uploaded]
-                self._faults.withdraw("upload_failed", subject)
-            except StorageError as error:
-                self._faults.report(
-                    "upload_failed",
-                    f"step {step} of {subject} is not in S3: {error}",
-                    subject=subject,
-                )
+                while (pause := await self._try_upload(shard, slot, step, failures)) is not None:
+                    failures += 1
+                    await self.pause(pause * random.random())
             finally:
                 slot.pins -= 1
                 shard.pinned = NONE
@@ -131,6 +127,36 @@ class CheckpointUploads:
             self._upload_if_due(shard)
 
         self._uploading[shard.rank] = self._background.begin(work(), f"upload rank {shard.rank} step {step}")
+
+    async def _try_upload(self, shard: OwnedShard, slot: Slot, step: Step, failures: int) -> float | None:
+        """Try to upload a step whose slot is pinned, and report the result.
+
+        Args:
+            shard: owner of the slot.
+            slot: sealed and pinned.
+            step: content of the slot.
+            failures: earlier tries of this upload.
+
+        Returns:
+            The longest pause before another try, in seconds; None if no other try follows.
+        """
+        subject = f"rank {shard.rank}"
+        try:
+            digests = await self._store.digests(slot)
+            if digests is None:
+                raise CorruptCheckpoint(f"step {step} in memory no longer hashes to its digest")
+            uploaded = await upload_shard(self._objects, slot.file, digests.known, self._plan, rank=shard.rank)
+        except StorageError as error:
+            pause = retry_pause(failures + 1) if error.retryable else None
+            follows = "" if pause is None else "; the agent tries again"
+            message = f"step {step} of {subject} is not in S3: {error}{follows}"
+            self._faults.report("upload_failed", message, subject=subject)
+            self._on_change()
+            return pause
+        shard.stored = step
+        self.uploaded = [*self.uploaded[-2 * len(self._shards) + 1 :], uploaded]
+        self._faults.withdraw("upload_failed", subject)
+        return None
 
     async def _end_upload(self, shard: OwnedShard) -> None:
         """Cancel the upload of a shard, then grant the shard's slot for the final step."""

@@ -49,8 +49,9 @@ from tests.integration.worker.agent.fleet import (
     until,
 )
 from worker.agent.promise import Promise, PromiseFile
-from worker.core.slots import Content
-from worker.errors import PeerLost, StoreUnavailable
+from worker.core.rounds import NONE
+from worker.core.slots import FIRST_PAUSE_SECONDS, UPLOAD_TRIES, Content
+from worker.errors import PeerLost, StorageError, StoreDenied, StoreUnavailable
 from worker.member import base_loading
 from worker.ranks.shim.messages import RankRecord
 from worker.replication.transfers import ShardRejected
@@ -662,6 +663,8 @@ async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds
     member = fleet.nodes[0].agent.lifecycle.member
     assert member is not None
     shard = member.shards[Rank(0)]
+    pauses = RecordedPauses()
+    monkeypatch.setattr(member.uploads, "pause", pauses)
 
     async def upload(step: int) -> list[str]:
         await fleet.train(step)
@@ -675,7 +678,52 @@ async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds
         for step in (3, 6, 9):
             (message,) = await upload(step)
             assert message == f"step {shard.uploaded} of rank 0 is not in S3: it is down"
+            assert pauses.count == UPLOAD_TRIES - 1
+            assert shard.pinned == NONE, "the slot is free again"
+            pauses.count = 0
     assert await upload(12) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"), [(StoreUnavailable("it is down"), 3), (StoreDenied("access denied"), 1)], ids=["down", "denied"]
+)
+async def test_a_failed_upload_is_tried_again_for_the_same_step(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: StorageError, tries: int
+) -> None:
+    """The store fails twice. A refusal is final, because the same call would be refused again."""
+    await fleet.launch()
+    member = fleet.nodes[0].agent.lifecycle.member
+    assert member is not None
+    shard, tried, pinned = member.shards[Rank(0)], [], []
+    upload_shard = worker.member.checkpoint_uploads.upload_shard
+
+    async def failing(*given: Any, **named: Any) -> UploadedShard:
+        tried.append(shard.uploaded)
+        pinned.append(shard.pinned)
+        if len(tried) < 3:
+            raise error
+        return await upload_shard(*given, **named)
+
+    monkeypatch.setattr(member.uploads, "pause", RecordedPauses())
+    monkeypatch.setattr(worker.member.checkpoint_uploads, "upload_shard", failing)
+    await fleet.train(3)
+    await until("a commit", lambda: member.contents.committed > 0)
+    step = member.contents.committed
+    member.uploads.begin(step)
+    await member.uploads.idle()
+    assert tried == pinned == [step] * tries
+    assert [each.step for each in member.uploads.uploaded] == ([step] if tries == 3 else [])
+    assert (shard.pinned, shard.stored) == (NONE, step if tries == 3 else NONE)
+
+
+class RecordedPauses:
+    """Counts pauses instead of waiting."""
+
+    count = 0
+
+    async def __call__(self, seconds: float) -> None:
+        self.count += 1
+        assert 0.0 <= seconds <= FIRST_PAUSE_SECONDS * 2 ** (self.count - 1)
 
 
 async def test_the_coordinator_keeps_the_distance_that_its_own_node_can_pay_for(fleet: Fleet) -> None:
