@@ -175,11 +175,12 @@ class DataStream:
     def _order(self) -> SampleOrder | None:
         return self._source.order if isinstance(self._source, _MapLoader) else None
 
-    def relaid(self, state: dict[str, Tree]) -> dict[str, Tree]:
-        """Return the position for `load_state_dict` from the position of another number of ranks. Changes nothing.
+    def relaid(self, state: dict[str, Tree], *, is_same_rank: bool) -> dict[str, Tree]:
+        """Return the position for `load_state_dict` from the position of another layout. Changes nothing.
 
         Args:
-            state: what `state_dict` returned on any rank of the earlier launch.
+            state: what `state_dict` returned on a rank of the earlier launch.
+            is_same_rank: True if the number of ranks has not changed, so that `state` is of this rank.
 
         Returns:
             The position of this rank.
@@ -189,10 +190,12 @@ class DataStream:
         """
         source = cast("dict[str, Any]", state["source"])
         was, now = source.get("order"), self._order
+        if is_same_rank and was == (None if now is None else now.tree()):
+            return state
         if was is None or now is None:
             raise CannotRelayout(
                 self.name,
-                "the number of ranks has changed, and this loader's samples have no order over all ranks. Use "
+                "the ranks that read samples have changed, and this loader's samples have no order over all ranks. Use "
                 "DataLoader(dataset, sampler=DistributedSampler(dataset)); with num_replicas=1, rank=0 if all ranks "
                 "read the same samples",
             )

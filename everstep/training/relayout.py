@@ -486,8 +486,10 @@ def _others(values: _Values, state: RankState, rank: Rank, earlier_size: int, wo
         raise CannotRelayout(
             "model", f"the earlier launch registered {len(saved['modes'])} models, this one {len(state.modules())}"
         )
-    if world_size != earlier_size:
-        saved["data"] = {name: stream.relaid(saved["data"][name]) for name, stream in state.streams.items()}
+    saved["data"] = {
+        name: stream.relaid(saved["data"][name], is_same_rank=world_size == earlier_size)
+        for name, stream in state.streams.items()
+    }
     if rank >= earlier_size:
         saved["rng"] = rng.derived(saved["rng"], rank)
     return saved

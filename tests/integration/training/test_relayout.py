@@ -90,6 +90,7 @@ PAIRS = [
     pytest.param("mesh", 4, "fsdp", 3, {}, id="a mesh of 4 to FSDP2 3"),
     pytest.param("mesh", 4, "mesh", 2, {}, id="a mesh of 4 to 2", marks=full),
     pytest.param("zero3", 4, "zero3", 3, {}, id="ZeRO-3 4 to 3"),
+    pytest.param("zero3", 4, "zero3", 6, {}, id="ZeRO-3 4 to 6"),
     pytest.param("zero3", 4, "fsdp", 4, {}, id="ZeRO-3 4 to FSDP2 4"),
     pytest.param("zero3", 4, "plain", 1, {}, id="ZeRO-3 4 to plain", marks=full),
     pytest.param("zero1", 2, "ddp", 1, {}, id="ZeRO-1 2 to DDP 1", marks=full),

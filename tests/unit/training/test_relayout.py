@@ -288,7 +288,9 @@ class Ranks:
 
     def resume(self, earlier: Ranks) -> Ranks:
         for rank, stream in enumerate(self.streams):
-            stream.load_state_dict(stream.relaid(earlier.streams[rank % len(earlier.streams)].state_dict()))
+            stream.load_state_dict(
+                stream.relaid(earlier.streams[rank % len(earlier.streams)].state_dict(), is_same_rank=False)
+            )
             stream.check_step()
         return self
 
@@ -321,11 +323,31 @@ def test_an_epochs_rest_that_no_number_of_ranks_divides_is_dealt_once() -> None:
     seen = [sample for _ in range(3) for sample in ranks.step()]
     rest = Ranks(3, 50, 2, 1)
     for rank, stream in enumerate(rest.streams):
-        stream.load_state_dict(stream.relaid(ranks.streams[rank].state_dict()))
+        stream.load_state_dict(stream.relaid(ranks.streams[rank].state_dict(), is_same_rank=False))
     batches: list[Any] = [batch for stream in rest.streams for batch in stream]
     seen += [sample for batch in batches for sample in batch[0].tolist()]
     assert set(seen) == set(range(50))
     assert len(seen) == 51, "the sampler itself repeats one sample, because 3 ranks do not divide 50"
+
+
+def test_ranks_that_now_read_the_same_samples_continue_the_order() -> None:
+    earlier, dataset = Ranks(4, 96, 3, 1), TensorDataset(torch.arange(96))
+    expected = [earlier.step() for _ in range(3)]
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=1, rank=0, seed=3)
+    whole = DataStream("data", DataLoader(dataset, batch_size=12, sampler=sampler), 0)
+    fresh = Ranks(4, 96, 3, 1)
+    fresh.step()
+    whole.load_state_dict(whole.relaid(fresh.streams[2].state_dict(), is_same_rank=True))
+    rest: list[Any] = [whole.next(), whole.next()]
+    assert [batch[0].tolist() for batch in rest] == expected[1:]
+
+
+def test_a_loader_of_the_same_ranks_keeps_its_own_position() -> None:
+    stream = DataStream("data", [1, 2, 3], 0)
+    stream.next()
+    fresh = DataStream("data", [1, 2, 3], 0)
+    position = stream.state_dict()
+    assert fresh.relaid(position, is_same_rank=True) is position
 
 
 def test_another_global_batch_is_refused() -> None:
