@@ -9,6 +9,9 @@ The state of a rank consists of:
 A snapshot does not contain the 16-bit weights. After a load, all ranks rebuild them together from the master weights.
 
 Invariant: only this file accesses attributes of DeepSpeed's classes, and only of tested classes.
+
+The module has more than 500 lines. Capture, restore and the boxes of logical tensors read the same attributes of
+DeepSpeed's classes.
 """
 
 from __future__ import annotations
