@@ -454,6 +454,15 @@ class Incident(TypedDict):
     Acknowledgement: NotRequired[str]
     """The note of the person who acknowledged the incident."""
 
+class InitialCheckpoint(TypedDict):
+    """A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request."""
+    TrainingJobName: NotRequired[str]
+    """The job that made the checkpoint."""
+    RunId: NotRequired[str]
+    """The run that made the checkpoint."""
+    Step: NotRequired[int]
+    """Step of the checkpoint. The default is the newest complete checkpoint at the time of the request."""
+
 class LastCheckpoint(TypedDict):
     """The newest complete checkpoint in S3 that no verification found damaged."""
     Step: int
@@ -838,6 +847,8 @@ class TrainingJob(TypedDict):
     Protection: ProtectionConfig
     CheckpointConfig: CheckpointConfig
     CheckpointActivity: CheckpointActivity
+    InitialCheckpoint: NotRequired[InitialCheckpoint]
+    """The other job's checkpoint from which this job started or will start, with all fields. Absent without one."""
     InputDataConfig: list[Channel]
     OutputDataConfig: OutputDataConfig
     StoppingCondition: StoppingCondition
@@ -1163,7 +1174,7 @@ class EverstepClient(Protocol):
         """Request a presigned S3 URL for the upload of a source archive. The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A repeated call returns another URL. Raises ValidationException if the archive is larger than the service allows."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
         """Create a token. Only this response contains the secret. A repeated call creates another token. Raises ValidationException if an administrator's token names a project."""
-    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., ElasticConfig: ElasticConfig = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
+    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InitialCheckpoint: InitialCheckpoint = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., ElasticConfig: ElasticConfig = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Create a training job, which starts once enough nodes are free. The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan. Raises ValidationException if the name has the form of a RunId, 32 hexadecimal digits. Raises ConflictException if the project has a job with this name."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Delete a checkpoint from S3. Fails for a pinned checkpoint, and for the one from which an unfinished job would be restored next."""

@@ -15,7 +15,7 @@ from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS, FieldError
 from control_plane.api.schemas.jobs import Channel, CheckpointConfig, CreateTrainingJobRequest, ProtectionConfig
 from control_plane.core.checkpoints import contradictions
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.jobs import JobInput, JobSpec
+from control_plane.db.jobs import InitialState, JobInput, JobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.sources import SourceRecord
 from everstep.protocol.plan import channel_variable
@@ -61,6 +61,7 @@ def admit(
     quota: QuotaRecord | None = None,
     allowance: Allowance | None = None,
     alternatives: Sequence[tuple[FleetRecord, int]] = (),
+    initial: InitialState | None = None,
 ) -> JobSpec:
     """Return the job's specification, with all defaults filled in.
 
@@ -75,6 +76,7 @@ def admit(
         quota: quota of the job's project, or None.
         allowance: names that the caller may use. None for an administrator, who may use all.
         alternatives: further fleets that the job may start in, each with the MaxSize of its group.
+        initial: the checkpoint that the request names in InitialCheckpoint, or None.
 
     Returns:
         The job's specification.
@@ -133,6 +135,7 @@ def admit(
         patience_seconds=request.elastic_config.patience_in_seconds,
         fleet_names=[fleet.name, *request.alternative_fleet_names] if request.alternative_fleet_names else [],
         inputs=tuple(_input(channel) for channel in request.input_data_config),
+        initial=initial,
     )
 
 

@@ -330,6 +330,11 @@ def job(
             on_notice=spec.checkpoint_on_notice,
         ),
         checkpoint_activity=_checkpoint_activity(job),
+        initial_checkpoint=None
+        if spec.initial is None
+        else jobs_schemas.InitialCheckpoint(
+            training_job_name=spec.initial.job_name, run_id=spec.initial.run_id, step=spec.initial.step
+        ),
         input_data_config=[_channel(each) for each in spec.inputs],
         output_data_config=jobs_schemas.OutputDataConfig(s3_output_path=spec.output_uri),
         stopping_condition=jobs_schemas.StoppingCondition(

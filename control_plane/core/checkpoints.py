@@ -18,7 +18,13 @@ from enum import StrEnum
 
 from control_plane.core import recovery
 from control_plane.core.actions import PutManifest
-from control_plane.core.observed.steps import NO_STEP, CheckpointRecord, DamagedCheckpoint, GenerationRecord
+from control_plane.core.observed.steps import (
+    NO_GENERATION,
+    NO_STEP,
+    CheckpointRecord,
+    DamagedCheckpoint,
+    GenerationRecord,
+)
 from everstep.protocol.agent_messages import FaultCode, MemberReport, UploadedShard
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
@@ -359,7 +365,7 @@ def _manifest(
 def _chain(lineage: tuple[GenerationRecord, ...], generation: Generation) -> tuple[tuple[Generation, Step], ...]:
     known = {record.generation: record for record in lineage}
     chain: list[tuple[Generation, Step]] = []
-    while generation in known:
+    while generation in known and generation > NO_GENERATION:
         chain.append((generation, known[generation].base_step))
         generation = known[generation].parent
     return tuple(chain)

@@ -61,7 +61,7 @@ class Restore:
     With a relayout, the node keeps them until the first commit of the new generation.
     """
     relayout: Relayout | None = None
-    """Sources of the base, if another number of ranks made it."""
+    """Sources of the base, if another number of ranks or another job made it."""
     forgotten: tuple[Rank, ...] = ()
     """Ranks whose shard no node holds in memory. With a relayout, these are earlier ranks."""
 
@@ -135,9 +135,9 @@ def choose(survey: Survey) -> Restore:
     """Return the newest step that every rank can get, with its sources.
 
     A step counts if each rank of the generation that made it has a source. If this generation had another number of
-    ranks, the result has a relayout. If no such step exists, the base is step 0, which needs no source. The job loop
-    calls this function once all members have promised. Earlier, the loop calls it to check whether the restore needs a
-    missing member at all.
+    ranks, or belongs to another job, the result has a relayout. If no such step exists, the base is step 0, which needs
+    no source. The job loop calls this function once all members have promised. Earlier, the loop calls it to check
+    whether the restore needs a missing member at all.
 
     Args:
         survey: shards in memory and in S3 that the members can get.
@@ -157,7 +157,8 @@ def choose(survey: Survey) -> Restore:
         )
     base = max(states, key=lambda state: (state.step, state.world_size == new_world))
     shards = tuple(tuple(found[base][Rank(rank)]) for rank in range(base.world_size))
-    is_relayout = base.world_size != new_world
+    # Another job's ranks may divide their state in another way, even if their number is equal.
+    is_relayout = base.world_size != new_world or shards[0][0].origin_generation == NO_GENERATION
     return Restore(
         base_step=base.step,
         sources=((),) * new_world if is_relayout else shards,
@@ -179,7 +180,7 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
     """Return the sources of each shard on the path, by state and by the rank that owns the shard.
 
     The sources of a shard are sorted: the node that the rank has in the new generation, other nodes, S3. The first
-    source is local only if the new generation has as many ranks as the state.
+    source is local only if the new generation has as many ranks as the state, and the state is not another job's.
     """
     found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
     refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
@@ -194,7 +195,8 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
             rank, world_size = slot.owner_rank, survey.worlds.get(slot.origin_generation, 0)
             if rank >= world_size or not usable(rank, slot.origin_generation, slot.step, is_object=False):
                 continue
-            is_local = world_size == new_world and node == survey.owners[rank]
+            is_own = slot.origin_generation != NO_GENERATION
+            is_local = is_own and world_size == new_world and node == survey.owners[rank]
             source = ShardSource(
                 kind="local" if is_local else "peer",
                 origin_generation=slot.origin_generation,

@@ -50,6 +50,19 @@ class JobInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InitialState:
+    """The checkpoint of another job from which a job starts."""
+
+    run_id: str
+    """The run that made the checkpoint."""
+    job_name: str
+    generation: int
+    step: int
+    world_size: int
+    """Number of ranks that made the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec(JobSettings):
     """A job's specification.
 
@@ -76,6 +89,8 @@ class JobSpec(JobSettings):
     """Whether a job of higher priority may pause this job."""
     fleet_names: list[str] = field(default_factory=list)
     """Fleets in which the job may start, in order of preference. Empty: only the fleet of the request."""
+    initial: InitialState | None = None
+    """None: the job starts from the script's own initial state."""
     inputs: tuple[JobInput, ...] = ()
     requirements: str = ""
     """Path of a requirements file in the source. Empty: no packages are installed."""

@@ -130,7 +130,7 @@ def restorable(session: Session, job: JobRecord) -> RestorableCheckpoint | None:
 
 def _all_restorable(session: Session, job: JobRecord) -> tuple[RestorableCheckpoint, ...]:
     known = (records.checkpoint_record(each) for each in checkpoints.of_run(session, job.run_id))
-    lineage = [records.generation_record(entry) for entry in jobs.lineage(session, job.run_id)]
+    lineage = records.lineage_of(job, jobs.lineage(session, job.run_id))
     return all_restorable([each for each in known if each is not None], lineage, Generation(job.generation))
 
 

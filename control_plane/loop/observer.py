@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from sqlalchemy.orm import Session
+
 from control_plane.core.actions import reboot_key
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
 from control_plane.core.fleets import NOT_JOINED, NOT_REPLACED, RATE_WINDOW_SECONDS
@@ -26,6 +28,7 @@ from control_plane.core.queue import Schedule, in_words
 from control_plane.core.states import FleetStatus, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, intents, jobs, nodes, notices
+from control_plane.db.errors import NotFound
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry, AgentView
@@ -217,8 +220,10 @@ class Observer:
             stored = StoredJob(
                 job=job,
                 plan=plan,
-                lineage=tuple(records.generation_record(entry) for entry in jobs.lineage(session, run)),
-                checkpoints=tuple(checkpoint for checkpoint in complete if checkpoint is not None),
+                lineage=records.lineage_of(job, jobs.lineage(session, run)),
+                checkpoints=tuple(
+                    checkpoint for checkpoint in (*_initial(session, job), *complete) if checkpoint is not None
+                ),
                 dropped_checkpoints=frozenset(
                     (Generation(each.generation), Step(each.step))
                     for each in kept
@@ -423,6 +428,18 @@ class Observer:
             domain=row.failure_domain if row is not None else None,
             notices=merged([*told.notices.get(node_id, ()), *records.own_notices(report)]),
         )
+
+
+def _initial(session: Session, job: jobs.JobRecord) -> tuple[CheckpointRecord | None, ...]:
+    """Return the other job's checkpoint from which a job starts. Empty if there is none, or if it was removed."""
+    initial = job.spec.initial
+    if initial is None:
+        return ()
+    try:
+        stored = checkpoints.find(session, initial.run_id, step=initial.step, generation=initial.generation)
+    except NotFound:
+        return ()
+    return (records.initial_checkpoint(stored),)
 
 
 def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:

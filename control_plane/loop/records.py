@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -26,7 +26,7 @@ from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRe
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.jobs import JobRecord, JobSettings, JobSpec, Memo, Suspicion
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
-from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
+from control_plane.core.observed.steps import NO_GENERATION, CheckpointRecord, GenerationRecord, initial_generation
 from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, CheckpointPace, NoticeKind
@@ -94,6 +94,7 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
         ),
         checkpoint_prefix=prefix_of(spec.checkpoint_uri),
         priority=job.priority,
+        initial_checkpoint=_in_words(spec.initial) if spec.initial is not None else "",
         fleets=tuple(FleetName(name) for name in spec.fleet_names),
     )
 
@@ -161,6 +162,32 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         "memo": msgspec.to_builtins({name: getattr(record, name) for name in _MEMO}),
     }
     return cast(jobs.JobUpdate, columns)
+
+
+def _in_words(initial: jobs.InitialState) -> str:
+    return f"the checkpoint of step {initial.step} of the job {initial.job_name} (run {initial.run_id})"
+
+
+def lineage_of(job: jobs.JobRecord, entries: Iterable[jobs.LineageEntry]) -> tuple[GenerationRecord, ...]:
+    """Return a job's lineage as core records, oldest generation first.
+
+    If the job starts from another job's checkpoint, generation 0 comes first.
+    """
+    initial = job.spec.initial
+    first = () if initial is None else (initial_generation(initial.world_size),)
+    return (*first, *(generation_record(entry) for entry in entries))
+
+
+def initial_checkpoint(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
+    """Convert another job's checkpoint, from which a job starts, to the core's record of generation 0.
+
+    Return None if it is being deleted.
+    """
+    found = checkpoint_record(stored)
+    if found is None:
+        return None
+    shards = tuple(msgspec.structs.replace(shard, origin_generation=NO_GENERATION) for shard in found.shards)
+    return replace(found, generation=NO_GENERATION, shards=shards)
 
 
 def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:

@@ -92,7 +92,7 @@ class RankPlan(Message, frozen=True):
 
 
 class Relayout(Message, frozen=True):
-    """The shards of a base that a generation with another number of ranks made.
+    """The shards of a base that a generation with another number of ranks, or another job, made.
 
     No shard of this base exists in the new layout. Each rank of the new generation fetches the earlier shards that
     contain its own elements.
@@ -233,7 +233,7 @@ class GenerationPlan(Message, frozen=True):
     checkpoint: CheckpointPlan
     timeouts: Timeouts
     relayout: Relayout | None = None
-    """Sources of a base that was made by another number of ranks.
+    """Sources of a base that was made by another number of ranks or by another job.
 
     None if the base has the layout of this generation. With a relayout, the base step is positive and all
     `RankPlan.sources` are empty.

@@ -344,7 +344,7 @@ class Arriving(Message, frozen=True):
 
 
 class EarlierLayout(Message, frozen=True):
-    """The layout of a base that a generation with another number of ranks made.
+    """The layout of a base that a generation with another number of ranks, or another job, made.
 
     The rank asks for the earlier shards that it needs with `FetchShard`.
     """

@@ -255,6 +255,8 @@ export interface CreateTrainingJobRequest {
   /** How snapshots protect the job. The default is two copies, or one copy for a job of one node. */
   Protection?: ProtectionConfig
   CheckpointConfig?: CheckpointConfig
+  /** Checkpoint of another job from which this job starts. The default is the script's own initial state. The other job must belong to a project that the caller may see. It may have another number of ranks. Keep the checkpoint until this job has stored one of its own: PinCheckpoint keeps it from the other job's limits. */
+  InitialCheckpoint?: InitialCheckpoint
   /** Inputs that each node provides before its ranks start. If an input is missing, the job fails before any rank starts. */
   InputDataConfig?: Channel[]
   OutputDataConfig?: OutputDataConfig
@@ -733,6 +735,16 @@ export interface Incident {
   AcknowledgedBy?: string
   /** The note of the person who acknowledged the incident. */
   Acknowledgement?: string
+}
+
+/** A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request. */
+export interface InitialCheckpoint {
+  /** The job that made the checkpoint. */
+  TrainingJobName?: string
+  /** The run that made the checkpoint. */
+  RunId?: string
+  /** Step of the checkpoint. The default is the newest complete checkpoint at the time of the request. */
+  Step?: number
 }
 
 /** The newest complete checkpoint in S3 that no verification found damaged. */
@@ -1380,6 +1392,8 @@ export interface TrainingJob {
   Protection: ProtectionConfig
   CheckpointConfig: CheckpointConfig
   CheckpointActivity: CheckpointActivity
+  /** The other job's checkpoint from which this job started or will start, with all fields. Absent without one. */
+  InitialCheckpoint?: InitialCheckpoint
   InputDataConfig: Channel[]
   OutputDataConfig: OutputDataConfig
   StoppingCondition: StoppingCondition
@@ -1723,4 +1737,4 @@ export const operations = {
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>
 
 /** Fields of a job that are also fields of the request for one. */
-export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]
+export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InitialCheckpoint', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]

@@ -60,7 +60,7 @@ from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.job_lists import JobFilter, SortBy
-from control_plane.db.jobs import JobRecord, JobSpec, NewJob
+from control_plane.db.jobs import InitialState, JobRecord, JobSpec, NewJob
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.tokens import Role
 from control_plane.loop.surroundings import schedule_of
@@ -93,6 +93,7 @@ def create_training_job(
         fleet = _fleet(session, request.fleet_name)
         others = [_fleet(session, name, field="AlternativeFleetNames") for name in request.alternative_fleet_names]
         source = _source(session, request, caller)
+        initial = _initial(session, request.initial_checkpoint, caller)
         quota = quotas.find(session, project)
         _require_room(session, quota)
     run_id = uuid.uuid4().hex
@@ -107,6 +108,7 @@ def create_training_job(
         quota=quota,
         allowance=None if caller.role is Role.ADMIN else allowance_of(project, quota),
         alternatives=[(other, _max_node_count(services, other)) for other in others],
+        initial=initial,
     )
     if request.dry_run:
         newcomer = plans.waiting(request, run_id, services.now().timestamp(), project=project, quota=quota)
@@ -545,6 +547,42 @@ def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Positi
     if (by, direction) != (sort_by.value, order.value):
         raise _wrong("NextToken", f"belongs to a list that is sorted by {by}, {direction}")
     return value, run_id
+
+
+def _initial(session: Session, asked: jobs_schemas.InitialCheckpoint | None, caller: Caller) -> InitialState | None:
+    """Return the checkpoint that a request names as the initial state of its job."""
+    if asked is None:
+        return None
+    field = "InitialCheckpoint"
+    if (asked.training_job_name is None) == (asked.run_id is None):
+        raise _wrong(field, "needs one of TrainingJobName and RunId")
+    name = asked.training_job_name or asked.run_id or ""
+    try:
+        job = find_job(session, name, caller)
+    except NotFound as error:
+        raise _wrong(
+            field, f"there is no training job {name!r}; ListTrainingJobs names those that you may see"
+        ) from error
+    usable = [
+        each
+        for each in checkpoints.of_run(session, job.run_id)
+        if each.state == checkpoints.COMPLETE and each.step == (asked.step or each.step)
+    ]
+    if not usable:
+        which = "complete checkpoint" if asked.step is None else f"complete checkpoint of step {asked.step}"
+        raise _wrong(field, f"the training job {job.name} has no {which}; ListCheckpoints shows what it has")
+    found = usable[0]
+    if found.verdict:
+        raise _wrong(field, f"the checkpoint of step {found.step} is damaged: {found.verdict}. Choose another Step")
+    manifest = found.contents()
+    assert manifest is not None, "a complete checkpoint has a manifest"
+    return InitialState(
+        run_id=job.run_id,
+        job_name=job.name,
+        generation=found.generation,
+        step=found.step,
+        world_size=len(manifest.shards),
+    )
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:

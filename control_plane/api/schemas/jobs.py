@@ -115,6 +115,17 @@ class CheckpointConfig(Request):
     """
 
 
+class InitialCheckpoint(Request):
+    """A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request."""
+
+    training_job_name: Name | None = None
+    """The job that made the checkpoint."""
+    run_id: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = None
+    """The run that made the checkpoint."""
+    step: int | None = Field(default=None, ge=1, le=MAX_WHOLE_NUMBER)
+    """Step of the checkpoint. The default is the newest complete checkpoint at the time of the request."""
+
+
 class S3DataSource(Request):
     """Input objects in S3."""
 
@@ -268,6 +279,12 @@ class CreateTrainingJobRequest(Request):
     protection: ProtectionConfig | None = None
     """How snapshots protect the job. The default is two copies, or one copy for a job of one node."""
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    initial_checkpoint: InitialCheckpoint | None = None
+    """Checkpoint of another job from which this job starts. The default is the script's own initial state.
+
+    The other job must belong to a project that the caller may see. It may have another number of ranks. Keep the
+    checkpoint until this job has stored one of its own: PinCheckpoint keeps it from the other job's limits.
+    """
     input_data_config: Annotated[list[Channel], Field(max_length=20)] = Field(default_factory=list)
     """Inputs that each node provides before its ranks start.
 
@@ -500,6 +517,8 @@ class TrainingJob(Shape):
     protection: ProtectionConfig
     checkpoint_config: CheckpointConfig
     checkpoint_activity: CheckpointActivity
+    initial_checkpoint: InitialCheckpoint | None
+    """The other job's checkpoint from which this job started or will start, with all fields. Absent without one."""
     input_data_config: list[Channel]
     output_data_config: OutputDataConfig
     stopping_condition: StoppingCondition

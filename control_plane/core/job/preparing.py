@@ -132,6 +132,11 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     """Store the plan, and add the restored step, its sources and the plan's nodes to the incident."""
     plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
+    if view.spec.initial_checkpoint and restore.base_step == FIRST_STEP:
+        words = (
+            f"cannot start from {view.spec.initial_checkpoint}: it was deleted, or its objects are missing or damaged"
+        )
+        return end_job(view, JobEvent.GAVE_UP, words)
     incident = view.record.incident
     source = restore.farthest
     reason = (

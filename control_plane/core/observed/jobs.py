@@ -89,6 +89,12 @@ class JobSpec(JobSettings):
     script: ScriptPlan
     checkpoint_prefix: ObjectReference
     priority: int = 0
+    initial_checkpoint: str = ""
+    """Description of the other job's checkpoint from which the job starts.
+
+    Empty if the job starts from the script's own initial state. Otherwise the lineage and the checkpoints contain it
+    under generation 0.
+    """
     fleets: tuple[FleetName, ...] = ()
     """Fleets where the job may start, in the user's order, `fleet` among them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.ids import FIRST_STEP, Generation, Rank, Step
 from everstep.protocol.manifest import ManifestShard
 
 NO_STEP = Step(-1)
@@ -13,7 +13,10 @@ NO_GENERATION = Generation(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRecord:
-    """One generation in a job's lineage."""
+    """One generation in a job's lineage.
+
+    Generation 0 stands for another job whose checkpoint is the initial state (`initial_generation`).
+    """
 
     generation: Generation
     parent: Generation
@@ -22,6 +25,13 @@ class GenerationRecord:
     """Number of ranks."""
     was_started: bool
     """Whether the control plane may have sent Start for this generation."""
+
+
+def initial_generation(world_size: int) -> GenerationRecord:
+    """Return the record of generation 0: another job with `world_size` ranks made the initial state."""
+    return GenerationRecord(
+        generation=NO_GENERATION, parent=Generation(-1), base_step=FIRST_STEP, world_size=world_size, was_started=False
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+from contextlib import closing
 from datetime import timedelta
 
 import msgspec
@@ -26,6 +27,7 @@ from control_plane.db.leases import Leaser
 from control_plane.db.models import Job as JobRow
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.protection import HolderRecord, ShardRecord, VerifiedRecord
+from control_plane.db.tokens import Role
 from control_plane.errors import TooManyCases
 from everstep.errors import NothingToDownload, TransferFailed
 from everstep.protocol.agent_messages import AgentReport, Hello, NodeFault
@@ -745,3 +747,56 @@ def test_nodes_show_whose_they_are(client, job, service):
     assert client.describe_node(NodeId="i-1")["EndTime"] is not None
     with refused("ResourceNotFoundException"):
         client.describe_node(NodeId="i-9")
+
+
+@pytest.mark.covers(
+    "CreateTrainingJob.InitialCheckpoint.TrainingJobName",
+    "CreateTrainingJob.InitialCheckpoint.RunId",
+    "CreateTrainingJob.InitialCheckpoint.Step",
+)
+def test_a_job_may_start_from_a_checkpoint_of_another_job(client, job, source):
+    job.launch(1)
+    job.checkpoint(4)
+    job.checkpoint(8)
+
+    def initial(name: str, **asked: object) -> dict[str, object]:
+        request = {"TrainingJobName": name, "Source": source, "EntryPoint": "train.py", "NodeCount": 1}
+        client.create_training_job(**request, InitialCheckpoint=asked)
+        return client.describe_training_job(TrainingJobName=name)["InitialCheckpoint"]
+
+    assert initial("newest", TrainingJobName="gpt") == {"TrainingJobName": "gpt", "RunId": job.run, "Step": 8}
+    assert initial("older", RunId=job.run, Step=4) == {"TrainingJobName": "gpt", "RunId": job.run, "Step": 4}
+    assert "InitialCheckpoint" not in client.describe_training_job(TrainingJobName="gpt")
+
+
+def test_an_initial_checkpoint_that_cannot_be_used_is_refused_with_the_reason(client, job, source, service, tmp_path):
+    request = {"TrainingJobName": "next", "Source": source, "EntryPoint": "train.py", "NodeCount": 1}
+
+    def create(caller=client, **asked: object) -> None:
+        caller.create_training_job(**request, InitialCheckpoint=asked)
+
+    with refused("ValidationException", "gpt has no complete checkpoint; ListCheckpoints"):
+        create(TrainingJobName="gpt")
+    job.launch(1)
+    job.checkpoint(4)
+    with refused("ValidationException", "gpt has no complete checkpoint of step 5"):
+        create(TrainingJobName="gpt", Step=5)
+    with refused("ValidationException", "needs one of TrainingJobName and RunId"):
+        create(Step=4)
+    with refused("ValidationException", "there is no training job 'other'"):
+        create(TrainingJobName="other")
+    with refused("ValidationException", f"there is no training job '{'0' * 32}'"):
+        create(RunId="0" * 32)
+    with closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger:
+        request["Source"] = stranger.upload_source(Directory=tmp_path / "code")
+        with refused("ValidationException", "there is no training job 'gpt'"):
+            create(stranger, TrainingJobName="gpt")
+    with service.database.write() as session:
+        (record,) = checkpoints.of_run(session, job.run)
+        checkpoints.store_verdict(session, job.run, record, verdict="rank 1 has other bytes", now=START)
+    with refused("ValidationException", "step 4 is damaged: rank 1 has other bytes. Choose another Step"):
+        create(TrainingJobName="gpt")
+    with service.database.write() as session:
+        checkpoints.set_state(session, job.run, record, checkpoints.DELETING)
+    with refused("ValidationException", "gpt has no complete checkpoint"):
+        create(TrainingJobName="gpt")

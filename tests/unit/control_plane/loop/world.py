@@ -423,7 +423,7 @@ class Agent:
                     self.restored_from += (source.kind,)
                     break
             else:
-                if plan.base_step:
+                if plan.base_step and plan.relayout is None:
                     return False
         return True
 
