@@ -322,7 +322,6 @@ def test_what_is_not_there_is_not_found(client, fleet):
         client.stop_training_job,
         client.describe_protection,
         client.list_checkpoints,
-        client.list_logs,
     ):
         with refused("ResourceNotFoundException", "no training job named 'nothing'"):
             call(TrainingJobName="nothing")
@@ -338,7 +337,7 @@ def test_roles_and_projects(client, request_, service, tmp_path):
     stranger = service.client(service.token(Role.SUBMITTER, "vision"))
     assert names(viewer) == ["gpt"]
     assert names(stranger) == []
-    for call in (stranger.describe_training_job, stranger.stop_training_job, stranger.list_logs):
+    for call in (stranger.describe_training_job, stranger.stop_training_job, stranger.list_outputs):
         with refused("ResourceNotFoundException"):
             call(TrainingJobName="gpt")
     with refused("AccessDeniedException", "may read"):
