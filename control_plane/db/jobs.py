@@ -385,6 +385,31 @@ def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobReco
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedRun:
+    """A run with its newest generation."""
+
+    run_id: str
+    generation: int
+    launched_at: datetime
+    """When the newest generation was planned."""
+    ended_at: datetime | None
+    """When the job ended. None for an unfinished job."""
+
+
+def launched(session: Session) -> tuple[LaunchedRun, ...]:
+    """Return all runs that have had a generation, ended ones included, by run id."""
+    query = (
+        select(Job.run_id, Job.generation, Generation.created_at, Job.ended_at)
+        .join(Generation, (Generation.run_id == Job.run_id) & (Generation.number == Job.generation))
+        .order_by(Job.run_id)
+    )
+    return tuple(
+        LaunchedRun(run_id=run_id, generation=generation, launched_at=launched_at, ended_at=ended_at)
+        for run_id, generation, launched_at, ended_at in session.execute(query)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobTotals:
     """Sums over all jobs of a fleet, including ended ones."""
 

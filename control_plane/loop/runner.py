@@ -32,6 +32,7 @@ from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.job_loop import JobLoop
 from control_plane.loop.notice_reader import NoticeReader
 from control_plane.loop.observer import Hearing, Observer
+from control_plane.loop.orphan_keeper import OrphanKeeper
 from control_plane.loop.repeating import pause, repeat
 from control_plane.loop.upload_keeper import UploadKeeper
 from control_plane.loop.verifier import Verifier
@@ -77,6 +78,7 @@ class Runner:
         )
         self.verifier = Verifier(context.database, context.objects, context.now)
         self.keeper = CheckpointKeeper(context.database, context.objects, context.now)
+        self.orphans = OrphanKeeper(context.database, context.objects, context.now)
         self.uploads = UploadKeeper(context.objects, context.bucket, context.now)
         self.notices: NoticeReader | None = None
         if context.events is not None:
@@ -126,6 +128,7 @@ class Runner:
             group.create_task(self._prune(stop))
             group.create_task(self.verifier.run(stop))
             group.create_task(self.keeper.run(stop))
+            group.create_task(self.orphans.run(stop))
             group.create_task(self.uploads.run(stop))
             if self.notices is not None:
                 group.create_task(self.notices.run(stop))

@@ -755,9 +755,12 @@ class World:
                             self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
         await self.tick()
 
-    async def upload(self, step: int, name: str = "gpt", *, seconds: float = 0.0) -> None:
-        """Report every agent's shard of a step as uploaded to S3, after an upload of `seconds`."""
-        for agent in self.team(name):
+    async def upload(self, step: int, name: str = "gpt", *, seconds: float = 0.0, nodes: int | None = None) -> None:
+        """Report every agent's shard of a step as uploaded to S3, after an upload of `seconds`.
+
+        With `nodes`, only that many agents have uploaded their shards, in the order of GROUP_RANK.
+        """
+        for agent in self.team(name)[:nodes]:
             assert agent.run is not None
             agent.uploads = tuple(
                 UploadedShard(

@@ -1,0 +1,102 @@
+"""Deletes uploaded shards that no checkpoint contains, left by uploads that did not end.
+
+A run is examined after each of its generations and after its end. The server remembers in memory which generation it
+examined last, so a restarted server examines every run once more.
+
+Invariant: this module deletes only objects that `core.orphans` names. It starts after the checkpoint keeper's rows were
+read, and a checkpoint that is completed later has a newer generation than the examined ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Final
+
+from control_plane.cloud.errors import CloudError
+from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectStore
+from control_plane.core.orphans import KEPT_SECONDS, StoredObject, orphans
+from control_plane.db import checkpoints, jobs
+from control_plane.db.errors import NotFound
+from control_plane.db.jobs import LaunchedRun
+from control_plane.db.session import Database
+from control_plane.loop.records import prefix_of
+from control_plane.loop.repeating import repeat
+from everstep.protocol.ids import Generation
+from everstep.protocol.plan import ObjectReference
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 600.0
+RUNS_AT_ONCE: Final = 50
+"""Limit of runs that one look examines. A restarted server would otherwise list every run at once."""
+
+
+class OrphanKeeper:
+    """The loop that deletes orphaned shards. Several servers may run it, because deletion is idempotent."""
+
+    def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
+        self._database = database
+        self._objects = objects
+        self._now = now
+        self._examined: dict[str, int] = {}
+        """By run, the generation below which no orphan is left."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Delete orphans once per `LOOK_SECONDS` until `stop` is set."""
+        await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="orphaned shards could not be deleted")
+
+    def look(self) -> int:
+        """Examine each run that has ended a generation since the last look, and return the number of deleted objects.
+
+        Blocks: call it in a thread.
+        """
+        with self._database.read() as session:
+            runs = jobs.launched(session)
+        self._examined = {run.run_id: self._examined.get(run.run_id, 1) for run in runs}
+        count = 0
+        for run, ended_before in islice(self._due(runs), RUNS_AT_ONCE):
+            try:
+                count += self._collect(run.run_id, Generation(ended_before))
+                self._examined[run.run_id] = ended_before
+            except CloudError as error:
+                log.warning("run %s: orphaned shards could not be deleted and are tried again: %s", run.run_id, error)
+            except NotFound:
+                log.info("run %s: the job was deleted", run.run_id)
+        return count
+
+    def _due(self, runs: Iterable[LaunchedRun]) -> Iterator[tuple[LaunchedRun, int]]:
+        for run in runs:
+            ended_before = run.generation if run.ended_at is None else run.generation + 1
+            if ended_before > self._examined[run.run_id] and self._is_quiet(run):
+                yield run, ended_before
+
+    def _is_quiet(self, run: LaunchedRun) -> bool:
+        """Return whether all objects of the run's ended generations are old enough to be judged."""
+        since = run.launched_at if run.ended_at is None else run.ended_at
+        return (self._now() - since).total_seconds() > 2 * KEPT_SECONDS
+
+    def _collect(self, run_id: str, ended_before: Generation) -> int:
+        with self._database.read() as session:
+            prefix = prefix_of(jobs.get_run(session, run_id).spec.checkpoint_uri)
+            named: dict[tuple[int, int], frozenset[str] | None] = {}
+            for each in checkpoints.of_run(session, run_id):
+                manifest = each.contents()
+                if each.state == checkpoints.DELETING:
+                    named[each.generation, each.step] = None
+                elif manifest is not None:
+                    shards = (shard.key for shard in manifest.shards)
+                    named[each.generation, each.step] = frozenset({each.manifest_key, *shards})
+        folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
+        found = (StoredObject(info.reference.key, info.modified_at.timestamp()) for info in self._objects.list(folder))
+        left = orphans(found, folder.key, named, ended_before=ended_before, now=self._now().timestamp())
+        count = 0
+        while keys := list(islice(left, DELETED_AT_ONCE)):
+            self._objects.delete(folder.bucket, keys)
+            count += len(keys)
+        if count:
+            log.info("run %s: deleted %d uploaded shards that no checkpoint contains", run_id, count)
+        return count

@@ -1,0 +1,57 @@
+"""Orphans: uploaded shards of ended generations that no checkpoint names."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.core.orphans import KEPT_SECONDS, StoredObject, orphans
+from everstep.protocol.ids import Generation
+
+FOLDER = "jobs/gpt/checkpoints/run=1/"
+NOW = 10 * KEPT_SECONDS
+
+
+def key(generation: int, step: int, name: str = "u/rank=0.safetensors") -> str:
+    return f"{FOLDER}gen={generation}/step={step}/{name}"
+
+
+def test_only_old_unnamed_shards_of_ended_generations_are_orphans() -> None:
+    named = {(1, 5): frozenset({key(1, 5), key(1, 5, "manifest.json")}), (1, 6): None}
+    young = NOW - KEPT_SECONDS + 1
+    stored = [
+        StoredObject(key(1, 4), 0.0),
+        StoredObject(key(1, 5), 0.0),
+        StoredObject(key(1, 5, "manifest.json"), 0.0),
+        StoredObject(key(1, 5, "again/rank=0.safetensors"), 0.0),
+        StoredObject(key(1, 6), 0.0),  # is being deleted
+        StoredObject(key(1, 7), young),
+        StoredObject(key(2, 8), 0.0),  # the newest generation may still upload
+        StoredObject(f"{FOLDER}notes.txt", 0.0),
+        StoredObject("jobs/gpt/checkpoints/run=10/gen=1/step=4/u/rank=0.safetensors", 0.0),
+    ]
+    found = list(orphans(stored, FOLDER, named, ended_before=Generation(2), now=NOW))
+    assert found == [key(1, 4), key(1, 5, "again/rank=0.safetensors")]
+
+
+PLACES = st.tuples(st.integers(1, 4), st.integers(1, 5))
+
+
+@given(
+    st.lists(st.tuples(PLACES, st.sampled_from(["u/0", "u/1", "v/0"]), st.floats(0.0, NOW)), max_size=30),
+    st.dictionaries(PLACES, st.one_of(st.none(), st.sets(st.sampled_from(["u/0", "u/1"])))),
+    st.integers(1, 5),
+)
+def test_no_object_of_a_checkpoint_or_of_a_running_generation_is_an_orphan(
+    stored: list[tuple[tuple[int, int], str, float]], kept: dict[tuple[int, int], set[str] | None], newest: int
+) -> None:
+    named = {
+        place: None if names is None else frozenset(key(*place, name) for name in names)
+        for place, names in kept.items()
+    }
+    objects = [StoredObject(key(*place, name), at) for place, name, at in stored]
+    found = {*orphans(objects, FOLDER, named, ended_before=Generation(newest), now=NOW)}
+    for place, name, _ in stored:
+        is_used = place in named and (named[place] is None or key(*place, name) in (named[place] or ()))
+        if is_used or place[0] >= newest:
+            assert key(*place, name) not in found

@@ -1,0 +1,106 @@
+"""A job that is killed in any state of an upload restores the newest complete checkpoint.
+
+    marked ──▶ 1 … n shards in S3 ──▶ manifest put ──▶ recorded: complete
+
+Each shard has one copy in memory, so the loss of a node leaves only S3. Step 3 is a complete checkpoint, and the job is
+killed during the upload of step 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from control_plane.cloud.errors import CloudUnavailable
+from control_plane.db import checkpoints
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.loop.world import World
+
+NODES = 4
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, nodes=NODES, spares=0, max_size=NODES)
+    yield made
+    made.close()
+
+
+async def before_the_upload(world: World) -> None:
+    world.submit(copies=1, nodes=NODES)
+    await world.running()
+    await world.train(3)
+    await world.upload(3)
+    await world.train(3)
+
+
+def complete(world: World) -> list[int]:
+    return [record.step for record in world.checkpoints() if record.state == checkpoints.COMPLETE]
+
+
+async def restored_after_the_loss_of(world: World, place: int) -> int:
+    world.terminate(world.team()[place])
+    await world.until(lambda: world.job().generation == 2)
+    return world.plan().base_step
+
+
+@pytest.mark.parametrize("lost", [0, NODES - 1], ids=["uploaded first", "uploads last"])
+@pytest.mark.parametrize("uploaded", range(NODES + 1))
+async def test_a_node_lost_after_so_many_shards(world: World, uploaded: int, lost: int) -> None:
+    await before_the_upload(world)
+    await world.upload(5, nodes=uploaded)
+    expected = 5 if uploaded == NODES else 3
+    assert complete(world)[0] == expected
+    assert await restored_after_the_loss_of(world, lost) == expected
+    sources = {source.kind for rank in world.plan().ranks for source in rank.sources}
+    assert "s3" in sources
+
+
+async def test_a_node_lost_while_the_manifest_cannot_be_put(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await before_the_upload(world)
+
+    def down(at: ObjectReference, body: bytes) -> None:
+        raise CloudUnavailable("no answer")
+
+    monkeypatch.setattr(world.objects, "put", down)
+    await world.upload(5)
+    assert complete(world) == [3]
+    assert await restored_after_the_loss_of(world, 0) == 3
+
+
+@pytest.mark.parametrize("uploaded", range(NODES + 1))
+async def test_a_control_plane_killed_after_so_many_shards_completes_the_checkpoint(
+    world: World, uploaded: int
+) -> None:
+    await before_the_upload(world)
+    await world.upload(5, nodes=uploaded)
+    world.start_server()
+    await world.upload(5)
+    await world.until(lambda: complete(world) == [5, 3])
+    assert await restored_after_the_loss_of(world, 0) == 5
+
+
+async def test_a_manifest_that_was_put_and_not_recorded_is_put_again_with_the_same_content(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await before_the_upload(world)
+    put, bodies, is_cut = world.objects.put, [], True
+
+    def put_without_answer(at: ObjectReference, body: bytes) -> object:
+        bodies.append(body)
+        done = put(at, body)
+        if is_cut:
+            raise CloudUnavailable("the answer was lost")
+        return done
+
+    monkeypatch.setattr(world.objects, "put", put_without_answer)
+    await world.upload(5)
+    assert complete(world) == [3], "what is not recorded is no checkpoint"
+    is_cut = False
+    world.start_server()
+    await world.until(lambda: complete(world) == [5, 3])
+    assert len(bodies) > 1
+    assert len({*bodies}) == 1
+    assert await restored_after_the_loss_of(world, 0) == 5
