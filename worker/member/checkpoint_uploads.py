@@ -132,8 +132,8 @@ class CheckpointUploads:
         """Try to upload a step whose slot is pinned, and report the result.
 
         Args:
-            shard: owner of the slot.
-            slot: sealed and pinned.
+            shard: owner of the slot, whose rank the report of a failure names.
+            slot: sealed, and pinned until the upload has ended.
             step: content of the slot.
             failures: earlier tries of this upload.
 
