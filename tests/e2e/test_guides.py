@@ -12,7 +12,10 @@ import pytest
 from tests.e2e.jobs import Workplace
 from tests.warm_parent import ROOT
 
-GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("submitting", "following", "recovering", "checkpoints", "operating")]
+GUIDES = [
+    ROOT / "docs" / "guides" / f"{name}.md"
+    for name in ("submitting", "following", "recovering", "checkpoints", "operating")
+]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCK_SECONDS = 150
 
