@@ -11,7 +11,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 FAST_FOLDERS := tests/contract tests/golden tests/properties tests/unit
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-fast test-durations test-full test-security bad-day bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable
+.PHONY: help setup demo check fix web pictures test test-fast test-durations test-full test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -76,6 +76,9 @@ test-security: setup  ## every test that replays an attack or shows a promise of
 
 bad-day: setup  ## a fleet on a bad day, MINUTES long (10 unless said), and what a checker from outside finds; SEED repeats one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.bad_day --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+corruption: setup  ## COUNT (10,000) planted corruptions of slots, replicas and objects in S3: counts by place and kind; fails if one is loaded; SEED repeats
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.corruption --count $(or $(COUNT),10000) $(if $(SEED),--seed $(SEED))
 
 bench-first: setup  ## the first measurements: seconds blocked per snapshot, slowdown, seconds per recovery; writes docs/benchmarks.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.first

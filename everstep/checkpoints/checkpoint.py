@@ -6,6 +6,7 @@ Invariant: a tensor that `read` returns is what training committed: all bytes ha
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -25,6 +26,8 @@ from everstep.protocol.slot_values import pretrained_of
 
 READS_AT_ONCE: Final = 4
 """Chunks that are read at the same time: 16 MiB in flight."""
+_FOLDER: Final = re.compile(r"run=[^/]*/gen=[^/]*/step=[^/]*/$")
+"""The end of a checkpoint's folder, unless somebody copied the checkpoint to a folder of another name."""
 MAX_MANIFEST_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -50,7 +53,7 @@ class Checkpoint:
             def open_shard(shard: ManifestShard) -> ShardObject:
                 stored = store.open(shard_keys[int(shard.rank)])
                 resources.callback(stored.close)
-                return ShardObject(stored, shard, cache)
+                return ShardObject(stored, manifest, shard, cache)
 
             self._shards = {shard.rank: shard for shard in self._pool.map(open_shard, manifest.shards)}
             joined = join({rank: shard.index for rank, shard in self._shards.items()})
@@ -142,6 +145,9 @@ def open_checkpoint(uri: str) -> Checkpoint:
     # The manifest names keys of its bucket. A copy of the checkpoint has other keys and the same folder.
     folder = f"run={manifest.run}/gen={manifest.generation}/step={manifest.step}/"
     base = key.rpartition("/")[0]
+    found = _FOLDER.search(f"{base}/")
+    if found is not None and found[0] != folder:
+        raise CorruptCheckpoint(f"{uri} is the manifest of {folder}")
     keys: dict[int, str] = {}
     for shard in manifest.shards:
         inside = shard.key.rpartition(folder)[2]

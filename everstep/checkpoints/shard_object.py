@@ -22,7 +22,7 @@ from typing import Final
 from everstep.checkpoints.errors import CorruptCheckpoint
 from everstep.checkpoints.stores import StoredObject
 from everstep.protocol.errors import CorruptObject, ProtocolError
-from everstep.protocol.manifest import ManifestShard
+from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, plan_restore
 from everstep.protocol.slot import DIGEST_BYTES, SlotIndex, chunk_bytes, chunk_range, digest, unpack_index
 
@@ -57,7 +57,8 @@ class ShardObject:
 
     Args:
         stored: the safetensors object of the shard, opened for reading.
-        expected: the entry of the manifest.
+        manifest: the manifest of the checkpoint.
+        expected: the entry of the shard in the manifest.
         cache: the cache that all shards of the checkpoint share.
 
     Raises:
@@ -65,11 +66,13 @@ class ShardObject:
         StoreFailure: the object cannot be read.
     """
 
-    def __init__(self, stored: StoredObject, expected: ManifestShard, cache: ChunkCache) -> None:
+    def __init__(
+        self, stored: StoredObject, manifest: CheckpointManifest, expected: ManifestShard, cache: ChunkCache
+    ) -> None:
         self._stored = stored
         self._cache = cache
         self.rank = int(expected.rank)
-        self._plan, self._data_begin = _read_header(stored, expected)
+        self._plan, self._data_begin = _read_header(stored, manifest, expected)
         self._spans = self._plan.spans
         self._begins = [begin for begin, _ in self._spans]
         self._places = [0, *accumulate(end - begin for begin, end in self._spans)]
@@ -143,7 +146,7 @@ class ShardObject:
                 yield first, place + first - low, last - first
 
 
-def _read_header(stored: StoredObject, expected: ManifestShard) -> tuple[Restore, int]:
+def _read_header(stored: StoredObject, manifest: CheckpointManifest, expected: ManifestShard) -> tuple[Restore, int]:
     """Return the object's plan, and the position of its data."""
     if stored.size != expected.object_bytes:
         raise CorruptCheckpoint(f"{stored.name} has {stored.size:,} bytes; the manifest says {expected.object_bytes:,}")
@@ -156,4 +159,8 @@ def _read_header(stored: StoredObject, expected: ManifestShard) -> tuple[Restore
         raise CorruptCheckpoint(f"{stored.name}: {error}") from error
     if (plan.payload_bytes, plan.payload_digest.hex()) != (expected.payload_bytes, expected.payload_digest):
         raise CorruptCheckpoint(f"{stored.name} holds another shard than the manifest names")
+    stated = (plan.job, plan.run, plan.rank, plan.step, plan.origin_generation, plan.layout_hash.hex())
+    named = (manifest.job, manifest.run, expected.rank, manifest.step, expected.origin_generation, expected.layout_hash)
+    if stated != tuple(map(str, named)):
+        raise CorruptCheckpoint(f"{stored.name} is a shard of {stated}; the manifest names {named}")
     return plan, LENGTH.size + length

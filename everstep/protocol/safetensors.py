@@ -109,6 +109,12 @@ class Restore:
     index: bytes
     layout_hash: bytes
     payload_digest: bytes
+    job: str
+    run: str
+    rank: str
+    step: str
+    origin_generation: str
+    """The shard's identity, as the header states it. No digest covers it."""
     chunk_digests: bytes
     """Digests of the payload's chunks. They hash to `payload_digest`, so a reader can verify single chunks."""
     spans: tuple[tuple[int, int], ...]
@@ -223,6 +229,11 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         index_offset,
         packed,
         *digests,
+        metadata.job,
+        metadata.run,
+        metadata.rank,
+        metadata.step,
+        metadata.origin_generation,
         chunk_digests,
         tuple((entry.offset, entry.offset + entry.bytes) for entry in entries),
     )

@@ -19,7 +19,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from everstep.protocol.codec import LENGTH, Message, decode, frame
+from everstep.protocol.codec import LENGTH, Message, decode, encode, frame
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, ProtocolError
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import (
@@ -34,6 +34,7 @@ from everstep.protocol.peer_messages import (
     SessionKind,
     session_mac,
 )
+from everstep.protocol.slot import DIGEST_BYTES, digest
 from worker.core.generation import is_own_run
 from worker.errors import OtherGeneration, PeerLost, PeerRefused
 from worker.node.network_cards import NetworkCard
@@ -73,6 +74,9 @@ class TcpSession:
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
         self._is_closed = False
+        self._sent_count = 0
+        """Messages with a digest that this side has sent."""
+        self._received_count = 0
         self._inbox = bytearray()
         """Received bytes of messages that `receive` has not returned yet."""
         self._ahead: memoryview | None = None
@@ -97,7 +101,7 @@ class TcpSession:
         Each message is sent completely, or the connection is cut, even if the caller is cancelled.
         """
         async with self._sending:
-            data = b"".join(map(frame, messages))
+            data = b"".join(map(frame if self._ahead is None else self._checked_frame, messages))
             data = data[self._send_now(data) :]
             if not data:
                 return
@@ -144,20 +148,44 @@ class TcpSession:
             while (missing := self._frame_bytes() - len(self._inbox)) > 0:
                 await self._read(missing)
             end = self._frame_bytes()
-            message: Message = decode(bytes(self._inbox[LENGTH.size : end]), PeerMessage)  # type: ignore[arg-type]
+            content = bytes(self._inbox[LENGTH.size : end])
+            if self._ahead is not None:
+                content = self._checked(content)
+            message: Message = decode(content, PeerMessage)  # type: ignore[arg-type]
         except ProtocolError:
             self.close()
             raise
         del self._inbox[:end]
         return message
 
+    def _checked_frame(self, message: Message) -> bytes:
+        """Return the frame of a message after the handshake: length, digest, message."""
+        data = encode(message)
+        checked = self._digest(self._sent_count, data)
+        self._sent_count += 1
+        return LENGTH.pack(DIGEST_BYTES + len(data)) + checked + data
+
+    def _checked(self, content: bytes) -> bytes:
+        """Return the message of such a frame, without its length."""
+        message = content[DIGEST_BYTES:]
+        if self._digest(self._received_count, message) != content[:DIGEST_BYTES]:
+            raise MalformedMessage(f"message {self._received_count} of the session does not hash to its digest")
+        self._received_count += 1
+        return message
+
+    def _digest(self, number: int, data: bytes) -> bytes:
+        return digest(self.opened.nonce + number.to_bytes(8, "big") + data)
+
     def read_ahead(self) -> None:
         """Read as many bytes per call as are available, from the next read on.
+
+        From now on, both sides also send a digest before each message, over the session, the message's number and the
+        message. TCP's own checksum has 16 bits, and a flipped bit in a step or a vote would otherwise be believed.
 
         Called after the handshake of a session that will not be detached.
         """
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
-        self._limit = MAX_PEER_MESSAGE_BYTES
+        self._limit = MAX_PEER_MESSAGE_BYTES + DIGEST_BYTES
 
     def _frame_bytes(self) -> int:
         """Return the length of the next frame, or of its header if that is incomplete."""

@@ -21,6 +21,7 @@ from everstep.protocol.peer_messages import (
     Refused,
     session_mac,
 )
+from everstep.protocol.slot import DIGEST_BYTES
 from tests.integration.worker.replication.pair import (
     GENERATION,
     HOLDER,
@@ -243,7 +244,7 @@ async def test_who_has_proven_nothing_is_given_no_memory(pair: Pair) -> None:
     "data",
     [
         frame(Accepted()),
-        (MAX_PEER_MESSAGE_BYTES + 1).to_bytes(4, "big"),
+        (MAX_PEER_MESSAGE_BYTES + DIGEST_BYTES + 1).to_bytes(4, "big"),
         b"\x00\x00\x00\x03\x00\x01\xc1",
     ],
     ids=["another message", "oversized", "noise"],

@@ -192,3 +192,28 @@ def test_safetensors_alone_can_read_the_tensors_of_a_shard(tmp_path: Path) -> No
     store(tmp_path, {0: [Stored("model/w", whole)]})
     (path,) = tmp_path.rglob("*.safetensors")
     assert np.array_equal(safetensors.load_file(path)["model/w"], whole)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"job": "job"', '"job": "other"'), ('"origin_generation": 2', '"origin_generation": 1'), ("0001", "0002")],
+    ids=["another job", "another generation", "another layout"],
+)
+def test_a_manifest_that_contradicts_the_header_of_an_object_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    manifest = store(tmp_path, {0: [Stored("model/w", array(4))]})
+    text = manifest.read_text()
+    assert old in text
+    manifest.write_text(text.replace(old, new, 1))
+    with pytest.raises(CorruptCheckpoint, match="is a shard of"):
+        open_checkpoint(str(manifest))
+
+
+def test_an_older_checkpoint_in_the_folder_of_a_newer_one_is_refused(tmp_path: Path) -> None:
+    """A copy in a folder of any other name can be opened."""
+    manifest = store(tmp_path, {0: [Stored("model/w", array(4))]})
+    copied = manifest.parent.rename(manifest.parent.with_name("step=8")) / manifest.name
+    with pytest.raises(CorruptCheckpoint, match=r"is the manifest of run=\w+/gen=3/step=7/"):
+        open_checkpoint(str(copied))
+    renamed = copied.parent.rename(copied.parent.with_name("mine")) / manifest.name
+    with open_checkpoint(str(renamed)) as checkpoint:
+        assert list(checkpoint.tensors) == ["model/w"]

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from everstep.protocol.codec import frame
+from everstep.protocol.codec import Message, frame
+from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import EndShard, Open, ShardDigests
 from worker.errors import PeerLost
@@ -54,7 +55,8 @@ async def test_what_fits_leaves_without_a_turn_of_the_loop(lines: tuple[socket.s
 
 async def test_what_does_not_fit_waits_and_is_whole(lines: tuple[socket.socket, socket.socket]) -> None:
     here, there = sessions(lines)
-    there.read_ahead()  # both sides have proved their keys
+    here.read_ahead()  # both sides have proved their keys
+    there.read_ahead()
     sending = [asyncio.create_task(here.send(SMALL, LARGE)), asyncio.create_task(here.send(LARGE, SMALL))]
     assert [await there.receive() for _ in range(4)] == [SMALL, LARGE, LARGE, SMALL]
     await asyncio.gather(*sending)
@@ -73,7 +75,8 @@ async def test_who_is_cancelled_in_the_middle_leaves_a_whole_message_or_none_at_
     lines: tuple[socket.socket, socket.socket],
 ) -> None:
     here, there = sessions(lines)
-    there.read_ahead()  # both sides have proved their keys
+    here.read_ahead()  # both sides have proved their keys
+    there.read_ahead()
     sending = asyncio.create_task(here.send(LARGE))
     await asyncio.sleep(0)
     sending.cancel()
@@ -89,7 +92,7 @@ async def test_words_that_come_together_or_in_pieces_are_taken_one_by_one(
     _, there = sessions(lines)
     there.read_ahead()
     words = [SMALL, SMALL, LARGE, SMALL, LARGE]
-    data = b"".join(map(frame, words))
+    data = await _bytes_of(*words)
 
     async def say() -> None:
         for at in range(0, len(data), 5003):
@@ -105,15 +108,69 @@ async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(
 ) -> None:
     _, there = sessions(lines)
     there.read_ahead()
-    lines[0].send(frame(SMALL)[:7])
+    data = await _bytes_of(SMALL)
+    lines[0].send(data[:7])
     receiving = asyncio.create_task(there.receive())
     await asyncio.sleep(0)  # the receiver has read the available bytes and waits
     assert there._inbox
     receiving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await receiving
-    lines[0].send(frame(SMALL)[7:])
+    lines[0].send(data[7:])
     assert await there.receive() == SMALL
+
+
+async def test_a_message_with_a_flipped_bit_ends_the_session() -> None:
+    """Every bit after the length is flipped in turn, in a session of its own."""
+    for position in range(4 * 8, 8 * len(await _bytes_of(SMALL))):
+        data = bytearray(await _bytes_of(SMALL))
+        data[position // 8] ^= 1 << position % 8
+        one, other = socket.socketpair()
+        with one, other:
+            other.setblocking(False)
+            session = TcpSession(other, OPEN, NodeId("i-1"))
+            session.read_ahead()
+            one.send(data)
+            with pytest.raises(MalformedMessage, match="does not hash to its digest"):
+                await session.receive()
+
+
+async def test_a_message_that_is_lost_repeated_or_out_of_order_ends_the_session() -> None:
+    length = len(await _bytes_of(SMALL))
+    whole = await _bytes_of(SMALL, SMALL, SMALL)
+    frames = [whole[at : at + length] for at in range(0, len(whole), length)]
+    for changed in ([frames[1]], [frames[0], frames[0]], [frames[0], frames[2]]):
+        one, other = socket.socketpair()
+        with one, other:
+            other.setblocking(False)
+            session = TcpSession(other, OPEN, NodeId("i-1"))
+            session.read_ahead()
+            one.send(b"".join(changed))
+            for _ in changed[1:]:
+                assert await session.receive() == SMALL
+            with pytest.raises(MalformedMessage, match="does not hash to its digest"):
+                await session.receive()
+
+
+async def _bytes_of(*messages: Message) -> bytes:
+    """Return the bytes of messages after the handshake."""
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        other.setblocking(False)
+        session = TcpSession(one, OPEN, NodeId("i-2"))
+        session.read_ahead()
+
+        async def send() -> None:
+            await session.send(*messages)
+            session.close()
+
+        sending = asyncio.create_task(send())
+        data = b""
+        while part := await asyncio.get_running_loop().sock_recv(other, 1 << 20):
+            data += part
+        await sending
+        return data
 
 
 async def test_who_is_cancelled_twice_leaves_nothing_that_others_would_speak_into(

@@ -1,0 +1,171 @@
+"""Corruptions of S3 objects and manifests, read by `open_checkpoint` and by the restore of an agent.
+
+The objects of two steps and two ranks lie in a folder, which `open_checkpoint` reads as it reads S3. The restore of an
+agent (`download_shard`) reads from an object store in memory.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+from everstep.checkpoints import open_checkpoint
+from everstep.checkpoints.errors import CheckpointError
+from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.manifest import decode_manifest, encode_manifest
+from everstep.protocol.parts import parts_of_range
+from everstep.protocol.plan import ObjectReference, ShardSource
+from tests.corruption.outcomes import Counts, Outcome, flipped, truncated, without_part
+from tests.fakes.storage import MemoryObjectStore
+from tests.unit.everstep.checkpoints.stored import Stored, payload_of, store
+from tests.unit.worker.storage.slots import JOB, RUN
+from worker.core.slots import Content
+from worker.errors import CorruptCheckpoint, StorageError
+from worker.shm.store import SlotStore
+from worker.storage.checkpoints import download_shard
+
+RANKS = 2
+BUCKET = "bucket"
+
+
+def tensors(seed: int) -> dict[int, list[Stored]]:
+    """Return the tensors of one step: ZeRO's ranges on two ranks, and a whole tensor."""
+    draw = np.random.default_rng(seed)
+    whole = draw.standard_normal((20, 30)).astype(np.float32)
+    edges = (0, 317, 600)
+    return {
+        rank: [
+            Stored(
+                "master",
+                whole.ravel()[edges[rank] : edges[rank + 1]],
+                parts_of_range("model/w", (20, 30), edges[rank], edges[rank + 1], 0),
+            ),
+            Stored(f"model/b{rank}", draw.standard_normal(70).astype(np.float32)),
+            Stored("optimizer/w/step", np.float32(seed)),
+        ]
+        for rank in range(RANKS)
+    }
+
+
+Found = tuple[tuple[str, str, int, int], dict[str, bytes]]
+"""Job, run, generation and step, and the bytes of each tensor."""
+
+
+class Objects:
+    """A checkpoint in a folder, an older one, and the restores that read them.
+
+    Args:
+        folder: empty directory for the objects and for slots.
+        draw: source of all random choices.
+    """
+
+    def __init__(self, folder: Path, draw: random.Random) -> None:
+        self._draw = draw
+        self._manifest = store(folder / "new", tensors(7))
+        older = store(folder / "old", tensors(5))
+        self._older = {path.name: path.read_bytes() for path in (folder / "old").rglob("*") if path.is_file()}
+        manifest = decode_manifest(older.read_bytes())
+        old_text = encode_manifest(manifest).replace(b"step=7", b"step=5").replace(b'"step": 7', b'"step": 5')
+        self._older["manifest.json"] = old_text
+        self._paths = {path.name: path for path in (folder / "new").rglob("*") if path.is_file()}
+        self._sound = {name: path.read_bytes() for name, path in self._paths.items()}
+        self._expected = self._read()
+        self._shards = {int(shard.rank): shard for shard in decode_manifest(self._sound["manifest.json"]).shards}
+        self._payloads = {rank: payload_of(stored)[0] for rank, stored in tensors(7).items()}
+        self._objects = MemoryObjectStore(BUCKET)
+        self._slots = SlotStore(folder / "node", memory_bytes=1 << 20)
+        self._slots.open_run(JOB, RUN)
+
+    def close(self) -> None:
+        """Close the slots."""
+        self._slots.close()
+
+    def _read(self) -> Found:
+        with open_checkpoint(str(self._manifest)) as checkpoint:
+            facts = checkpoint.manifest
+            return (facts.job, facts.run, facts.generation, facts.step), {
+                name: bytes(checkpoint.read(tensor)) for name, tensor in checkpoint.tensors.items()
+            }
+
+    def _changed(self, kind: str, name: str) -> dict[str, bytes]:
+        """Return the files that a corruption changes."""
+        data = self._sound[name]
+        match kind:
+            case "bit flip":
+                return {name: flipped(data, self._draw)}
+            case "truncation":
+                return {name: truncated(data, self._draw)}
+            case "dropped part":
+                return {name: without_part(data, self._draw)}
+            case "swapped shards":
+                names = [f"rank={rank}.safetensors" for rank in range(RANKS)]
+                if name == "manifest.json":
+                    changed = data
+                    for one, other in ((names[0], "x"), (names[1], names[0]), ("x", names[1])):
+                        changed = changed.replace(one.encode(), other.encode())
+                    return {name: changed}
+                return {names[0]: self._sound[names[1]], names[1]: self._sound[names[0]]}
+            case "stale generation":
+                several = [each for each in self._sound if self._draw.random() < 0.5 or each == name]
+                return {each: self._older[each] for each in several}
+        raise AssertionError(kind)
+
+    def open(self, kind: str, counts: Counts) -> None:
+        """Plant a corruption in an object or in the manifest, and read the whole checkpoint."""
+        name = self._draw.choice(sorted(self._sound))
+        place = "S3 manifest" if name == "manifest.json" else "S3 object"
+        files = self._changed(kind, name)
+        for each, data in files.items():
+            self._paths[each].write_bytes(data)
+        try:
+            found = self._read()
+        except CheckpointError:
+            outcome = Outcome.REFUSED
+        else:
+            outcome = Outcome.HARMLESS if found == self._expected else Outcome.LOADED
+        counts.add(place, kind, outcome, f"{sorted(files)} {_difference(files, self._sound)}")
+        for each in files:
+            self._paths[each].write_bytes(self._sound[each])
+
+    async def restore(self, kind: str, counts: Counts) -> None:
+        """Plant a corruption in an object, and restore the shard as an agent does."""
+        rank = Rank(self._draw.randrange(RANKS))
+        name = f"rank={rank}.safetensors"
+        data = self._changed(kind, name)[name]
+        where = ObjectReference(bucket=BUCKET, key=name)
+        self._objects.put_bytes(where, data)
+        shard, content = self._shards[rank], Content(Generation(2), Step(7))
+        source = ShardSource(
+            kind="s3",
+            origin_generation=content.origin,
+            step=content.step,
+            digest=bytes.fromhex(shard.payload_digest),
+            payload_bytes=shard.payload_bytes,
+            object=where,
+        )
+        try:
+            await download_shard(self._objects, source, self._slots, rank=rank, content=content, keep=(), slot_count=1)
+        except (CorruptCheckpoint, StorageError):
+            outcome = Outcome.REFUSED
+        else:
+            outcome = Outcome.HARMLESS
+        found = self._slots.sealed(rank, content)
+        if found is not None:
+            with found.file.payload() as view:
+                if outcome is Outcome.REFUSED or bytes(view) != self._payloads[rank]:
+                    outcome = Outcome.LOADED
+            found.file.empty()
+        counts.add("S3 object, restore", kind, outcome, _difference({name: data}, self._sound))
+
+
+def _difference(files: dict[str, bytes], sound: dict[str, bytes]) -> str:
+    """Return the first difference of each file, for the report of a bug."""
+    found = []
+    for name, data in files.items():
+        before = sound[name]
+        first = next((at for at, pair in enumerate(zip(data, before, strict=False)) if pair[0] != pair[1]), len(data))
+        around = slice(max(0, first - 30), first + 30)
+        found.append(f"{name} byte {first} of {len(before)}: {before[around]!r} became {data[around]!r}")
+    return "; ".join(found)

@@ -1,0 +1,86 @@
+"""Counts of planted corruptions by place, kind and outcome, and the changes of bytes that all places share."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from everstep.protocol import slot
+
+CHUNK_BYTES = 512
+"""Size of a chunk during a run, so that small shards have several chunks."""
+
+
+class Outcome(StrEnum):
+    """What a reader did with a corrupted shard."""
+
+    REFUSED = "refused"
+    HARMLESS = "harmless"
+    """The reader returned exactly the original bytes under the original name."""
+    LOADED = "loaded"
+    """The reader returned other bytes, or the bytes under another name. This is a bug."""
+
+
+@dataclass
+class Counts:
+    """Results of a run."""
+
+    by_kind: Counter[tuple[str, str, Outcome]] = field(default_factory=Counter)
+    """Number of corruptions by place, kind and outcome."""
+    loaded: list[str] = field(default_factory=list)
+    """A description of each corruption that was loaded."""
+
+    def add(self, place: str, kind: str, outcome: Outcome, description: str) -> None:
+        """Count one corruption."""
+        self.by_kind[place, kind, outcome] += 1
+        if outcome is Outcome.LOADED:
+            self.loaded.append(f"{place}, {kind}: {description}")
+
+    @property
+    def total(self) -> int:
+        """Number of planted corruptions."""
+        return sum(self.by_kind.values())
+
+    def table(self) -> str:
+        """Return the counts as text, one line for each place and kind."""
+        lines = [f"{'place':<22}{'kind':<22}" + "".join(f"{outcome:>10}" for outcome in Outcome)]
+        for place, kind in sorted({(place, kind) for place, kind, _ in self.by_kind}):
+            counts = "".join(f"{self.by_kind[place, kind, outcome]:>10}" for outcome in Outcome)
+            lines.append(f"{place:<22}{kind:<22}{counts}")
+        totals = Counter(outcome for _, _, outcome in self.by_kind.elements())
+        lines.append(f"{'total':<44}" + "".join(f"{totals[outcome]:>10}" for outcome in Outcome))
+        return "\n".join(lines)
+
+
+@contextmanager
+def small_chunks() -> Iterator[None]:
+    """Give all payloads chunks of `CHUNK_BYTES` bytes."""
+    before, slot.CHUNK_BYTES = slot.CHUNK_BYTES, CHUNK_BYTES
+    try:
+        yield
+    finally:
+        slot.CHUNK_BYTES = before
+
+
+def flipped(data: bytes, draw: random.Random) -> bytes:
+    """Return the data with one to three flipped bits."""
+    changed = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        changed[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def truncated(data: bytes, draw: random.Random) -> bytes:
+    """Return the data without its end."""
+    return data[: draw.randrange(len(data))]
+
+
+def without_part(data: bytes, draw: random.Random) -> bytes:
+    """Return the data without a range in its middle, or with zeros instead, as a lost part of an upload leaves it."""
+    begin = draw.randrange(len(data))
+    end = min(len(data), begin + draw.randrange(1, 2 * CHUNK_BYTES))
+    return data[:begin] + (bytes(end - begin) if draw.random() < 0.5 else b"") + data[end:]
