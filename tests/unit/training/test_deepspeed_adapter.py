@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from everstep.protocol.ids import Step
 from everstep.training.adapters import deepspeed
 from everstep.training.capture import StateTensor
-from everstep.training.errors import CannotResume, SessionMisuse
+from everstep.training.earlier import EarlierState
+from everstep.training.errors import CannotRelayout, CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
 from everstep.training.script import Environment
 from everstep.training.state import RankState
@@ -210,3 +212,45 @@ def test_slices_of_tensor_parallelism_in_deepspeed_have_no_boxes(changes: dict[s
     made.autotp_size = lambda: changes.get("tensor_parallel", 1)
     adapter = deepspeed.DeepSpeedAdapter("", made)
     assert set(adapter.parts(adapter.observe().tensors).values()) == {()}
+
+
+def earlier_values(adapter: Any, step: int, **others: Any) -> EarlierState:
+    """Return what an adapter observed, as a later launch with another layout reads it."""
+    return EarlierState(Step(step), adapter.facts(), adapter.observe().values, {"objects": others})
+
+
+def test_an_engine_counts_its_micro_batches_anew_when_its_accumulation_changes() -> None:
+    before = make(global_steps=5, micro_steps=20, global_samples=80)
+    after = make(train_batch_size=lambda: 16)
+    after.gradient_accumulation_steps = lambda: 3
+    (one,), (other,) = _adapters({}, {}, {"": before}, ()), _adapters({}, {}, {"": after}, ())
+    translated: Any = other.translate(earlier_values(one, 5))
+    assert translated["engine"] == {"global_steps": 5, "micro_steps": 15, "global_samples": 80, "skipped_steps": 0}
+
+
+def test_an_engine_continues_the_steps_of_torch() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    (one,) = _adapters({"": model}, {"": optimizer}, {}, ())
+    (other,) = _adapters({}, {}, {"": make(train_batch_size=lambda: 16)}, ())
+    translated: Any = other.translate(earlier_values(one, 5))
+    assert translated["engine"] == {"global_steps": 5, "micro_steps": 20, "global_samples": 80, "skipped_steps": 0}
+    assert translated["optimizer"]["groups"][0]["lr"] == 0.25
+
+
+def test_a_scheduler_that_the_engine_has_no_place_for_is_refused() -> None:
+    before = make(lr_scheduler=SimpleNamespace(state_dict=lambda: {"last": 3}))
+    (one,), (other,) = _adapters({}, {}, {"": before}, ()), _adapters({}, {}, {"": make()}, ())
+    with pytest.raises(CannotRelayout, match="scheduler: the earlier launch had a scheduler"):
+        other.translate(earlier_values(one, 5))
+
+
+def test_torch_continues_the_groups_of_an_engine() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    before = make()
+    before.optimizer.optimizer.param_groups[0]["lr"] = 0.125
+    (one,), (other,) = _adapters({}, {}, {"": before}, ()), _adapters({"": model}, {"": optimizer}, {}, ())
+    translated: Any = other.translate(earlier_values(one, 5))
+    assert translated["optimizers"][""]["groups"][0]["lr"] == 0.125
+    assert translated["gradients"] == bytes(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.parts import whole
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header, payload_digest
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.capture import CapturePlan, SlotMemory
 from everstep.training.data import DataStream
+from everstep.training.earlier import EarlierTensors, Target, map_shard
 from everstep.training.errors import CannotRelayout, RestoreMismatch
-from everstep.training.relayout import Relaid, fetch_order, read_earlier
+from everstep.training.relayout import Relaid, _Cover, fetch_order, read_earlier
 from everstep.training.restore import Expected
 from everstep.training.script import Environment
 from everstep.training.state import RankState
@@ -228,6 +231,38 @@ def test_what_cannot_be_mapped_is_refused_by_name_before_anything_is_written(
     assert all(torch.equal(tensor, untouched[name]) for name, tensor in contents(target).items())
 
 
+def test_a_tensor_that_this_model_lacks_is_refused(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    model = named(one=nn.Linear(3, 2), extra=nn.Linear(2, 2))
+    model[1].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[0].parameters())
+    adapter = PlainAdapter({"": model}, {"": optimizer})
+    folder.add(RankState([adapter], {"scheduler": Scheduler()}, {}, environment(0, 1)))
+    with pytest.raises(CannotRelayout, match=r"model/extra.weight: was float32\[2, 2\], and this model has no such"):
+        read(folder, state_of(model=named(one=nn.Linear(3, 2))))
+
+
+@pytest.mark.parametrize(("second", "is_refused"), [(3, False), (2, True)])
+def test_parameters_with_other_step_counts_do_not_share_one_count(
+    tmp_path: Path, second: int, is_refused: bool
+) -> None:
+    folder = Folder(tmp_path)
+    source = state_of(steps=3)
+    steps = [item.tensor for item in source.observe().tensors if item.name.endswith("/step")]
+    steps[1].fill_(second)
+    folder.add(source)
+    earlier = EarlierTensors()
+    earlier.add(map_shard(folder.path / "0", RUN, Rank(0), STEP), is_own=True)
+    parts = (whole("optimizer/weight/step", ()), whole("optimizer/bias/step", ()))
+    target = Target("optimizer/master0/step", (), torch.float32, parts)
+    with (
+        pytest.raises(CannotRelayout, match=r"weight/step is 3.0 and .*bias/step is 2.0")
+        if is_refused
+        else nullcontext()
+    ):
+        assert _Cover(earlier, 1).add_all([target]) == []
+
+
 def test_gradients_that_each_rank_accumulates_are_refused(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     model = nn.Linear(3, 2)
@@ -320,7 +355,8 @@ def test_the_samples_of_a_shrunk_job_are_those_of_an_undisturbed_one(first: int)
 
 def test_an_epochs_rest_that_no_number_of_ranks_divides_is_dealt_once() -> None:
     ranks = Ranks(4, 50, 2, 1)
-    seen = [sample for _ in range(3) for sample in ranks.step()]
+    seen = ranks.step()
+    assert len(seen) % 3, "the rest begins with another rank than the first"
     rest = Ranks(3, 50, 2, 1)
     for rank, stream in enumerate(rest.streams):
         stream.load_state_dict(stream.relaid(ranks.streams[rank].state_dict(), is_same_rank=False))
