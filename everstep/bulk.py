@@ -314,6 +314,7 @@ def put(
     *,
     part_bytes: int,
     connections: int = CONNECTIONS,
+    on_stored: Callable[[int], None] = lambda _: None,
 ) -> Stored:
     """Store an object. Pieces are not copied.
 
@@ -324,6 +325,7 @@ def put(
         size: announced total of the bytes of all pieces.
         part_bytes: size of a part; objects up to this size are one request.
         connections: most parts that are sent at the same time. One more part is assembled meanwhile.
+        on_stored: called with the bytes of each part that S3 has stored, in the part's thread.
 
     Returns:
         The object's facts.
@@ -338,7 +340,15 @@ def put(
     upload = Multipart.begin(client, place)
     is_complete = False
     try:
-        stored = upload.complete(put_parts(upload, pieces, size, part_bytes=part_bytes, connections=connections))
+        parts = put_parts(
+            upload,
+            pieces,
+            size,
+            part_bytes=part_bytes,
+            connections=connections,
+            on_part=lambda part: on_stored(part.size),
+        )
+        stored = upload.complete(parts)
         is_complete = True
     finally:
         if not is_complete:

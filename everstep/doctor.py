@@ -70,6 +70,7 @@ NODE_ACTIONS: Final = ("s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"
 """IAM actions that every agent needs."""
 NODE_OPTIONS: Final = {
     "s3:ListBucket": "InputDataConfig",
+    "s3:ListBucketMultipartUploads": "CheckpointConfig, to remove what killed agents left",
     "secretsmanager:GetSecretValue": "Secrets",
     "ssm:GetParameter": "Secrets",
     "sts:AssumeRole": "RoleArn",

@@ -251,6 +251,20 @@ def delete(store: ObjectStore, key: str) -> None:
         store.client.delete_object(Bucket=BUCKET, Key=key)
 
 
+def test_abandoned_uploads_are_aborted_and_others_stay(store: ObjectStore) -> None:
+    keys = {"p/left", "p/running", "q/left"}
+    if isinstance(store, MemoryObjectStore):
+        store.unfinished[BUCKET] |= keys
+    else:
+        assert isinstance(store, S3ObjectStore)
+        for key in keys:
+            begun = store.client.create_multipart_upload(Bucket=BUCKET, Key=key)
+            store.client.upload_part(Bucket=BUCKET, Key=key, UploadId=begun["UploadId"], PartNumber=1, Body=b"x")
+    assert store.abort_uploads(reference("p/"), lambda key: key.endswith("left")) == 1
+    assert store.abort_uploads(reference("p/"), lambda key: key.endswith("left")) == 0
+    assert store.abort_uploads(reference(""), lambda _: True) == 2
+
+
 def test_objects_are_listed_by_key(store: ObjectStore) -> None:
     for key in ("p/b", "p/a", "q", "p/c/d"):
         store.put_bytes(reference(key), key.encode())

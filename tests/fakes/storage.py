@@ -17,7 +17,7 @@ from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
 from worker.storage.aws import ROLE_SECONDS, RoleKeys, SecretPlace
-from worker.storage.object_store import ObjectReader, ObjectStore, Piece, Span, StoredObject
+from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Piece, Span, StoredObject
 
 
 class MemoryObjectStore:
@@ -25,6 +25,8 @@ class MemoryObjectStore:
 
     def __init__(self, *buckets: str) -> None:
         self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
+        self.unfinished: dict[str, set[str]] = {bucket: set() for bucket in buckets}
+        """Keys of uploads that were begun and not ended, which only tests create."""
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
         """See `ObjectStore.put_bytes`."""
@@ -39,7 +41,9 @@ class MemoryObjectStore:
             raise StoreRefused(f"{path.name} has {len(data)} bytes, not {size}")
         return self.put_bytes(reference, data)
 
-    def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
+    def put_stream(
+        self, reference: ObjectReference, pieces: Iterable[Piece], size: int, *, on_stored: OnStored = lambda _: None
+    ) -> StoredObject:
         """See `ObjectStore.put_stream`."""
         bucket = self._bucket(reference)
         data = bytearray()
@@ -48,9 +52,18 @@ class MemoryObjectStore:
         if len(data) != size:
             raise StoreRefused(f"{len(data)} bytes were given for an object of {size}")
         bucket[reference.key] = bytes(data)
+        on_stored(size)
         hasher = PartsHasher(PART_BYTES)
         hasher.update(data)
         return replace(self._described(reference), sha256=hasher.hexdigest(), part_bytes=PART_BYTES)
+
+    def abort_uploads(self, prefix: ObjectReference, is_abandoned: Callable[[str], bool]) -> int:
+        """See `ObjectStore.abort_uploads`."""
+        self._bucket(prefix)
+        unfinished = self.unfinished[prefix.bucket]
+        aborted = {key for key in unfinished if key.startswith(prefix.key) and is_abandoned(key)}
+        unfinished -= aborted
+        return len(aborted)
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
         """See `ObjectStore.get_bytes`."""

@@ -18,6 +18,7 @@ ACTIONS_OF = {
     "s3:CreateMultipartUpload": "s3:PutObject",
     "s3:DeleteObjects": "s3:DeleteObject",
     "s3:HeadObject": "s3:GetObject",
+    "s3:ListMultipartUploads": "s3:ListBucketMultipartUploads",
     "s3:ListObjectsV2": "s3:ListBucket",
     "s3:UploadPart": "s3:PutObject",
     "sns:PublishBatch": "sns:Publish",
@@ -66,4 +67,7 @@ def test_the_control_planes_actions_are_those_that_it_asks_for() -> None:
 
 def test_an_agents_actions_are_those_that_it_asks_for() -> None:
     storage = ROOT / "worker" / "storage"
-    assert asked(storage / "node_aws.py", storage / "s3.py") == {*NODE_ACTIONS, *NODE_OPTIONS}
+    assert asked(storage / "node_aws.py", storage / "s3.py", ROOT / "everstep" / "bulk.py") == {
+        *NODE_ACTIONS,
+        *NODE_OPTIONS,
+    }

@@ -12,18 +12,20 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 
-from everstep.protocol.agent_messages import UploadedShard
+from everstep.protocol.agent_messages import NodeFault, UploadedShard
 from everstep.protocol.ids import Rank, Step
-from everstep.protocol.plan import GenerationPlan
+from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
 from worker.core.rounds import NONE
 from worker.core.slots import is_superseded, retry_pause
+from worker.core.upload_progress import UploadProgress
 from worker.errors import CorruptCheckpoint, StorageError
 from worker.member.faults import ReportedFaults
 from worker.member.kept_contents import KeptContents
 from worker.shards.owned_shard import OwnedShard
-from worker.shm.store import Slot, SlotStore
-from worker.storage.checkpoints import upload_shard
+from worker.shm.slot_file import SlotFile
+from worker.shm.store import Slot, SlotStore, in_thread
+from worker.storage.checkpoints import is_abandoned, upload_shard
 from worker.storage.object_store import ObjectStore
 from worker.tasks import Background, end
 
@@ -72,6 +74,9 @@ class CheckpointUploads:
         self.pause = pause
         self._persist: Step = NONE
         self._background = Background()
+        self._cleaned = asyncio.Event()
+        self._progress: dict[Rank, UploadProgress] = {}
+        """The running upload of each local rank."""
         self._uploading: dict[Rank, asyncio.Task[None]] = {}
         """The newest upload task of each local rank; the task may have ended."""
 
@@ -93,6 +98,41 @@ class CheckpointUploads:
         self._persist = persist
         for shard in self._shards.values():
             self._upload_if_due(shard)
+
+    async def abort_abandoned(self) -> None:
+        """Remove the unfinished uploads that ended agents left in S3. No upload begins before this.
+
+        If S3 refuses, the bucket's rule for unfinished uploads removes them (docs/operating.md#server).
+        """
+        prefix = self._plan.checkpoint.prefix
+        where = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={self._plan.run}/")
+
+        def is_left(key: str) -> bool:
+            return is_abandoned(key, self._plan, self._shards.keys())
+
+        try:
+            count = await in_thread(lambda _: self._objects.abort_uploads(where, is_left))
+            if count:
+                log.info("aborted %d unfinished uploads of ended agents", count)
+        except StorageError as error:
+            log.info("unfinished uploads of ended agents stay in S3: %s", error)
+        finally:
+            self._cleaned.set()
+
+    def stalls(self, now: float) -> tuple[NodeFault, ...]:
+        """Return a fault for each upload without progress.
+
+        Args:
+            now: monotonic time of the event loop, in seconds.
+
+        Returns:
+            Faults that name the rank and the object. The node's reports contain them until there is progress.
+        """
+        return tuple(
+            NodeFault(code="upload_stalled", message=message, is_permanent=False)
+            for progress in self._progress.values()
+            if (message := progress.stall(now))
+        )
 
     async def idle(self) -> None:
         """Wait until no upload is running."""
@@ -145,7 +185,8 @@ class CheckpointUploads:
             digests = await self._store.digests(slot)
             if digests is None:
                 raise CorruptCheckpoint(f"step {step} in memory no longer hashes to its digest")
-            uploaded = await upload_shard(self._objects, slot.file, digests.known, self._plan, rank=shard.rank)
+            await self._cleaned.wait()
+            uploaded = await self._upload(shard, step, slot.file, digests.known)
         except StorageError as error:
             pause = retry_pause(failures + 1) if error.retryable else None
             follows = "" if pause is None else "; the agent tries again"
@@ -157,6 +198,28 @@ class CheckpointUploads:
         self.uploaded = [*self.uploaded[-2 * len(self._shards) + 1 :], uploaded]
         self._faults.withdraw("upload_failed", subject)
         return None
+
+    async def _upload(self, shard: OwnedShard, step: Step, slot: SlotFile, digests: bytes) -> UploadedShard:
+        """Upload a sealed slot and record the progress for `stalls`."""
+        loop, rank = asyncio.get_running_loop(), shard.rank
+
+        def note(change: Callable[[UploadProgress], UploadProgress]) -> None:
+            if rank in self._progress:  # The upload may have ended before this call.
+                self._progress[rank] = change(self._progress[rank])
+
+        def on_begun(name: str, object_bytes: int) -> None:
+            loop.call_soon_threadsafe(note, lambda progress: progress.begun(name, object_bytes, loop.time()))
+
+        def on_stored(part_bytes: int) -> None:
+            loop.call_soon_threadsafe(note, lambda progress: progress.stored(part_bytes, loop.time()))
+
+        self._progress[rank] = UploadProgress(rank=rank, step=step, moved_at=loop.time())
+        try:
+            return await upload_shard(
+                self._objects, slot, digests, self._plan, rank=rank, on_begun=on_begun, on_stored=on_stored
+            )
+        finally:
+            del self._progress[rank]
 
     async def _end_upload(self, shard: OwnedShard) -> None:
         """Cancel the upload of a shard, then grant the shard's slot for the final step."""

@@ -197,6 +197,7 @@ class Member:
             rounds=self.rounds,
             server=lambda: self.server,
             faults=self.lines.faults,
+            stalls=self.uploads.stalls,
         )
 
     # -- load
@@ -306,6 +307,7 @@ class Member:
             patience = plan.timeouts.holder_deadline_seconds
             dial = partial(self.sessions.dial, kind="round")
             self._begin(partial(self.rounds.run, dial, patience_seconds=patience, is_restarted=is_restarted), "rounds")
+        self._begin(self.uploads.abort_abandoned, "the end of abandoned uploads")
         for shard in self.shards.values():
             if shard.lacks_base:
                 self._begin(partial(self._supply_regained, shard), f"the base of rank {shard.rank}")

@@ -28,6 +28,7 @@ class MemberStatus:
         rounds: RoundMember,
         server: Callable[[], RoundServer | None],
         faults: ReportedFaults,
+        stalls: Callable[[float], tuple[NodeFault, ...]],
     ) -> None:
         """Create the object at the start of a generation.
 
@@ -38,6 +39,7 @@ class MemberStatus:
             rounds: this node's position in the tree of agents.
             server: returns the coordinator if it runs on this node; otherwise None.
             faults: the faults of this generation on this node.
+            stalls: returns faults of uploads without progress, at a monotonic time of the event loop.
         """
         self.clocks = {rank: PhaseClock(plan.base_step) for rank in here.ranks}
         """Clock of each rank, which measures the time since the rank last made progress."""
@@ -47,6 +49,7 @@ class MemberStatus:
         self._rounds = rounds
         self._server = server
         self._faults = faults
+        self._stalls = stalls
         self._node_id = here.node_id
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
@@ -99,8 +102,9 @@ class MemberStatus:
     def faults(self) -> tuple[NodeFault, ...]:
         """Return the present faults of the ranks and of this node's part in the generation."""
         since, deadline = self._rounds.silent_since, self._plan.timeouts.coordinator_deadline_seconds
-        faults = self._faults.present
-        if since is None or asyncio.get_running_loop().time() - since <= deadline:
+        now = asyncio.get_running_loop().time()
+        faults = (*self._faults.present, *self._stalls(now))
+        if since is None or now - since <= deadline:
             return faults
         message = f"{self._node_id} has not reached the coordinator {self._plan.coordinator} for {deadline:g} s"
         return (*faults, NodeFault(code=FaultCode.COORDINATOR_UNREACHABLE, message=message, is_permanent=False))

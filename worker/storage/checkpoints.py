@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import re
 import secrets
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
+from everstep.bulk import full_jitter
 from everstep.protocol import safetensors
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
@@ -28,12 +31,11 @@ from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, NoRoom, StorageError, StoreRefused
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore, in_thread
-from worker.storage.object_store import ObjectReader, ObjectStore, cut
+from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, cut
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
-RETRY_SECONDS = 0.5
 _PIECE_BYTES = 4 * 1024 * 1024
 _FILL_BYTES = 128 * 1024 * 1024
 """Bytes per request to the store.
@@ -64,8 +66,40 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
     )
 
 
+def is_abandoned(key: str, plan: GenerationPlan, ranks: Collection[Rank]) -> bool:
+    """Return whether an unfinished upload belongs to ended agents. Pure.
+
+    An agent calls it before its first upload of a generation. At this time, each upload of its own ranks is abandoned:
+    earlier generations have ended, and an earlier process of the agent has ended, too.
+
+    Args:
+        key: key of the unfinished upload.
+        plan: plan of the running generation.
+        ranks: ranks of the agent's node. The node of rank 0 also answers for ranks that the generation no longer has.
+
+    Returns:
+        True if no process continues the upload.
+    """
+    found = re.fullmatch(
+        re.escape(f"{plan.checkpoint.prefix.key}run={plan.run}/") + r"gen=(\d+)/step=\d+/\w+/rank=(\d+)\.safetensors",
+        key,
+    )
+    if found is None or int(found[1]) > plan.generation:
+        return False
+    rank = Rank(int(found[2]))
+    return rank in ranks or (rank >= plan.world_size and Rank(0) in ranks)
+
+
 async def upload_shard(
-    objects: ObjectStore, slot: SlotFile, chunk_digests: bytes, plan: GenerationPlan, *, rank: Rank
+    objects: ObjectStore,
+    slot: SlotFile,
+    chunk_digests: bytes,
+    plan: GenerationPlan,
+    *,
+    rank: Rank,
+    on_begun: Callable[[str, int], None] = lambda _name, _bytes: None,
+    on_stored: OnStored = lambda _: None,
+    draw: Callable[[], float] = random.random,
 ) -> UploadedShard:
     """Upload one sealed slot. The owner's agent calls this for each step that is uploaded.
 
@@ -77,6 +111,9 @@ async def upload_shard(
         chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
         plan: plan of the generation that uploads.
         rank: the rank that owns the shard.
+        on_begun: called with the object's name and size at the start of each attempt, in a thread.
+        on_stored: called with the bytes of each part that S3 has stored, in a thread.
+        draw: returns a random number from 0 to 1, for the pauses between attempts.
 
     Returns:
         The facts that the control plane writes to the manifest.
@@ -92,7 +129,14 @@ async def upload_shard(
     def work(cancelled: threading.Event) -> UploadedShard | None:
         try:
             return _upload(
-                objects, slot, header, chunk_digests, shard_key(plan, header, secrets.token_hex(8)), cancelled
+                objects,
+                slot,
+                header,
+                chunk_digests,
+                shard_key(plan, header, secrets.token_hex(8)),
+                cancelled,
+                on_begun,
+                on_stored,
             )
         except _Cancelled:
             return None  # the waiting task was cancelled
@@ -108,7 +152,7 @@ async def upload_shard(
             if not error.retryable or attempt == MAX_ATTEMPTS:
                 raise
             log.warning("upload of step %d of rank %d, attempt %d: %s", header.step, rank, attempt, error)
-            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+            await asyncio.sleep(full_jitter(attempt, draw))
     raise AssertionError
 
 
@@ -119,6 +163,8 @@ def _upload(
     chunk_digests: bytes,
     where: ObjectReference,
     cancelled: threading.Event,
+    on_begun: Callable[[str, int], None],
+    on_stored: OnStored,
 ) -> UploadedShard:
     with slot.payload(header.index_offset, header.index_offset + header.index_bytes) as view:
         packed = bytes(view)
@@ -133,6 +179,7 @@ def _upload(
         ) from error
     entries = safetensors.tensors_in_order(index)
     size = len(beginning) + sum(entry.bytes for entry in entries)
+    on_begun(f"s3://{where.bucket}/{where.key}", size)
 
     def pieces() -> Iterator[bytes | memoryview]:
         yield beginning
@@ -153,7 +200,7 @@ def _upload(
                 f"step {header.step} of rank {header.owner_rank} in memory no longer hashes to its digest"
             )
 
-    stored = objects.put_stream(where, pieces(), size)
+    stored = objects.put_stream(where, pieces(), size, on_stored=on_stored)
     return UploadedShard(
         rank=header.owner_rank,
         step=header.step,
@@ -215,7 +262,7 @@ async def download_shard(
             if not error.retryable or attempt == MAX_ATTEMPTS:
                 raise
             log.warning("download of step %d of rank %d, attempt %d: %s", source.step, rank, attempt, error)
-            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+            await asyncio.sleep(full_jitter(attempt))
 
 
 async def _download(

@@ -8,7 +8,7 @@ object unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from everstep.protocol.plan import ObjectReference
 Piece = bytes | bytearray | memoryview
 Span = tuple[int, int]
 """(begin, end) of a range of bytes."""
+OnStored = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ class ObjectStore(Protocol):
             StorageError: the subtype shows whether to retry; StoreRefused if the file is shorter than `size`.
         """
 
-    def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
+    def put_stream(
+        self, reference: ObjectReference, pieces: Iterable[Piece], size: int, *, on_stored: OnStored = lambda _: None
+    ) -> StoredObject:
         """Store the bytes of `pieces` without copying them.
 
         The first error of `pieces` or of a part ends the put and is raised.
@@ -103,12 +106,27 @@ class ObjectStore(Protocol):
             pieces: iterated in the calling thread until the first error; a piece must not change until the call
                 returns.
             size: total bytes of the pieces.
+            on_stored: called with the bytes of each part that S3 has stored, in any thread.
 
         Returns:
             Description of the stored object.
 
         Raises:
             StorageError: the subtype shows whether to retry; StoreRefused if the pieces do not have `size` bytes.
+        """
+
+    def abort_uploads(self, prefix: ObjectReference, is_abandoned: Callable[[str], bool]) -> int:
+        """Abort unfinished uploads and remove their parts. Idempotent.
+
+        Args:
+            prefix: bucket and beginning of the keys.
+            is_abandoned: returns True for the key of an upload that no process continues.
+
+        Returns:
+            Number of aborted uploads.
+
+        Raises:
+            StorageError: the subtype shows whether to retry.
         """
 
     def get_bytes(self, reference: ObjectReference) -> bytes:

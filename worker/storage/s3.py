@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from everstep.bulk import CONNECTIONS, PART_BYTES, RangeReader
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectMissing, StoreRefused, StoreUnavailable
 from worker.storage.aws import KeysOf, aws_client, aws_errors
-from worker.storage.object_store import ObjectReader, Piece, Span, StoredObject, cut
+from worker.storage.object_store import ObjectReader, OnStored, Piece, Span, StoredObject, cut
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -117,17 +117,48 @@ class S3ObjectStore:
                 connections=1,
             )
 
-    def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
+    def put_stream(
+        self, reference: ObjectReference, pieces: Iterable[Piece], size: int, *, on_stored: OnStored = lambda _: None
+    ) -> StoredObject:
         """See `ObjectStore.put_stream`."""
-        return self._put(reference, pieces, size, part_bytes=self.part_bytes, connections=CONNECTIONS)
+        return self._put(
+            reference, pieces, size, part_bytes=self.part_bytes, connections=CONNECTIONS, on_stored=on_stored
+        )
+
+    def abort_uploads(self, prefix: ObjectReference, is_abandoned: Callable[[str], bool]) -> int:
+        """See `ObjectStore.abort_uploads`."""
+        aborted = 0
+        with _errors(prefix):
+            pages = self.client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=prefix.bucket, Prefix=prefix.key
+            )
+            for upload in [upload for page in pages for upload in page.get("Uploads", ())]:
+                key = upload["Key"]
+                if key.startswith(prefix.key) and is_abandoned(key):
+                    self.client.abort_multipart_upload(Bucket=prefix.bucket, Key=key, UploadId=upload["UploadId"])
+                    aborted += 1
+        return aborted
 
     def _put(
-        self, reference: ObjectReference, pieces: Iterable[Piece], size: int, *, part_bytes: int, connections: int
+        self,
+        reference: ObjectReference,
+        pieces: Iterable[Piece],
+        size: int,
+        *,
+        part_bytes: int,
+        connections: int,
+        on_stored: OnStored = lambda _: None,
     ) -> StoredObject:
         part_bytes = bulk.part_bytes_of(size, part_bytes)
         with _errors(reference):
             stored = bulk.put(
-                self.client, _place(reference), pieces, size, part_bytes=part_bytes, connections=connections
+                self.client,
+                _place(reference),
+                pieces,
+                size,
+                part_bytes=part_bytes,
+                connections=connections,
+                on_stored=on_stored,
             )
         return _stored(reference, size, stored)
 

@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,11 @@ from tests.integration.worker.agent.fleet import (
     until,
 )
 from worker.agent.promise import Promise, PromiseFile
+from worker.core import upload_progress
 from worker.core.rounds import NONE
 from worker.core.slots import FIRST_PAUSE_SECONDS, UPLOAD_TRIES, Content
-from worker.errors import PeerLost, StorageError, StoreDenied, StoreUnavailable
+from worker.core.upload_progress import STALL_SECONDS
+from worker.errors import ObjectMissing, PeerLost, StorageError, StoreDenied, StoreUnavailable
 from worker.member import base_loading
 from worker.ranks.shim.messages import RankRecord
 from worker.replication.transfers import ShardRejected
@@ -724,6 +727,56 @@ class RecordedPauses:
     async def __call__(self, seconds: float) -> None:
         self.count += 1
         assert 0.0 <= seconds <= FIRST_PAUSE_SECONDS * 2 ** (self.count - 1)
+
+
+async def test_an_upload_without_progress_is_reported_with_its_object(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def hang(
+        *_: object, on_begun: Callable[[str, int], None], on_stored: Callable[[int], None], **__: object
+    ) -> UploadedShard:
+        on_begun("s3://bucket/key", 1000)
+        on_stored(300)
+        begun.set()
+        await go.wait()
+        raise ObjectMissing("the bucket does not exist")
+
+    await fleet.launch()
+    member = fleet.nodes[0].agent.lifecycle.member
+    assert member is not None
+    monkeypatch.setattr(worker.member.checkpoint_uploads, "upload_shard", hang)
+    await fleet.train(3)
+    await until("its commit", lambda: member.contents.committed > 0)
+    member.uploads.begin(member.contents.committed)
+    await begun.wait()
+    await asyncio.sleep(0)
+    now = asyncio.get_running_loop().time()
+    assert member.uploads.stalls(now) == ()
+    (fault,) = member.uploads.stalls(now + STALL_SECONDS)
+    assert fault.code == "upload_stalled"
+    assert "rank 0" in fault.message
+    assert "s3://bucket/key, 300 of 1,000 bytes" in fault.message
+    monkeypatch.setattr(upload_progress, "STALL_SECONDS", 0.0)
+    assert fault.code in [fault.code for fault in member.status.faults()]
+    go.set()
+    await member.uploads.idle()
+    assert member.uploads.stalls(now + STALL_SECONDS) == ()
+
+
+async def test_uploads_that_an_ended_agent_left_are_aborted(fleet: Fleet) -> None:
+    await fleet.launch()
+    assert fleet.plan is not None
+    prefix = fleet.plan.checkpoint.prefix
+    folder = f"{prefix.key}run={RUN}/gen={fleet.generation}/step=7/ab"
+    own, other = f"{folder}/rank=1.safetensors", f"{prefix.key}run={'0' * 32}/gen=1/step=7/ab/rank=1.safetensors"
+    unfinished = fleet.objects.unfinished[prefix.bucket]
+    unfinished |= {own, other}
+    await fleet.nodes[1].stop()
+    fleet.nodes[1].start()
+    await fleet.connected()
+    await until("the end of its upload", lambda: unfinished == {other})
 
 
 async def test_the_coordinator_keeps_the_distance_that_its_own_node_can_pay_for(fleet: Fleet) -> None:

@@ -25,8 +25,8 @@ from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, StoreRefused
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 from worker.storage import checkpoints
-from worker.storage.checkpoints import download_shard, upload_shard
-from worker.storage.object_store import ObjectReader, Piece, Span, StoredObject
+from worker.storage.checkpoints import download_shard, is_abandoned, upload_shard
+from worker.storage.object_store import ObjectReader, OnStored, Piece, Span, StoredObject
 
 CONTENT = Content(Generation(2), Step(7))
 RANK = Rank(0)
@@ -40,7 +40,7 @@ CHUNKS = payload_chunk_digests(PAYLOAD)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "_PIECE_BYTES", 100)
     monkeypatch.setattr(checkpoints, "_FILL_BYTES", 100)
-    monkeypatch.setattr(checkpoints, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints, "full_jitter", lambda *_: 0.0)
 
 
 @pytest.fixture
@@ -272,9 +272,11 @@ class FlakyStore(MemoryObjectStore):
             self.failures -= 1
             raise StoreUnavailable("503")
 
-    def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
+    def put_stream(
+        self, reference: ObjectReference, pieces: Iterable[Piece], size: int, *, on_stored: OnStored = lambda _: None
+    ) -> StoredObject:
         self._fail()
-        return super().put_stream(reference, pieces, size)
+        return super().put_stream(reference, pieces, size, on_stored=on_stored)
 
     def open(self, reference: ObjectReference, *, etag: str = "") -> AbstractContextManager[ObjectReader]:
         self._fail()
@@ -308,7 +310,9 @@ class SlowStore(MemoryObjectStore):
         super().__init__("bucket")
         self.begun, self.go = threading.Event(), threading.Event()
 
-    def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
+    def put_stream(
+        self, reference: ObjectReference, pieces: Iterable[Piece], size: int, *, on_stored: OnStored = lambda _: None
+    ) -> StoredObject:
         def slowly() -> Iterable[Piece]:
             for piece in pieces:
                 yield piece
@@ -331,3 +335,37 @@ async def test_a_cancelled_upload_no_longer_reads_the_slot(tmp_path: Path) -> No
         await task
     assert objects.objects["bucket"] == {}
     store.close()
+
+
+async def test_an_upload_reports_its_name_and_what_s3_has_stored(objects: MemoryObjectStore, tmp_path: Path) -> None:
+    store, slot = await sealed(tmp_path)
+    begun, stored = list[tuple[str, int]](), list[int]()
+    uploaded = await upload_shard(
+        objects,
+        slot,
+        CHUNKS,
+        rank_plan(),
+        rank=RANK,
+        on_begun=lambda name, size: begun.append((name, size)),
+        on_stored=stored.append,
+    )
+    assert begun == [(f"s3://bucket/{uploaded.object.key}", uploaded.object_bytes)]
+    assert sum(stored) == uploaded.object_bytes
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("jobs/job/checkpoints/run=RUN/gen=2/step=7/ab/rank=0.safetensors", True),
+        ("jobs/job/checkpoints/run=RUN/gen=3/step=7/ab/rank=0.safetensors", True),
+        ("jobs/job/checkpoints/run=RUN/gen=4/step=7/ab/rank=0.safetensors", False),
+        ("jobs/job/checkpoints/run=RUN/gen=2/step=7/ab/rank=1.safetensors", False),
+        ("jobs/job/checkpoints/run=RUN/gen=2/step=7/ab/rank=2.safetensors", True),
+        ("jobs/job/checkpoints/run=RUN/gen=2/step=7/ab/other", False),
+        ("jobs/other/checkpoints/run=RUN/gen=2/step=7/ab/rank=0.safetensors", False),
+    ],
+)
+def test_only_uploads_of_ended_agents_are_abandoned(key: str, expected: bool) -> None:
+    plan = rank_plan(generation=3, addresses=("127.0.0.1", "127.0.0.2"))
+    assert is_abandoned(key.replace("RUN", RUN), plan, [Rank(0)]) is expected

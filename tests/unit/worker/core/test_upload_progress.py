@@ -1,0 +1,22 @@
+"""An upload without progress is described with its rank and its object."""
+
+from __future__ import annotations
+
+from everstep.protocol.ids import Rank, Step
+from worker.core.upload_progress import STALL_SECONDS, UploadProgress
+
+BEGUN = UploadProgress(rank=Rank(3), step=Step(7), moved_at=0.0)
+
+
+def test_each_part_and_each_attempt_is_progress() -> None:
+    assert BEGUN.stall(STALL_SECONDS - 1) == ""
+    assert "step 7 of rank 3" in BEGUN.stall(STALL_SECONDS)
+    attempt = BEGUN.begun("s3://bucket/key", 1000, 50.0)
+    assert attempt.stall(STALL_SECONDS) == ""
+    stored = attempt.stored(300, 100.0).stored(200, 120.0)
+    assert stored.stall(120.0 + STALL_SECONDS - 1) == ""
+    assert stored.stall(120.0 + STALL_SECONDS) == (
+        "the upload of step 7 of rank 3 makes no progress for 60 s to s3://bucket/key, 500 of 1,000 bytes stored; "
+        "check the node's connection to S3"
+    )
+    assert stored.begun("s3://bucket/other", 1000, 130.0).stored_bytes == 0

@@ -1,0 +1,50 @@
+"""The progress of one upload to S3, and the message about an upload that makes none. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from everstep.protocol.ids import Rank, Step
+
+STALL_SECONDS = 60.0
+"""Time without progress after which an upload is reported. A part of 32 MiB then needs a rate below 0.6 MB/s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadProgress:
+    """One upload that is in progress."""
+
+    rank: Rank
+    step: Step
+    moved_at: float
+    """Monotonic time of the newest progress: the start of an attempt, or the end of a part."""
+    name: str = ""
+    """The object, as s3://bucket/key; empty until the first attempt begins."""
+    object_bytes: int = 0
+    stored_bytes: int = 0
+    """Bytes of the parts that S3 has stored in this attempt."""
+
+    def begun(self, name: str, object_bytes: int, now: float) -> UploadProgress:
+        """Return the progress at the start of an attempt, which stores the object under a new name."""
+        return replace(self, name=name, object_bytes=object_bytes, stored_bytes=0, moved_at=now)
+
+    def stored(self, part_bytes: int, now: float) -> UploadProgress:
+        """Return the progress after S3 has stored a part."""
+        return replace(self, stored_bytes=self.stored_bytes + part_bytes, moved_at=now)
+
+    def stall(self, now: float) -> str:
+        """Return a sentence about an upload without progress; empty while the upload makes progress.
+
+        Args:
+            now: monotonic time in seconds.
+
+        Returns:
+            The sentence for the user.
+        """
+        if now - self.moved_at < STALL_SECONDS:
+            return ""
+        where = f" to {self.name}, {self.stored_bytes:,} of {self.object_bytes:,} bytes stored" if self.name else ""
+        return (
+            f"the upload of step {self.step} of rank {self.rank} makes no progress for {STALL_SECONDS:g} s{where}; "
+            "check the node's connection to S3"
+        )
