@@ -94,13 +94,13 @@ def refusal_of_signature(signature: Signature, region: str) -> str:
         or _DATE.fullmatch(signature.amz_date) is None
         or _SECURITY_TOKEN.fullmatch(signature.security_token) is None
     ):
-        return "the signature is not of the form that an agent's has"
+        return "the signature does not have the form of an agent's signature"
     if parts["headers"] != attestation.SIGNED_HEADERS:
         return f"the signed headers are {parts['headers']}, not {attestation.SIGNED_HEADERS}"
     if (parts["region"], parts["service"]) != (region, "sts"):
         return f"the signature is for {parts['service']} in {parts['region']}, not for sts in {region}"
     if parts["day"] != signature.amz_date[:8]:
-        return "the signature's day is not that of its date"
+        return "the signature's day differs from the day of its date"
     return ""
 
 
@@ -141,13 +141,13 @@ def refusal_of_principal(principal: Principal, *, account: str, role_name: str, 
     """
     parts = _ROLE_SESSION.fullmatch(principal.arn)
     if parts is None:
-        return "the signature is not that of a role's session"
+        return "the signature does not belong to a session of a role"
     if parts["account"] != account or principal.account != account:
-        return f"the signature is of another account than {account}"
+        return f"the signature belongs to another account than {account}"
     if parts["role"] != role_name:
-        return f"the signature is of the role {parts['role']}, not of {role_name}"
+        return f"the signature belongs to the role {parts['role']}, not to {role_name}"
     if _INSTANCE.fullmatch(parts["session"]) is None or parts["session"] != node_id:
-        return f"the signature is of the session {parts['session']}, not of the instance {node_id}"
+        return f"the signature belongs to the session {parts['session']}, not to the instance {node_id}"
     return ""
 
 

@@ -88,7 +88,7 @@ def rule(
     alike = _alike(failures)
     tried = [trial for trial in trials if _looks_like(trial.failure, last)]
     if len(alike) >= attempts + len(tried):
-        told = f"the same failure {len(alike)} times {_where(last.step)}"
+        told = f"the same failure occurred {len(alike)} times {_where(last.step)}"
         changes = (_other_node(alike, tried, has_spare=has_spare), _older_state(alike, tried, older_base))
         for course in changes if last.max_boundary <= last.step and not is_sole_holder else reversed(changes):
             if course is not None and attempts > 1:
@@ -98,10 +98,13 @@ def rule(
     limit = attempts * NO_PROGRESS_TIMES
     if len(failures) >= limit and all(failure.max_boundary == last.max_boundary for failure in failures[-limit:]):
         since = f"{datetime.fromtimestamp(failures[-limit].at, UTC):%H:%M:%S} UTC"
-        which = "the last" if len(alike) == 1 else f"the last {len(alike)} alike"
+        which = "the last" if len(alike) == 1 else f"the last {len(alike)} are identical"
         return Ruling(
             course=Course.GIVE_UP,
-            why=f"{limit} failures since {since} without a step beyond {last.max_boundary}, {which}: {_how(last)}",
+            why=(
+                f"{limit} failures occurred since {since} without a step beyond {last.max_boundary}, {which}: "
+                f"{_how(last)}"
+            ),
         )
     return Ruling(course=Course.AGAIN)
 
@@ -203,9 +206,9 @@ def _story(trial: Trial) -> str:
 
 def _how(failure: FailureRecord) -> str:
     if failure.is_hang:
-        return "its ranks stood still"
+        return "its ranks were hung"
     how = (
-        "its shards could not be loaded"
+        "a node failed to load its shards"
         if failure.exit_class is None
         else failure.words or f"{failure.exit_class.value} ({failure.code})"
     )

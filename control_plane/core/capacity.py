@@ -68,15 +68,13 @@ def waiting_words(group: GroupObserved) -> str:
     The text is empty while launches succeed. It contains no elapsed time, so that its stored copy rarely changes.
     """
     again = retry_at(group)
-    when = f"; asked for again at {datetime.fromtimestamp(again, UTC):%H:%M:%S} UTC" if again is not None else ""
+    when = f"; Everstep retries at {datetime.fromtimestamp(again, UTC):%H:%M:%S} UTC" if again is not None else ""
     if group.launch_suspension is not None:
         words = f"its group's Launch process is suspended ({group.launch_suspension or 'AWS gives no reason'})"
         if group.is_suspension_administrative:
-            return (
-                f"{words}: AWS has suspended it after "
-                f"failures{'; lifted and ' + when.removeprefix('; ') if when else ' and it is lifted'}"
-            )
-        return f"{words}: instances come when who suspended it resumes it"
+            retry = f"Everstep resumes it and {when.removeprefix('; Everstep ')}" if when else "Everstep resumes it"
+            return f"{words}: AWS suspended it after failures; {retry}"
+        return f"{words}: resume the process to launch instances"
     return f"{group.launch_failure.rstrip('.')}{when}" if group.launch_failure else ""
 
 

@@ -100,7 +100,9 @@ def follow(
             struck = replace(drill, state=DrillState.STRUCK, struck_at=now, generation=record.generation)
             return Followed(drill=struck, course=Course.STRIKE)
         if record.state in ENDED_JOBS or now - drill.requested_at > patience:
-            return Followed(drill=_ended(drill, DrillState.NOT_DONE, now, "the job did not train undisturbed"))
+            return Followed(
+                drill=_ended(drill, DrillState.NOT_DONE, now, "the job was not training without an incident")
+            )
         return Followed(drill=drill)
     struck_at = drill.struck_at
     assert struck_at is not None  # the drill's state is STRUCK
@@ -109,20 +111,33 @@ def follow(
     has_trained_on = record.incident is None and record.state in _TRAINS
     if drill.incident_id and (record.incident is None or record.incident.id != drill.incident_id):
         if has_trained_on:
-            return Followed(drill=_ended(drill, DrillState.RECOVERED, now, "training is where it was before"))
+            return Followed(
+                drill=_ended(
+                    drill,
+                    DrillState.RECOVERED,
+                    now,
+                    "training has passed the step that it had reached before the drill",
+                )
+            )
         return Followed(
             drill=_ended(
-                drill, DrillState.NOT_RECOVERED, now, f"{_what_came(record)} before training was where it was before"
+                drill,
+                DrillState.NOT_RECOVERED,
+                now,
+                f"{_what_came(record)} before training passed the step that it had reached before the drill",
             )
         )
     if not drill.incident_id and (record.state in ENDED_JOBS or now - struck_at > patience):
         if record.state in ENDED_JOBS and not has_trained_on:
             return Followed(
                 drill=_ended(
-                    drill, DrillState.NOT_RECOVERED, now, f"{_what_came(record)} before it was known what came of it"
+                    drill,
+                    DrillState.NOT_RECOVERED,
+                    now,
+                    f"{_what_came(record)} before the result of the drill was known",
                 )
             )
-        return Followed(drill=_ended(drill, DrillState.ABSORBED, now, "no generation ended by it"))
+        return Followed(drill=_ended(drill, DrillState.ABSORBED, now, "the drill ended no generation"))
     return Followed(drill=drill)
 
 
@@ -219,7 +234,7 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
 def in_words(drill: DrillObserved) -> str:
     """Return the sentence of evidence that names the drill which caused an incident."""
     what = f"rank {drill.rank} on {drill.node_id}" if drill.kind is DrillKind.KILL_RANK else drill.node_id
-    return f"a drill ({drill.id}): {drill.requested_by} had {drill.kind} done to {what}"
+    return f"a drill ({drill.id}): {drill.requested_by} requested {drill.kind} on {what}"
 
 
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:

@@ -177,7 +177,9 @@ def judge(
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
     silent = Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words, since=spoken_for)
     if is_blind:
-        return replace(silent, evidence=f"{words}, but so is most of the fleet: blind is not dead")
+        return replace(
+            silent, evidence=f"{words}, and so is most of the fleet, so this silence is no evidence of a lost node"
+        )
     if out_of_view and lasted > timeouts.lease_seconds:
         return replace(silent, standing=Standing.GONE, evidence=f"{words} and other nodes cannot reach it")
     if node.complaint and lasted > timeouts.lease_seconds:
@@ -230,13 +232,13 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
     the node may hold the only copy of its own shards. A job gives up the node only if that loses no committed step.
     """
     lasted = now - impairment.since
-    words = f"the replicas on {node.node_id} have not answered their owners for {lasted:.0f} s"
+    words = f"the replicas on {node.node_id} have not responded to their owners for {lasted:.0f} s"
     if lasted <= timeouts.exclude_seconds:
         return Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words)
     verdict = Verdict(
         node_id=node.node_id,
         standing=Standing.GONE,
-        evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent is heard",
+        evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent still reports",
         remedy=Remedy.RETIRE,  # the agent's reports prove nothing about the replicas, so a person decides
     )
     return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict

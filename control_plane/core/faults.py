@@ -198,7 +198,7 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
     if not forgotten:
         return ()
     ranks = ", ".join(str(rank) for rank in forgotten)
-    return (Fault(cause=Cause.GROUP_LOST, evidence=f"no node that is left holds the shard of rank {ranks}", at=at),)
+    return (Fault(cause=Cause.GROUP_LOST, evidence=f"no remaining node holds the shard of rank {ranks}", at=at),)
 
 
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
@@ -213,9 +213,12 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
             continue
         report = node.member
         if report is None or report.run != run:
-            words = f"the agent of {member.node_id} is back and knows nothing of this job"
+            words = f"the agent of {member.node_id} has restarted and has no state of this job"
         elif report.generation != plan.generation:
-            words = f"the agent of {member.node_id} speaks of generation {report.generation}, not of {plan.generation}"
+            words = (
+                f"the agent of {member.node_id} reports generation {report.generation}, not generation "
+                f"{plan.generation}"
+            )
         else:
             continue
         line = Implication(
@@ -285,7 +288,7 @@ def of_cut_off_members(
     ]
     if not told:
         return ()
-    words = f"{'; '.join(message for _, message in told)}: nothing was committed meanwhile"
+    words = f"{'; '.join((message for _, message in told))}: no step was committed meanwhile"
     at = now - timeouts.coordinator_deadline_seconds
     return (
         Fault(
@@ -325,7 +328,7 @@ def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: 
     return tuple(
         Fault(
             cause=Cause.LOAD_FAILED,
-            evidence=f"{node} could not load its shards: {_words(report)}",
+            evidence=f"{node} failed to load its shards: {_words(report)}",
             at=now,
             seen_on=(node,),
         )
@@ -505,4 +508,4 @@ def _is_there(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId | None) -> b
 
 
 def _words(report: MemberReport) -> str:
-    return "; ".join(fault.message for fault in report.faults) or "a source did not verify"
+    return "; ".join(fault.message for fault in report.faults) or "a source failed verification"

@@ -84,13 +84,14 @@ A node fetches any other archive when the fleet assigns it to the job.
 RATE_WINDOW_SECONDS = 3600.0
 NOT_REPLACED = "not replaced"
 """Clause of the fleet's reason while the hourly limit blocks a replacement."""
-NOT_JOINED = "its agent has not dialled in"
+NOT_JOINED = "its agent has not connected"
 """Clause about instances that fail to join.
 
 The fleet's reason contains it, and so does the reason for terminating such an instance.
 """
 WHERE_TO_LOOK = (
-    "look at the user data and its log on the instance, the way to this server (security group), and the join token"
+    "check the user data and its log on the instance, the network path to this server (security group), and "
+    "the join token"
 )
 MOST_DOUBLINGS = 10
 
@@ -253,9 +254,9 @@ class _Table:
         """Execute a person's decision on held nodes: return them to service, or terminate them."""
         for row in self.in_state(NodeState.HELD):
             if row.release == "return":
-                self.move(row, NodeEvent.RELEASED, "a person released it")
+                self.move(row, NodeEvent.RELEASED, "a user released it")
             elif row.release == "terminate" and not self._lacks_evidence(row):
-                self.move(row, NodeEvent.EXCLUDED, f"a person released it, to be ended; it was held: {row.reason}")
+                self.move(row, NodeEvent.EXCLUDED, f"a user released it for termination; it was held: {row.reason}")
                 if _has_successor(row):  # the desired capacity already includes its replacement
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 
@@ -304,7 +305,7 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "its job has ended")
                 continue
             if job.state is JobState.QUEUED:
-                self.move(row, NodeEvent.RELEASED, f"{job.job} is back in the queue")
+                self.move(row, NodeEvent.RELEASED, f"{job.job} is queued again")
                 continue
             excluded = () if job.is_taken_over else job.exclusions
             exclusion = next((exclusion for exclusion in excluded if exclusion.node_id == row.node_id), None)
@@ -312,7 +313,7 @@ class _Table:
                 self.take_out(row, exclusion.is_to, _excluded(job, exclusion))
         for row in self.in_state(NodeState.HELD):
             if row.hold is Hold.UNREACHABLE and is_ready(self.node(row.node_id), self.now, policy.timeouts):
-                self.move(row, NodeEvent.RELEASED, "its agent is heard again and works for nobody")
+                self.move(row, NodeEvent.RELEASED, "its agent reports again and has no job")
 
     def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
         """Remove unusable spares from service, and complete reboots.
@@ -343,14 +344,14 @@ class _Table:
             is_back = node.is_connected and node.has_reported and is_new
             found = remedies.worst(node.faults, node.history, self.now) if is_back else None
             if found is not None:
-                self.take_out(row, Remedy.REPLACE, f"rebooted, and its agent still reports {found.words}")
+                self.take_out(row, Remedy.REPLACE, f"after a reboot, its agent still reports {found.words}")
             elif is_back:
-                self.move(row, NodeEvent.CONNECTED, "rebooted, and its agent is connected again without the fault")
+                self.move(row, NodeEvent.CONNECTED, "its agent is connected after the reboot, without the fault")
             elif self._unheard(row, row.since if rebooted_at is None else rebooted_at) > REBOOT_SECONDS:
                 what = (
-                    "EC2 did not take its reboot within {:g} s"
+                    "EC2 did not reboot it within {:g} s"
                     if rebooted_at is None
-                    else "did not come back within {:g} s of its reboot"
+                    else "its agent did not reconnect within {:g} s of its reboot"
                 )
                 self.take_out(row, Remedy.REPLACE, f"{what.format(REBOOT_SECONDS)}: {row.reason}")
 
@@ -393,8 +394,8 @@ class _Table:
         if needed + held + 1 <= self.seen.group.max_size:
             return None
         return (
-            f"not kept for inspection: the group has {self.seen.group.max_size} places, jobs and spares need "
-            f"{needed}, {held} are held already"
+            f"not kept for inspection: the group has MaxSize {self.seen.group.max_size}, jobs and spares need "
+            f"{needed}, and {held} nodes are held already"
         )
 
     def _implicate(self, row: NodeRecord, found: remedies.Finding) -> None:
@@ -531,7 +532,7 @@ class _Table:
                 if self.node(row.node_id).member is None and self.node(row.node_id).has_reported
             ]
             for row in free[: max(0, extra)]:
-                self.move(row, NodeEvent.RELEASED, "no node has to be left any more")
+                self.move(row, NodeEvent.RELEASED, "the job no longer needs to leave a node")
 
     def failed_join_count(self) -> int:
         """Return how many instances in a row did not join, including instances being terminated for this reason."""
@@ -757,7 +758,7 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
                         job=node.member.job,
                         run=node.member.run,
                         generation=node.member.generation,
-                        reason="the node works for this job no longer",
+                        reason="the node no longer works for this job",
                     ),
                 )
             )
@@ -873,22 +874,22 @@ def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *
     if spec.is_deleting and desired:
         parts.append(f"cannot be deleted while its Auto Scaling group has MinSize {desired}: set it to 0")
     if is_blind:
-        parts.append("frozen: most of the fleet is silent while EC2 says that it runs")
+        parts.append("frozen: most of the fleet is silent although EC2 reports it as running")
     recent = sorted(at for at in seen.replaced if table.now - at <= RATE_WINDOW_SECONDS)
     if table.waiting() and len(recent) >= spec.max_replacements_per_hour:
         names = ", ".join(row.node_id for row in table.waiting())
         until = (
-            "none is allowed"
+            "no replacement is allowed"
             if not recent
-            else f"the next one when {RATE_WINDOW_SECONDS / 60:g} minutes of the first are over"
+            else f"the next replacement is possible {RATE_WINDOW_SECONDS / 60:g} minutes after the first"
         )
         parts.append(
-            f"{names} {NOT_REPLACED}: {len(recent)} replacements in the last hour of "
-            f"{spec.max_replacements_per_hour} allowed, {until}"
+            f"{names} {NOT_REPLACED}: {len(recent)} replacements in the last hour, the limit is "
+            f"{spec.max_replacements_per_hour}; {until}"
         )
     if count := table.failed_join_count():
         parts.append(
-            f"{NOT_JOINED}, of {count} instances in a row: {WHERE_TO_LOOK}; the next one is replaced after "
+            f"{NOT_JOINED}, for {count} instances in a row: {WHERE_TO_LOOK}; the next instance is replaced after "
             f"{table.join_seconds():g} s"
         )
     there = len(seen.group.staying)
@@ -897,6 +898,6 @@ def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *
     policy = (
         ""
         if spec.spare_probability is None
-        else f", so many that a spare is free with a probability of {spec.spare_probability:g}"
+        else f", enough that a spare is free with a probability of {spec.spare_probability:g}"
     )
     return "; ".join(parts) or f"keeps {desired} nodes{policy}"

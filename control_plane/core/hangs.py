@@ -178,7 +178,9 @@ def watch(
         overdue = {rank: status for rank, status in overdue.items() if status.phase != CLOSING}
     if not overdue:
         over = (
-            EventDraft(type="RanksMoveAgain", message=f"every rank moves again, after {now - suspicion.since:.0f} s")
+            EventDraft(
+                type="RanksMoveAgain", message=f"every rank makes progress again, after {now - suspicion.since:.0f} s"
+            )
             if suspicion
             else None
         )
@@ -190,8 +192,8 @@ def watch(
         suspicion = replace(suspicion, number=suspicion.number + 1, asked_at=now, is_answered=False)
     suspicion = replace(suspicion, limit_seconds=limit.second)
     words = (
-        f"{_named(overdue, living)} stood still in {_phases(overdue)} for longer than {limit.first:g} s; "
-        "the stacks are in the job's events"
+        f"{_named(overdue, living)} made no progress in {_phases(overdue)} for longer than {limit.first:g} s; the "
+        "stacks are in the job's events"
     )
     if suspicion.is_answered:
         return Watched(suspicion=suspicion, words=words)
@@ -207,7 +209,8 @@ def watch(
         return Watched(suspicion=answered, words=words)
     odd, where = _odd_ones(living, looks)
     told = (
-        f"{_named(overdue, living)} stood still in {_phases(overdue)} for {still:.0f} s, the limit is {limit.first:g} s"
+        f"{_named(overdue, living)} made no progress in {_phases(overdue)} for {still:.0f} s, the limit is "
+        f"{limit.first:g} s"
     )
     event = EventDraft(
         type=PROVEN if proof else "RanksStandStill",
@@ -323,10 +326,10 @@ def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts)
     if not at_gate:
         return ""
     limit = max(status.limit_seconds for status in at_gate.values())
-    stand = "stands" if len(at_gate) == 1 else "stand"
+    waits = "waits" if len(at_gate) == 1 else "wait"
     return (
-        f"{_named(at_gate, living)} {stand} still in {_phases(at_gate)} on purpose, for at most {limit:g} s "
-        "as the script says"
+        f"{_named(at_gate, living)} {waits} in {_phases(at_gate)} on purpose, for at most {limit:g} s as the script "
+        "declares"
     )
 
 
@@ -350,13 +353,13 @@ def _proof(
         return f"{_named(stopped, living)} stopped by a signal"
     asleep = {rank for rank, look in looks.items() if not look.error and _is_idle(look)}
     if asleep >= living.keys():
-        return "no stack has changed between two looks and neither CPU nor GPU was used meanwhile"
+        return "no stack changed between two stack dumps, and the ranks used neither CPU nor GPU"
     furthest = max(status.boundary for _, status in living.values())
     behind = sorted(
         rank for rank in overdue if rank in asleep and furthest >= overdue[rank].boundary + LEFT_BEHIND_BOUNDARIES
     )
     if behind:
-        return f"{_named(behind, living)} asleep with unchanged stacks while others have reached step {furthest}"
+        return f"{_named(behind, living)} asleep with unchanged stacks while other ranks reached step {furthest}"
     unchanged = {rank for rank, look in looks.items() if look.same_seconds > 0 and (not look.error or _is_idle(look))}
     if still > limit.last and unchanged >= living.keys():
         return (
@@ -385,8 +388,8 @@ def _odd_ones(
     minority = [rank for group in groups[1:] for rank in group] if groups and 2 * len(groups[0]) > len(living) else []
     for odd, how in (
         (stopped, "stopped"),
-        (slowest, "behind the others"),
-        (minority, "at another place than the others"),
+        (slowest, "at an earlier step than the other ranks"),
+        (minority, "at another place in the code than the other ranks"),
     ):
         nodes = {living[rank][0] for rank in odd if rank in living}
         if len(nodes) == 1 and len(odd) < len(living):

@@ -18,7 +18,7 @@ from control_plane.core.states import INCIDENT_TRANSITIONS, IncidentEvent, Incid
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 
 _GRAVITY = tuple(Cause)
-_ABSENCE = "no control plane was at work"
+_ABSENCE = "no control plane was running"
 PHASES = ("detect", "replace", "restore", "rework")
 
 

@@ -238,7 +238,7 @@ def is_stuck(
 def in_words(known: Sequence[Departure]) -> str:
     """Return the reason of a job that trains while it has departures."""
     names = ", ".join(move.node_id for move in known)
-    return f"leaves {names} once another node is there: {'; '.join(move.evidence for move in known)}"
+    return f"moves off {names} when a replacement is ready: {'; '.join(move.evidence for move in known)}"
 
 
 # -- the checkpoint ---------------------------------------------------------------------------------------------------
@@ -304,28 +304,28 @@ def checkpoint_wait(
     patience = timeouts.blind_wait_seconds if is_announced else timeouts.final_round_seconds
     end = stopped_at + patience if ends_at is None else ends_at - timeouts.prepare_deadline_seconds
     if not is_announced and is_held:
-        return False, "nodes that stay hold its last step"
+        return False, "the remaining nodes hold its last step"
     left = end - now
     if left <= 0:
-        return False, "there was no time left for its checkpoint"
+        return False, "no time remained for its checkpoint"
     if not is_held:
         return (
             True,
-            "waits for its checkpoint: only the nodes that it leaves hold its last step, "
-            f"{_seconds(end - stopped_at)} were left",
+            "waits for its checkpoint, because only the departing nodes hold its last step; "
+            f"{_seconds(end - stopped_at)} remained",
         )
     if not is_replaceable:
         return (
             True,
-            f"waits for its checkpoint while no node can take the place, {_seconds(end - stopped_at)} were left",
+            f"waits for its checkpoint while no replacement is ready; {_seconds(end - stopped_at)} remained",
         )
     expected = timeouts.final_round_seconds if upload_seconds is None else UPLOAD_MARGIN * upload_seconds
-    took = "none was measured" if upload_seconds is None else f"the last one took {_seconds(upload_seconds)}"
+    took = "no upload was measured" if upload_seconds is None else f"the last one took {_seconds(upload_seconds)}"
     if stopped_at + expected > end:
-        return False, f"did not wait for its checkpoint: {took}, {_seconds(end - stopped_at)} were left"
+        return False, f"did not wait for its checkpoint: {took}, {_seconds(end - stopped_at)} remained"
     if now >= stopped_at + expected:
-        return False, f"waited no longer for its checkpoint: {took}"
-    return True, f"waits for its checkpoint: {took}, {_seconds(end - stopped_at)} were left"
+        return False, f"stopped waiting for its checkpoint: {took}"
+    return True, f"waits for its checkpoint: {took}, {_seconds(end - stopped_at)} remained"
 
 
 def _seconds(seconds: float) -> str:
@@ -387,7 +387,7 @@ def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: floa
         An entry for the history of the remaining member.
     """
     names = ", ".join(move.node_id for move in left)
-    words = f"{node_id} and {names} had lost each other's replicas; {names} was left"
+    words = f"{node_id} and {names} had lost each other's replicas; the job moved off {names}"
     return Implication(
         node_id=node_id,
         incident_id=incident,

@@ -34,11 +34,11 @@ def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
     used = ""
     if end.used_bytes is not None and end.total_bytes is not None:
         used = f", with {_size(end.used_bytes)} of {_size(end.total_bytes)} in use"
-    victim = "a DataLoader worker of it" if end.words else "it"
+    victim = "one of its DataLoader workers" if end.words else "it"
     if end.source is MemorySource.NODE:
         return (
-            f"{whose} probably ran out of memory: {victim} was killed{at}{used}, while the kernel killed processes of "
-            "this node for lack of memory"
+            f"{whose} probably ran out of memory: {victim} was killed{at}{used}, while the kernel killed processes "
+            "of this node because memory was exhausted"
         )
     return f"{whose} ran out of memory: the kernel killed {victim}{at}{used}"
 

@@ -63,10 +63,10 @@ def plan(
     """
     if not 1 <= copies <= len(nodes):
         raise ImpossiblePlacement(
-            f"{copies} copies do not fit {len(nodes)} nodes: between 1 and {len(nodes)} are possible"
+            f"{copies} copies do not fit {len(nodes)} nodes: Copies must be between 1 and {len(nodes)}"
         )
     if len(set(nodes)) != len(nodes):
-        raise ImpossiblePlacement("a node is named twice")
+        raise ImpossiblePlacement("a node is listed twice")
     domain_of = [(domains or {}).get(node, f"unknown {node}") for node in nodes]
     fresh = _cut(_spread(domain_of, copies) if domains else range(len(nodes)), copies)
     previous = tuple(tuple(group) for group in before)

@@ -175,11 +175,11 @@ def in_words(plan: Schedule, run: RunId) -> str:
     """
     place = plan.place_of(run)
     if place is None:
-        return "its turn has come"
+        return "it starts next"
     job = plan.waiting[place - 1]
     if run in plan.limited:
-        held = f"{job.project} may hold {job.quota} nodes of this fleet and holds {plan.limited[run]}"
-        return f"waits for its project's quota: {held}, it needs {job.node_count}"
+        held = f"{job.project} has a quota of {job.quota} nodes of this fleet and holds {plan.limited[run]}"
+        return f"waits for its project's quota: {held}, the job needs {job.node_count}"
     ahead = plan.ahead_of(run)
     named = [f"{other.job} (priority {other.priority})" for other in ahead if other.project == job.project][:3]
     more = len(ahead) - len(named)
@@ -187,8 +187,8 @@ def in_words(plan: Schedule, run: RunId) -> str:
         f", behind {' and '.join([', '.join(named)] * bool(named) + [f'{more} more'] * bool(more))}" if ahead else ""
     )
     making_way = sorted(other for other, head in plan.giving_way.items() if head.run == run)
-    paused = f"; {len(making_way)} of lower priority make way" if making_way else ""
-    figures = f"needs {job.node_count} nodes, {plan.free_count} of {plan.capacity} are free"
+    paused = f"; {len(making_way)} jobs of lower priority are being paused" if making_way else ""
+    figures = f"needs {job.node_count} nodes; {plan.free_count} of {plan.capacity} are free"
     return f"place {place} of {len(plan.waiting)} in the queue{behind}: {figures}{paused}"
 
 

@@ -159,7 +159,7 @@ def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: floa
     for grave in (Remedy.REPLACE, Remedy.REBOOT):
         for fault in faults:
             if of_fault(fault, history, now) is grave:
-                again = "; a reboot has not mended it" if _by_kind(fault) is not grave else ""
+                again = "; a reboot did not repair it" if _by_kind(fault) is not grave else ""
                 return Finding(what=name_of(fault), remedy=grave, words=f"{fault.code}: {fault.message}{again}")
     return None
 
@@ -183,7 +183,7 @@ def lemon(history: Iterable[Implication], now: float) -> str | None:
     if len({line.incident_id for line in lines}) < LEMON_INCIDENTS:
         return None
     told = ", ".join(f"{line.what} ({line.incident_id})" for line in lines)
-    return f"it had its part in {len(lines)} incidents within {LEMON_WINDOW_SECONDS / 3600:g} h: {told}"
+    return f"it was involved in {len(lines)} incidents within {LEMON_WINDOW_SECONDS / 3600:g} h: {told}"
 
 
 def of_lemon(history: Iterable[Implication], now: float) -> Remedy:

@@ -58,41 +58,41 @@ def refusal(asked: NodeRequest, standing: Standing) -> str:
     """
     node = f"the node {standing.node_id}"
     if standing.state in _ENDING:
-        return f"{node} is {standing.state}: it ends anyway"
+        return f"{node} is already {standing.state}, so its instance is terminated anyway"
     if standing.state is NodeState.JOINING and asked is not NodeRequest.REPLACE:
         return f"{node} has not joined yet"
     if standing.state is NodeState.REBOOTING:
-        return f"{node} is being rebooted"
+        return f"{node} is rebooting"
     if standing.request is not None and standing.request is not asked:
-        return f"{node} is already to be: {standing.request}; everstep nodes release {standing.node_id} calls that off"
+        return (
+            f"{node} already has a pending request: {standing.request}; cancel it with everstep nodes release "
+            f"{standing.node_id}"
+        )
     if standing.fleet_status is FleetStatus.DELETING:
         return f"the fleet of {node} is being deleted"
     if standing.fleet_status is FleetStatus.FROZEN and asked is not NodeRequest.HOLD:
-        return f"the fleet of {node} may not act now: {standing.fleet_reason}"
+        return f"the fleet of {node} is frozen: {standing.fleet_reason}"
     if standing.state is NodeState.HELD and asked in (NodeRequest.DRAIN, NodeRequest.REBOOT):
-        return f"{node} is held and works for nobody: release it first"
+        return f"{node} is held and has no job; release it first"
     return _refusal_of_job(asked, standing, node) if standing.state is NodeState.ASSIGNED else ""
 
 
 def _refusal_of_job(asked: NodeRequest, standing: Standing, node: str) -> str:
     if asked is NodeRequest.HOLD:
-        return (
-            f"{node} works for {standing.job_name}: everstep nodes drain {standing.node_id} lets its ranks move first"
-        )
+        return f"{node} works for {standing.job_name}; everstep nodes drain {standing.node_id} moves the job first"
     if standing.taken_over_by:
         return (
-            f"{node} works for {standing.job_name}, which {standing.taken_over_by} has taken over: it is to be "
-            "handed back first"
+            f"{node} works for {standing.job_name}, which {standing.taken_over_by} has taken over; hand the job back "
+            "first"
         )
     if standing.spare_count == 0 and standing.node_count >= standing.max_node_count:
         return (
-            f"{node} works for {standing.job_name} and no other one can take its place: there is no spare, and "
-            "the fleet has all "
-            f"{standing.max_node_count} nodes that its group may have"
+            f"{node} works for {standing.job_name} and no node can replace it: the fleet has no spare and already "
+            f"has its maximum of {standing.max_node_count} nodes"
         )
     return ""
 
 
 def in_words(asked: NodeRequest, node_id: str, who: str, why: str) -> str:
     """Return a request as a sentence for reasons and incidents."""
-    return f"a person asked to {asked} {node_id} ({who})" + (f": {why}" if why else "")
+    return f"a user requested to {asked} {node_id} ({who})" + (f": {why}" if why else "")

@@ -79,7 +79,7 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     if is_open and job["SecondaryStatus"] != "Training":
         waits = desk.locator("section", has_text="What it waits for").last
         waits_for, _, rest = job["Reason"].partition(": ")
-        said, _, again = rest.partition("; asked for again at ")
+        said, _, again = rest.partition("; Everstep retries at ")
         assert again
         for part in (sentence(waits_for), f"AWS says: “{said}", "asks again in ", f"({again})"):
             expect(waits).to_contain_text(part)

@@ -87,7 +87,7 @@ def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace)
     wait_until(
         "the suspension to be told", lambda: "(User suspended" in fleet(place)["Reason"], lambda: fleet(place)["Reason"]
     )
-    assert "instances come when who suspended it resumes it" in fleet(place)["Reason"]
+    assert "resume the process to launch instances" in fleet(place)["Reason"]
     lifted = resumed(place)
     job.let_go(SECOND)
     job.wait_ended()

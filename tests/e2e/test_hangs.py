@@ -70,10 +70,10 @@ def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place:
     (incident,) = job.incidents()
     assert_incident(incident, cause="hang", source="local")
     told, odd, *where = incident["Evidence"]
-    assert told.startswith("hang: all 4 ranks stood still in train"), told
-    assert told.endswith("no stack has changed between two looks and neither CPU nor GPU was used meanwhile")
+    assert told.startswith("hang: all 4 ranks made no progress in train"), told
+    assert told.endswith("no stack changed between two stack dumps, and the ranks used neither CPU nor GPU")
     nodes = job.describe()["NodeIds"]
-    assert odd == f"{nodes[0]} alone is stuck: its rank 1 is at another place than the others"
+    assert odd == f"{nodes[0]} alone is stuck: its rank 1 is at another place in the code than the other ranks"
     assert any(sentence.startswith("rank 1: ") and "wait (" in sentence for sentence in where), where
     assert incident["InstanceIds"] == []
     assert job.describe()["Generation"] == 2

@@ -60,7 +60,7 @@ def test_a_script_that_always_ends_at_the_same_step(place: Workplace) -> None:
 
 def attempts_at(place: str, seen: dict[str, Any]) -> int:
     """Return the number of launches of a job. The job's reason and its generation must both show this number."""
-    told = re.search(rf"the same failure (\d+) times {place}", seen["FailureReason"])
+    told = re.search(rf"the same failure occurred (\d+) times {place}", seen["FailureReason"])
     assert told is not None, seen["FailureReason"]
     assert seen["Generation"] == int(told[1])
     return int(told[1])

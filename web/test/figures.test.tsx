@@ -29,7 +29,7 @@ const incident = (changes: Partial<Incident> = {}): Incident => ({
 const closed = (cause: Incident['Cause'], seconds: number, id: string) =>
   incident({ IncidentId: id, Cause: cause, Phase: 'closed', FailedAt: NOW - 900, OpenedAt: NOW - 899, ClosedAt: NOW - 899 + seconds + 2, DetectSeconds: 1, ReplaceSeconds: seconds, RestoreSeconds: 1, ReworkSeconds: 1 })
 const recovering = (changes: Partial<Facts> = {}): Facts => ({
-  job: { TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Restarting', Reason: `waits for 1 node: ${AWS}; asked for again at ${again} UTC`, Boundary: 78, MaxBoundary: 78, CommittedStep: 78 },
+  job: { TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Restarting', Reason: `waits for 1 node: ${AWS}; Everstep retries at ${again} UTC`, Boundary: 78, MaxBoundary: 78, CommittedStep: 78 },
   incidents: [closed('rank_exit', 0.1, 'a'), closed('rank_exit', 0.2, 'b'), incident()], fleet: { FleetName: 'main', FleetStatus: 'active', SpareCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', Reason: '' }, now: NOW, ...changes,
 })
 

@@ -111,8 +111,8 @@ describe('the story of an incident', () => {
   test('of much evidence the first is told, and how much more there is', () => expect(told({ Evidence: ['a', 'b', 'c', 'd', 'e'] })[0]).toMatch(/A\. B\. C\. And 2 more\./))
   test('noticed late because nobody was there to notice', () => {
     const absence = `${NOBODY_WAS_THERE} for 88 s, until 09:19:54 UTC`
-    expect(told({ Evidence: ['EC2 says so', absence] })[0]).toMatch(/ No control plane was at work for 88 s, until 09:19:54 UTC\.$/)
-    expect(told({ Evidence: ['EC2 says so', absence] })[3]).toMatch(/^Yes: Over 50 s ago\. It took longer because no control plane was at work\. Training is past/)
+    expect(told({ Evidence: ['EC2 says so', absence] })[0]).toMatch(/ No control plane was running for 88 s, until 09:19:54 UTC\.$/)
+    expect(told({ Evidence: ['EC2 says so', absence] })[3]).toMatch(/^Yes: Over 50 s ago\. It took longer because no control plane was running\. Training is past/)
     expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/incidents.py'), 'utf8')).toContain(`"${NOBODY_WAS_THERE}"`)
   })
   test('of several facts the one that ended the job is told last, and whose it is', () => {

@@ -44,7 +44,7 @@ describe('is it moving?', () => {
     ['a page just opened', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: undefined }) }, 'Moving', /^Step 1,204; 2\.0 steps\/s on average\.$/],
     ['a fresh page and an old commit', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: NOW - 200 }) }, 'Standing still', /the last step was 3 min ago/],
     ['no step for long', { progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'Standing still', /the last step was 1 min ago/],
-    ['it waits on purpose', { job: job({ Reason: 'trains; rank 0 on i-a stands still in wait on purpose, for at most 600 s as the script says' }), progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'Standing still', /1 min ago\. Trains; rank 0 on i-a stands still in wait on purpose, for at most 600 s as the script says\.$/],
+    ['it waits on purpose', { job: job({ Reason: 'trains; rank 0 on i-a waits in wait on purpose, for at most 600 s as the script declares' }), progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'Standing still', /1 min ago\. Trains; rank 0 on i-a waits in wait on purpose, for at most 600 s as the script declares\.$/],
     ['no step for long, but steps take long', { progress: progress({ movedAt: NOW - 61, usualRate: 0.05, rate: undefined }) }, 'Moving', /Step 1,204/],
     ['never a step since opened', { progress: progress({ movedAt: undefined, watchedSince: NOW - 120 }), protection: undefined }, 'Standing still', /no step since this page was opened 2 min ago/],
     ['nothing watched yet', { progress: undefined, protection: undefined }, 'Moving', /^Step 1,204\.$/],
@@ -140,13 +140,13 @@ describe('what it waits for', () => {
   })
   const short = 'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a). Launching EC2 instance failed'
   const midnight = Date.UTC(2026, 2, 1) / 1000
-  const asks = (at: string, now: number, said = short) => all({ job: job({ SecondaryStatus: 'Starting', Reason: `waits for 1 node: ${said}; asked for again at ${at} UTC` }), fleet: { FleetStatus: 'active', InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a' }, now }).waiting!
+  const asks = (at: string, now: number, said = short) => all({ job: job({ SecondaryStatus: 'Starting', Reason: `waits for 1 node: ${said}; Everstep retries at ${at} UTC` }), fleet: { FleetStatus: 'active', InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a' }, now }).waiting!
   test('what AWS does not give: what it means, when it is asked again, and AWS in its own words', () => {
     expect(asks('09:20:19', midnight + 9 * 3600 + 20 * 60 + 7)).toMatchObject({ title: 'Waits for 1 node', text: `AWS has no p5.48xlarge to give in us-east-2a. Everstep asks again in 12 s (09:20:19 UTC). AWS says: “${short}.”` })
     expect(asks('00:05:00', midnight - 600).text).toMatch(/again in 15 min 00 s \(00:05:00 UTC\)/)
     expect(asks('23:59:00', midnight + 10).text).toMatch(/again now \(23:59:00 UTC\)/)
     expect(asks('09:00:00', midnight, 'You have no permission').text).toMatch(/^AWS has started no instance\..* AWS says: “You have no permission\.”$/)
-    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/capacity.py'), 'utf8')).toContain('"; asked for again at {')
+    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/capacity.py'), 'utf8')).toContain('"; Everstep retries at {')
   })
   test('of a paused job, a person', () => expect(all({ job: job({ SecondaryStatus: 'Paused' }) }).waiting?.title).toBe('A person'))
   test('nothing while it trains or when it is over', () => {
@@ -170,7 +170,7 @@ describe('do I need to act?', () => {
     ['waiting for nodes while a person has suspended launches', { job: job({ SecondaryStatus: 'Pending' }), fleet: suspended }, true, /waits for nodes, and their group starts none/],
     ['standing still while a person has suspended launches', { progress: progress({ movedAt: NOW - 300 }), protection: protection({ CommittedAt: NOW - 300 }), fleet: suspended }, true, /make no steps/],
     ['training while a person has suspended launches', { fleet: suspended }, true, /would not be replaced/],
-    ['training while AWS has suspended launches', { fleet: { ...suspended, Reason: "its group's Launch process is suspended (…): AWS has suspended it after failures and it is lifted" } }, false, /trains/],
+    ['training while AWS has suspended launches', { fleet: { ...suspended, Reason: "its group's Launch process is suspended (…): AWS suspended it after failures and it is lifted" } }, false, /trains/],
     ['completed in a frozen fleet', { job: job({ TrainingJobStatus: 'Completed' }), fleet: frozen }, false, /done/],
     ['stopped', { job: job({ TrainingJobStatus: 'Stopped' }) }, false, /was stopped/],
     ['stopping', { job: job({ TrainingJobStatus: 'Stopping' }) }, false, /stops by itself/],

@@ -61,7 +61,7 @@ function ofSuspendedLaunches({ job, fleet }: Facts, isRecovering: boolean): Act 
 export const isLaunchSuspended = (fleet: Facts['fleet']): boolean => (fleet?.Reason ?? '').includes(RESUMED_BY_A_PERSON)
 
 /** Words of `waiting_words` (control_plane/core/capacity.py). */
-export const RESUMED_BY_A_PERSON = 'instances come when who suspended it resumes it'
+export const RESUMED_BY_A_PERSON = 'resume the process to launch instances'
 
 /** What is shown is old: nobody can say from it what the job needs. */
 function ofThePage({ staleSeconds = 0, refusal }: Facts): Act | undefined {

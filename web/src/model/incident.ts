@@ -9,7 +9,7 @@ import { causeWords, phaseLengths, phaseWords, reasonWords, type Statement } fro
 const FROM: Record<string, string> = { local: 'the memory of its own nodes', peer: 'the memory of other nodes', s3: 'a checkpoint in S3' }
 const MOST_EVIDENCE = 3
 /** Words of `with_absence` (control_plane/core/incidents.py). */
-export const NOBODY_WAS_THERE = 'no control plane was at work'
+export const NOBODY_WAS_THERE = 'no control plane was running'
 const ENDS: Record<string, string> = {
   Completed: 'The job was done with it.',
   Stopped: 'The job was stopped with it.',
@@ -119,7 +119,7 @@ export function story(incident: Incident, job: Partial<TrainingJob> | undefined,
           question: 'Is it over?',
           tone: kept ? 'warn' : 'good',
           title: kept ? 'Yes, but for a held node' : 'Yes',
-          text: `${sentence(`over ${ago(incident.ClosedAt!, now)}`)}${evidence.some((each) => each.startsWith(NOBODY_WAS_THERE)) ? ' It took longer because no control plane was at work.' : ''} ${ENDS[end ?? ''] ?? (isLast ? 'The job ended before another launch.' : `Training is past where it was.${kept ? '' : ' Nothing is left to do.'}`)}${kept}`,
+          text: `${sentence(`over ${ago(incident.ClosedAt!, now)}`)}${evidence.some((each) => each.startsWith(NOBODY_WAS_THERE)) ? ' It took longer because no control plane was running.' : ''} ${ENDS[end ?? ''] ?? (isLast ? 'The job ended before another launch.' : `Training is past where it was.${kept ? '' : ' Nothing is left to do.'}`)}${kept}`,
         }
   return [what, done, damage, next]
 }

@@ -238,7 +238,7 @@ function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | un
 }
 
 /** What `waiting_words` (control_plane/core/capacity.py) puts between what AWS said and when it is asked again, and what stands before both in a job's reason. */
-const ASKED_AGAIN = /^(?:([^:]{1,80}): )?(.*)(; asked for again at )(\d\d:\d\d:\d\d) UTC\.?$/s
+const ASKED_AGAIN = /^(?:([^:]{1,80}): )?(.*)(; Everstep retries at )(\d\d:\d\d:\d\d) UTC\.?$/s
 
 /** A job's reason as it is told: of what AWS does not give, what that means, when it is asked again, and what AWS says, in its words. */
 export function reasonWords(reason: string, now: number, fleet?: Partial<Fleet>): { title?: string; text: string; isShort?: boolean } {

@@ -263,8 +263,8 @@ def test_a_header_that_was_signed_beyond_those(instance, sts) -> None:
     [
         (lambda node: {"role": "admin"}, "of the role admin, not of trainer"),
         (lambda node: {"account": "210987654321"}, "of another account"),
-        (lambda node: {"instance": "i-0123456789abcdef0"}, "of the session i-0123456789abcdef0, not of the instance"),
-        (lambda node: {"instance": "somebody"}, "of the session somebody, not of the instance"),
+        (lambda node: {"instance": "i-0123456789abcdef0"}, "to the session i-0123456789abcdef0, not to the instance"),
+        (lambda node: {"instance": "somebody"}, "to the session somebody, not to the instance"),
     ],
 )
 def test_a_genuine_signature_of_somebody_else(instance, sts, change: Callable[[str], dict[str, str]], words) -> None:

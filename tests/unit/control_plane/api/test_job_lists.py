@@ -126,9 +126,9 @@ def test_a_suspected_hang_has_its_age_wherever_the_job_is_shown(service, client,
         "is_answered": True,
         "limit_seconds": 90.0,
     }
-    job.write(jobs.change, reason="trains; rank 0 on i-0 stood still in train", memo={"suspicion": suspicion})
+    job.write(jobs.change, reason="trains; rank 0 on i-0 made no progress in train", memo={"suspicion": suspicion})
     service.clock.advance(12)
-    shown = "no progress for 42 s (limit 90 s): rank 0 on i-0 stood still in train"
+    shown = "no progress for 42 s (limit 90 s): rank 0 on i-0 made no progress in train"
     assert client.list_training_jobs()["TrainingJobSummaries"][0]["Reason"] == shown
     assert client.describe_training_job(TrainingJobName="gpt")["Reason"] == shown
     assert client.pause_training_job(TrainingJobName="gpt")["Reason"] == shown

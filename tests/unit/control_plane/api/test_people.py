@@ -110,7 +110,7 @@ def test_what_is_asked_of_a_node_is_stored_shown_and_told_once(client, fleet, se
     verb = operation.removesuffix("_node")
     assert (node["Request"], node["RequestReason"]) == (
         verb,
-        f"a person asked to {verb} i-1 (first administrator, {own}): a new kernel",
+        f"a user requested to {verb} i-1 (first administrator, {own}): a new kernel",
     )
     assert [event["Message"] for event in client.list_events()["Events"] if event["Type"] == "NodeRequested"] == [
         node["RequestReason"]
@@ -140,9 +140,9 @@ def test_a_node_that_works_where_nobody_can_take_over_stays(client, fleet, servi
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
         fleets.change(session, lease, max_node_count=1)
-    with refused("ConflictException", "no other one can take its place"):
+    with refused("ConflictException", "no node can replace it"):
         client.drain_node(NodeId="i-1")
-    with refused("ConflictException", "works for gpt: everstep nodes drain"):
+    with refused("ConflictException", "works for gpt; everstep nodes drain"):
         client.hold_node(NodeId="i-1")
 
 
@@ -188,7 +188,7 @@ def test_a_job_is_taken_over_and_handed_back(client, fleet, service, source):
     assert described["TakenOverBy"].startswith("first administrator")
     assert (service.clock() - described["TakenOverTime"]).total_seconds() == 5
     hold(service, state="assigned", hold=None, run_id=job.run)
-    with refused("ConflictException", "has taken over: it is to be handed back first"):
+    with refused("ConflictException", "has taken over; hand the job back first"):
         client.drain_node(NodeId="i-1")
     for _ in range(2):
         client.hand_back_training_job(TrainingJobName="gpt")

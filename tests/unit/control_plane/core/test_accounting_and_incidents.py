@@ -72,10 +72,10 @@ def test_a_gap_is_told_by_an_incident_that_failed_within_it_and_by_no_other() ->
     gap = accounting.charge(record(), 200, gap_seconds=10).unwatched
     assert gap == (100, 200)
     told = incidents.with_absence(opened(202.0, 150.0), gap)
-    assert told.evidence[-1] == "no control plane was at work for 50 s, until 00:03:20 UTC"
+    assert told.evidence[-1] == "no control plane was running for 50 s, until 00:03:20 UTC"
     assert incidents.with_absence(told, gap) == told
     earlier = incidents.with_absence(replace(told, failed_at=90.0), gap)
-    assert earlier.evidence == (*told.evidence[:-1], "no control plane was at work for 100 s, until 00:03:20 UTC")
+    assert earlier.evidence == (*told.evidence[:-1], "no control plane was running for 100 s, until 00:03:20 UTC")
     for other in (opened(202.0, 200.0), opened(99.0, 90.0)):
         assert incidents.with_absence(other, gap) == other
     assert incidents.with_absence(told, None) == told
@@ -339,7 +339,7 @@ def test_an_incident_names_where_it_happened_whether_or_not_a_node_is_lost() -> 
 
 
 def test_a_node_that_a_person_left_is_none_that_was_lost() -> None:
-    asked = Fault(cause=Cause.REQUESTED, evidence="a person asked to drain i-1", at=190.0, node_id=NodeId("i-1"))
+    asked = Fault(cause=Cause.REQUESTED, evidence="a user requested to drain i-1", at=190.0, node_id=NodeId("i-1"))
     taken = Fault(cause=Cause.NOTICE, evidence="AWS announced for i-2", at=190.0, node_id=NodeId("i-2"))
     incident = incidents.with_faults(opened(), (asked, taken, taken))
     assert (incident.instance_ids, incident.lost_node_count) == (("i-1", "i-2"), 1)

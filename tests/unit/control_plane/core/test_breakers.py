@@ -67,7 +67,7 @@ def test_the_node_is_changed_first_then_the_state_then_it_is_over() -> None:
     assert rule(known[:4], node, state).course is Course.AGAIN
     over = rule(known, node, state)
     assert over.course is Course.GIVE_UP
-    assert "the same failure 5 times after step 10" in over.why
+    assert "the same failure occurred 5 times after step 10" in over.why
     assert "without i-1" in over.why
     assert "from an older state than step 9" in over.why
     assert "boom" in over.why
@@ -134,6 +134,8 @@ def test_a_loop_without_progress_says_since_when_and_how_many_of_the_last_were_a
     ]
     over = rule(known)
     assert over.course is Course.GIVE_UP
-    assert over.why.startswith("9 failures since 00:01:00 UTC without a step beyond 10, the last 2 alike: error (1)")
+    assert over.why.startswith(
+        "9 failures occurred since 00:01:00 UTC without a step beyond 10, the last 2 are identical: error (1)"
+    )
     assert "since 00:01:01 UTC" in rule([*known[1:], crashed]).why
     assert ", the last: crashed (-11)" in rule([*known[1:], crashed]).why

@@ -231,28 +231,53 @@ def test_a_rank_that_failed_for_want_of_the_struck_instance_is_told_as_the_drill
 @pytest.mark.parametrize(
     ("state", "has_another", "ended", "outcome"),
     [
-        (JobState.RUNNING, False, DrillState.RECOVERED, "training is where it was before"),
-        (JobState.STOPPING, False, DrillState.RECOVERED, "training is where it was before"),
-        (JobState.COMPLETED, False, DrillState.RECOVERED, "training is where it was before"),
-        (JobState.FAILED, False, DrillState.NOT_RECOVERED, "the job failed before training was where it was before"),
-        (JobState.STOPPED, False, DrillState.NOT_RECOVERED, "the job stopped before training was where it was before"),
+        (
+            JobState.RUNNING,
+            False,
+            DrillState.RECOVERED,
+            "training has passed the step that it had reached before the drill",
+        ),
+        (
+            JobState.STOPPING,
+            False,
+            DrillState.RECOVERED,
+            "training has passed the step that it had reached before the drill",
+        ),
+        (
+            JobState.COMPLETED,
+            False,
+            DrillState.RECOVERED,
+            "training has passed the step that it had reached before the drill",
+        ),
+        (
+            JobState.FAILED,
+            False,
+            DrillState.NOT_RECOVERED,
+            "the job failed before training passed the step that it had reached before the drill",
+        ),
+        (
+            JobState.STOPPED,
+            False,
+            DrillState.NOT_RECOVERED,
+            "the job stopped before training passed the step that it had reached before the drill",
+        ),
         (
             JobState.QUEUED,
             False,
             DrillState.NOT_RECOVERED,
-            "the job was paused before training was where it was before",
+            "the job was paused before training passed the step that it had reached before the drill",
         ),
         (
             JobState.PREPARING,
             True,
             DrillState.NOT_RECOVERED,
-            "another incident began before training was where it was before",
+            "another incident began before training passed the step that it had reached before the drill",
         ),
         (
             JobState.RUNNING,
             True,
             DrillState.NOT_RECOVERED,
-            "another incident began before training was where it was before",
+            "another incident began before training passed the step that it had reached before the drill",
         ),
     ],
 )

@@ -670,7 +670,7 @@ def test_a_failed_launch_is_asked_for_again_after_a_while_and_ever_more_seldom()
     again = RetryLaunch(group="group", desired_count=3, failed_at=NOW - 30)
     assert decide(short(NOW - 29)).actions == ()
     assert decide(short(NOW - 30)).actions == (again,)
-    assert "waits for 1 instances: no p5; asked for again at 00:16:40 UTC" in decide(short(NOW - 30)).reason
+    assert "waits for 1 instances: no p5; Everstep retries at 00:16:40 UTC" in decide(short(NOW - 30)).reason
     asked = replace(again, failed_at=NOW - 60)  # the second request failed 30 s after the first one
     assert decide(short(NOW - 60, NOW - 90)).actions == (asked,)
     assert decide(short(NOW - 58, NOW - 89)).actions == ()
@@ -754,7 +754,7 @@ def test_a_rebooted_node_is_a_spare_again_replaced_with_its_fault_or_given_up() 
 
     assert states(rebooting()) == {"i1": ("spare", None)}
     assert states(rebooting({"i1": XID})) == {"i1": ("draining", None)}
-    assert states(rebooting(connected=NOW - 100)) == {}, "its agent has not dialled in since"
+    assert states(rebooting(connected=NOW - 100)) == {}, "its agent has not connected since"
     assert states(rebooting({"i1": XID}, taken=NOW - 4)) == {}, "its agent dialled in before EC2 was asked"
     late = rebooting(since=NOW - REBOOT_SECONDS - 1, connected=NOW - 2000)
     assert states(late) == {"i1": ("draining", None)}
@@ -777,7 +777,7 @@ def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled
         )
     rows[0] = replace(rows[0], since=NOW - REBOOT_SECONDS - 1)
     refused = decide(seen([replace(rows[0], connected_at=NOW - 2000), *rows[1:]], []))
-    assert refused.records[0].reason == "EC2 did not take its reboot within 900 s: words"
+    assert refused.records[0].reason == "EC2 did not reboot it within 900 s: words"
     assert states(decide(seen(rows, []))) == {}, "the server was away and asks again"
 
 
@@ -797,9 +797,9 @@ def test_an_instance_that_does_not_join_in_time_is_replaced_and_it_is_said_where
     assert late.actions == (
         TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason=late.records[0].reason),
     )
-    assert "has not dialled in within 900 s: look at the user data" in late.records[0].reason
+    assert "has not connected within 900 s: check the user data" in late.records[0].reason
     assert late.records[0].reason in late.events[0].message
-    assert "of 1 instances in a row: look at the user data" in late.reason
+    assert "for 1 instances in a row: check the user data" in late.reason
     assert states(decide(joining(JOIN_SECONDS, JOIN_SECONDS), spec)) == {}
     assert states(decide(joining(2000.0, 2000.0, silent_seconds=JOIN_SECONDS), spec)) == {}, (
         "this server could not hear it for as long"
@@ -886,7 +886,7 @@ def test_no_more_are_replaced_within_an_hour_than_the_fleet_allows_and_it_says_s
     limited = replace(SPEC, max_replacements_per_hour=2)
     held_up = decide(seen(rows, [], replaced=(NOW - 10, NOW - 3599)), limited)
     assert held_up.actions == ()
-    assert f"i1 {fleets.NOT_REPLACED}: 2 replacements in the last hour of 2 allowed" in held_up.reason
+    assert f"i1 {fleets.NOT_REPLACED}: 2 replacements in the last hour, the limit is 2" in held_up.reason
     assert ended(decide(seen(rows, [], replaced=(NOW - 10, NOW - 3601)), limited)) == ["i1"]
     asked = [replace(rows[0], replaced_at=NOW - 10), *rows[1:]]
     assert ended(decide(seen(asked, [], replaced=(NOW - 10, NOW - 20)), limited)) == ["i1"], (
@@ -910,7 +910,7 @@ def test_a_failed_instance_is_held_for_inspection_unless_it_takes_the_last_place
     assert SendKeepEvidence(node_id=NodeId("i1")) in held.actions
     refused = decide(seen(rows, [], faulty={"i1": LOST}, max_size=3), keeps)
     assert states(refused) == {"i1": ("draining", None)}
-    assert "the group has 3 places, jobs and spares need 3, 0 are held already" in refused.records[0].reason
+    assert "the group has MaxSize 3, jobs and spares need 3, and 0 nodes are held already" in refused.records[0].reason
 
 
 def test_a_person_lets_a_held_node_work_again_or_ends_it_once_its_evidence_is_kept() -> None:

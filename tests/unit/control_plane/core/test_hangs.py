@@ -122,7 +122,7 @@ def test_the_pace_is_the_longest_of_all_and_belongs_to_a_world_size() -> None:
 def test_a_suspected_hang_is_shown_with_its_age_and_its_limit() -> None:
     watched = watch(reports(*(status(rank, still=31.0) for rank in range(4))))
     stored = f"{hangs.TRAINS}{watched.words}"
-    shown = "no progress for 42 s (limit 90 s): all 4 ranks stood still in train for longer than 30 s"
+    shown = "no progress for 42 s (limit 90 s): all 4 ranks made no progress in train for longer than 30 s"
     assert hangs.shown(stored, watched.suspicion, NOW + 11.0) == f"{shown}; the stacks are in the job's events"
     assert hangs.shown("trains from step 3", None, NOW) == "trains from step 3"
 
@@ -157,7 +157,10 @@ def test_the_first_look_warns_with_stacks_and_harms_nobody() -> None:
     (event,) = watched.events
     assert event.detail == {"stacks": [{"ranks": [0, 2, 3], "text": WAITS}, {"ranks": [1], "text": STUCK}]}
     assert event.node_id == "i-1"
-    assert watched.words == "all 4 ranks stood still in train for longer than 30 s; the stacks are in the job's events"
+    assert (
+        watched.words
+        == "all 4 ranks made no progress in train for longer than 30 s; the stacks are in the job's events"
+    )
     assert watched.suspicion is not None
     again = watch(reports(*(status(rank, still=32.0) for rank in range(4))), watched.suspicion)
     assert (again.events, again.ask) == ((), ()), "told once"
@@ -185,8 +188,8 @@ def test_all_asleep_is_a_hang_and_the_node_that_stands_elsewhere_is_named() -> N
         "restart in place: no node is lost"
     )
     first, odd, *places = [fault.evidence for fault in watched.faults]
-    assert first.startswith("hang: all 4 ranks stood still in train for 95 s, the limit is 30 s: no stack has changed")
-    assert odd == "i-2 alone is stuck: its rank 2 is at another place than the others"
+    assert first.startswith("hang: all 4 ranks made no progress in train for 95 s, the limit is 30 s: no stack changed")
+    assert odd == "i-2 alone is stuck: its rank 2 is at another place in the code than the other ranks"
     assert places == [
         "ranks 0, 1, 3: all_reduce (distributed.py:7) < main (train.py:3)",
         "rank 2: read (data.py:40) < main (train.py:3)",
@@ -229,7 +232,7 @@ def test_a_rank_left_behind_is_a_hang_although_others_move() -> None:
     seen = reports(
         *moving, status(2, still=95.0), looks=(*(look(rank, same_seconds=0.0) for rank in (0, 1, 3)), look(2))
     )
-    assert "while others have reached step 9" in watch(seen, second()).faults[0].evidence
+    assert "while other ranks reached step 9" in watch(seen, second()).faults[0].evidence
     nearly = [msgspec.structs.replace(each, boundary=8) for each in moving]
     seen = reports(
         *nearly, status(2, still=95.0), looks=(*(look(rank, same_seconds=0.0) for rank in (0, 1, 3)), look(2))
@@ -268,20 +271,22 @@ def test_who_waits_on_purpose_is_let_be_as_long_as_the_script_says_and_so_are_th
     gate = status(0, still=590.0, phase="wait", limit=600.0)
     waits = watch(reports(gate, *(status(rank, still=590.0) for rank in (1, 2, 3))))
     assert (waits.suspicion, waits.ask, waits.events) == (None, (), ())
-    assert waits.words == "rank 0 on i-0 stands still in wait on purpose, for at most 600 s as the script says"
+    assert waits.words == "rank 0 on i-0 waits in wait on purpose, for at most 600 s as the script declares"
     assert watch(reports(status(0, still=30.0, phase="wait", limit=600.0))).words == "", (
         "no longer than a step may take"
     )
     over = watch(reports(*(status(rank, still=601.0, phase="wait", limit=600.0) for rank in range(4))))
     assert over.suspicion is not None
-    assert over.words == "all 4 ranks stood still in wait for longer than 600 s; the stacks are in the job's events"
+    assert (
+        over.words == "all 4 ranks made no progress in wait for longer than 600 s; the stacks are in the job's events"
+    )
 
 
 def test_a_wait_that_outlasts_its_word_is_a_hang() -> None:
     waits = tuple(status(rank, still=691.0, phase="wait", limit=600.0) for rank in range(4))
     watched = watch(reports(*waits, looks=tuple(look(rank) for rank in range(4))), second(691.0))
     assert watched.faults[0].evidence.startswith(
-        "hang: all 4 ranks stood still in wait for 691 s, the limit is 600 s: "
+        "hang: all 4 ranks made no progress in wait for 691 s, the limit is 600 s: "
     )
     assert watched.faults[0].at == NOW - 91.0, "the time that it was given is no time lost"
     assert hangs.promised_seconds(reports(*waits)) == 600
@@ -331,7 +336,7 @@ def test_a_script_that_hangs_at_the_same_step_again_and_again_is_given_up() -> N
         return breakers.rule(failures, (), spec, has_spare=True, older_base=Step(0))
 
     assert rule(hung).course is Course.AGAIN
-    assert rule(hung, hung).why == "the same failure 2 times after step 7: its ranks stood still"
+    assert rule(hung, hung).why == "the same failure occurred 2 times after step 7: its ranks were hung"
     assert rule(replace(hung, is_hang=False), hung).course is Course.AGAIN
     alone = replace(hung, node_id=NodeId("i-0"))
     assert rule(alone, alone).course is Course.OTHER_NODE, "it may be the node"

@@ -189,25 +189,25 @@ def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
 @pytest.mark.parametrize(
     ("waited", "ends_in", "upload", "is_replaceable", "is_held", "expected"),
     [
-        (0, 120, 10.0, True, True, (True, "waits for its checkpoint: the last one took 10 s, 114 s were left")),
-        (15, 120, 10.0, True, True, (False, "waited no longer for its checkpoint: the last one took 10 s")),
+        (0, 120, 10.0, True, True, (True, "waits for its checkpoint: the last one took 10 s, 114 s remained")),
+        (15, 120, 10.0, True, True, (False, "stopped waiting for its checkpoint: the last one took 10 s")),
         (
             0,
             120,
             100.0,
             True,
             True,
-            (False, "did not wait for its checkpoint: the last one took 100 s, 114 s were left"),
+            (False, "did not wait for its checkpoint: the last one took 100 s, 114 s remained"),
         ),
-        (0, 120, None, True, True, (True, "waits for its checkpoint: none was measured, 114 s were left")),
-        (30, 120, None, True, True, (False, "waited no longer for its checkpoint: none was measured")),
+        (0, 120, None, True, True, (True, "waits for its checkpoint: no upload was measured, 114 s remained")),
+        (30, 120, None, True, True, (False, "stopped waiting for its checkpoint: no upload was measured")),
         (
             60,
             120,
             10.0,
             True,
             False,
-            (True, "waits for its checkpoint: only the nodes that it leaves hold its last step, 114 s were left"),
+            (True, "waits for its checkpoint, because only the departing nodes hold its last step; 114 s remained"),
         ),
         (
             60,
@@ -215,10 +215,10 @@ def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
             10.0,
             False,
             True,
-            (True, "waits for its checkpoint while no node can take the place, 114 s were left"),
+            (True, "waits for its checkpoint while no replacement is ready; 114 s remained"),
         ),
-        (114, 120, 10.0, False, False, (False, "there was no time left for its checkpoint")),
-        (0, None, 10.0, True, True, (True, "waits for its checkpoint: the last one took 10 s, 120 s were left")),
+        (114, 120, 10.0, False, False, (False, "no time remained for its checkpoint")),
+        (0, None, 10.0, True, True, (True, "waits for its checkpoint: the last one took 10 s, 120 s remained")),
     ],
 )
 def test_a_checkpoint_is_waited_for_where_time_allows(
@@ -245,13 +245,13 @@ def test_a_checkpoint_is_waited_for_where_time_allows(
 @pytest.mark.parametrize(
     ("waited", "is_held", "expected"),
     [
-        (0, True, (False, "nodes that stay hold its last step")),
+        (0, True, (False, "the remaining nodes hold its last step")),
         (
             29,
             False,
-            (True, "waits for its checkpoint: only the nodes that it leaves hold its last step, 30 s were left"),
+            (True, "waits for its checkpoint, because only the departing nodes hold its last step; 30 s remained"),
         ),
-        (30, False, (False, "there was no time left for its checkpoint")),
+        (30, False, (False, "no time remained for its checkpoint")),
     ],
 )
 def test_where_aws_takes_nothing_only_the_last_copy_is_worth_the_wait(
@@ -303,7 +303,7 @@ def test_once_a_stop_is_asked_for_nobody_is_added_and_nobody_spared() -> None:
 
 
 def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent() -> None:
-    asked = node(NODES[1], request_words="a person asked to drain n1 (ann)")
+    asked = node(NODES[1], request_words="a user requested to drain n1 (ann)")
     fine = Verdict(node_id=NODES[1], standing=Standing.ALIVE)
     (move,) = moves.wanted((), NODES[1:2], {NODES[1]: fine}, {NODES[1]: asked}, now=NOW, not_before=0.0)
     assert (move.cause, move.remedy, move.evidence, move.ends_at) == (
@@ -317,4 +317,4 @@ def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent()
     (faulty,) = moves.wanted((), NODES[1:2], {NODES[1]: impaired(NODES[1])}, {NODES[1]: asked}, now=NOW, not_before=0.0)
     assert (faulty.cause, faulty.remedy) == (Cause.NODE_FAULT, Remedy.REBOOT)
     assert moves.is_ready(node(SPARES[0]), NOW, TIMEOUTS)
-    assert not moves.is_ready(node(SPARES[0], request_words="a person asked to hold s0 (ann)"), NOW, TIMEOUTS)
+    assert not moves.is_ready(node(SPARES[0], request_words="a user requested to hold s0 (ann)"), NOW, TIMEOUTS)

@@ -27,16 +27,16 @@ FIGURES = {"rank_bytes": int(7.5 * GIB), "used_bytes": 61 * GIB, "total_bytes": 
         (
             MemoryEnd(source=MemorySource.NODE, kind=MemoryKind.HOST, rank_bytes=GIB),
             "rank 3 on i-1 probably ran out of memory: it was killed at 1.0 GiB, while the kernel killed "
-            "processes of this node for lack of memory",
+            "processes of this node because memory was exhausted",
         ),
         (
             MemoryEnd(source=MemorySource.CGROUP, kind=MemoryKind.HOST, words=LOADER, rank_bytes=GIB),
-            "rank 3 on i-1 ran out of memory: the kernel killed a DataLoader worker of it at 1.0 GiB",
+            "rank 3 on i-1 ran out of memory: the kernel killed one of its DataLoader workers at 1.0 GiB",
         ),
         (
             MemoryEnd(source=MemorySource.NODE, kind=MemoryKind.HOST, words=LOADER),
-            "rank 3 on i-1 probably ran out of memory: a DataLoader worker of it was killed, while the kernel killed "
-            "processes of this node for lack of memory",
+            "rank 3 on i-1 probably ran out of memory: one of its DataLoader workers was killed, while the kernel killed "
+            "processes of this node because memory was exhausted",
         ),
         (
             MemoryEnd(source=MemorySource.EXCEPTION, kind=MemoryKind.GPU, words="torch.OutOfMemoryError: no"),

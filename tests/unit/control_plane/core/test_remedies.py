@@ -77,7 +77,7 @@ def test_a_reboot_is_tried_once_for_the_same_fault() -> None:
     again = remedies.worst([fault("gpu_xid", 95)], rebooted, NOW)
     assert again is not None
     assert again.remedy is Remedy.REPLACE
-    assert "a reboot has not mended it" in again.words
+    assert "a reboot did not repair it" in again.words
     other = remedies.worst([fault("gpu_xid", 119)], rebooted, NOW)
     assert other is not None
     assert other.remedy is Remedy.REBOOT

@@ -30,9 +30,9 @@ MOVES = (DRAIN, REPLACE, REBOOT)
 def test_a_node_that_works_is_left_where_another_one_can_come(asked: NodeRequest) -> None:
     assert refusal(asked, ASSIGNED) == ""
     assert refusal(asked, replace(ASSIGNED, spare_count=0, max_node_count=5)) == ""
-    assert "no other one can take its place" in refusal(asked, replace(ASSIGNED, spare_count=0))
+    assert "no node can replace it" in refusal(asked, replace(ASSIGNED, spare_count=0))
     assert "ann has taken over" in refusal(asked, replace(ASSIGNED, taken_over_by="ann"))
-    assert "may not act now: most of the fleet is silent" in refusal(
+    assert "is frozen: most of the fleet is silent" in refusal(
         asked, replace(ASSIGNED, fleet_status=FleetStatus.FROZEN)
     )
     assert "is being deleted" in refusal(asked, replace(ASSIGNED, fleet_status=FleetStatus.DELETING))
@@ -58,4 +58,6 @@ def test_a_held_node_is_ended_or_kept(asked: NodeRequest, is_possible: bool) -> 
 def test_one_thing_at_a_time() -> None:
     standing = replace(ASSIGNED, request=DRAIN)
     assert refusal(DRAIN, standing) == ""
-    assert "already to be: drain; everstep nodes release i-1" in refusal(REBOOT, standing)
+    assert "already has a pending request: drain; cancel it with everstep nodes release i-1" in refusal(
+        REBOOT, standing
+    )

@@ -359,7 +359,7 @@ async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ran
     (incident,) = world.incidents()
     assert (incident.cause, incident.failed_at) == ("instance_terminated", failed_at)
     (absence,) = [each for each in incident.evidence if each.startswith("no control plane")]
-    told = re.fullmatch(r"no control plane was at work for (\d+) s, until (\d\d:\d\d:\d\d) UTC", absence)
+    told = re.fullmatch(r"no control plane was running for (\d+) s, until (\d\d:\d\d:\d\d) UTC", absence)
     assert told is not None
     seconds, until = told.groups()
     assert int(seconds) == round((incident.opened_at - failed_at).total_seconds())

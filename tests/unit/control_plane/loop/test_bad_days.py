@@ -173,7 +173,7 @@ async def test_a_job_does_not_begin_anew_to_tell_a_bad_node_from_a_bad_script(wo
     await world.until(lambda: world.job().state != JobState.RUNNING)
     await world.until(lambda: world.job().state in (JobState.FAILED, JobState.RUNNING))
     assert (world.job().state, world.job().generation) == (JobState.FAILED, 2)
-    assert "the same failure 2 times after step 10" in world.job().reason
+    assert "the same failure occurred 2 times after step 10" in world.job().reason
 
 
 async def test_loads_that_always_fail_end_the_job(world: World) -> None:
@@ -183,7 +183,7 @@ async def test_loads_that_always_fail_end_the_job(world: World) -> None:
     for agent in world.agents.values():
         agent.fails_load = True
     await world.until(lambda: world.job().state == JobState.FAILED)
-    assert "could not be loaded" in world.job().reason
+    assert "failed to load its shards" in world.job().reason
 
 
 async def test_a_node_that_is_given_up_failed_when_the_last_step_was_made_not_at_its_own_last_word(
@@ -1155,7 +1155,7 @@ async def test_an_instance_that_never_joins_is_replaced_so_that_the_job_can_star
         world.never_return.add(dead)
         await world.until(lambda: dead in world.nodes() and world.nodes()[dead].state == NodeState.GONE)
         assert any(
-            "joining → draining: its agent has not dialled in within 30 s" in message for message in world.events()
+            "joining → draining: its agent has not connected within 30 s" in message for message in world.events()
         )
         await world.running()
         with world.database.read() as session:

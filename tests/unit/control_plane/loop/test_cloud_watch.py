@@ -205,7 +205,7 @@ async def test_a_hook_is_held_while_the_last_step_has_only_nodes_that_go(world: 
     for _ in range(200):  # longer than the hook's timeout
         await world.tick()
     assert leaving.node_id in world.agents
-    assert "only the nodes that it leaves hold its last step" in world.job().reason
+    assert "only the departing nodes hold its last step" in world.job().reason
     holds = [call for call in world.operator.calls if call[0] == "hold_termination"]
     assert 3 <= len(holds) <= 8, "a few in a hook's timeout, not one in every pass"
     await world.upload(10)
@@ -225,11 +225,11 @@ async def test_launches_that_aws_suspended_after_failures_are_resumed_and_the_jo
     await world.tick(1)
     words = world.job().reason
     assert "waits for 4 nodes: We currently do not have sufficient p5.48xlarge capacity" in words
-    assert "asked for again at 00:00:31 UTC" in words
+    assert "Everstep retries at 00:00:31 UTC" in words
     world.operator.change_group(GROUP, world.suspended("Amazon EC2 Auto Scaling suspended this process"))
     world.operator.capacity = None
     await world.tick(1)
-    assert "AWS has suspended it after failures; lifted and asked for again at" in world.job().reason
+    assert "AWS suspended it after failures; Everstep resumes it and retries at" in world.job().reason
     assert ("resume_processes", GROUP) not in world.operator.calls
     await world.until(lambda: ("resume_processes", GROUP) in world.operator.calls)
     await world.running()

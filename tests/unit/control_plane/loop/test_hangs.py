@@ -54,7 +54,7 @@ async def test_a_suspected_hang_is_shown_with_its_age_and_costs_no_write_for_it(
     assert world.job().reason == stored.reason
     assert world.job().memo == stored.memo
     for reason in (views.reason_of(world.job(), world.now), views.job_summary(world.job(), world.now).reason):
-        assert reason.startswith("no progress for 45 s (limit 90 s): all 4 ranks stood still in train")
+        assert reason.startswith("no progress for 45 s (limit 90 s): all 4 ranks made no progress in train")
 
 
 async def test_ranks_that_stand_still_do_not_keep_a_job_from_being_stopped(world: World) -> None:

@@ -54,7 +54,7 @@ async def test_a_drained_node_is_left_at_an_agreed_stop_and_held(world: World) -
     assert (node.hold, node.request, node.reason) == (
         "person",
         "",
-        f"a person asked to drain {node_id} (ann): a new kernel",
+        f"a user requested to drain {node_id} (ann): a new kernel",
     )
     assert world.plan().base_step == world.job().max_boundary == 10
     await world.train(1)
@@ -164,7 +164,7 @@ async def test_without_another_node_the_job_trains_on_and_the_request_waits(tmp_
             await world.train(1)
         assert not any(isinstance(message, StopTraining) for _, message in world.said)
         assert world.job().state == JobState.RUNNING
-        assert "a person asked to drain" in world.job().reason
+        assert "a user requested to drain" in world.job().reason
         assert world.nodes()[node_id].request == "drain"
     finally:
         world.close()

@@ -360,7 +360,7 @@ class Agent:
                 self.phase = MemberPhase.LOAD_FAILED if not self.fetch(plan) else MemberPhase.LOADED
                 if self.phase is MemberPhase.LOAD_FAILED:
                     self.faults = (
-                        NodeFault(code=self.load_fault, message="a source did not verify", is_permanent=False),
+                        NodeFault(code=self.load_fault, message="a source failed verification", is_permanent=False),
                     )
             case Start(generation=generation):
                 if generation == self.generation and self.phase is MemberPhase.LOADED and self.plan is not None:
