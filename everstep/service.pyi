@@ -1122,27 +1122,27 @@ class TrainingJobRunningWaiter(Protocol):
 
 class TrainingJobRecoveredWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until no incident is open and the ranks train, or the job has completed. Fails when it has ended another way. A failure that nobody has noticed yet is none: after hurting a job, wait for its incident first."""
+        """Waits until no incident is open and the ranks train, or the job has completed. Fails when the job has ended another way. A failure that is not detected yet does not count: after you hurt a job, wait for its incident first."""
 
 class TrainingJobCompletedOrStoppedWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until the job has completed or was stopped and its nodes have released it: it can be deleted then. Fails when it has failed."""
+        """Waits until the job has completed or was stopped and its nodes are released, so that it can be deleted. Fails when the job has failed."""
 
 class TrainingJobPausedWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until a job that was asked to pause has let go of its nodes. Fails when it has ended or is being stopped."""
+        """Waits until a paused job has released its nodes. Fails when the job has ended or is being stopped."""
 
 class FleetReadyWaiter(Protocol):
     def wait(self, *, FleetName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until every node that the fleet wants is connected: at once where it is to have none. Fails when it is frozen or being deleted."""
+        """Waits until every desired node of the fleet is connected; a fleet without desired nodes is ready at once. Fails when the fleet is frozen or being deleted."""
 
 class DrillsOverWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until no drill of the job is under way: what became of each is known."""
+        """Waits until the result of every drill of the job is known."""
 
 class CheckpointAvailableWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until the job has a complete checkpoint in S3: with MinStep, as CreateCheckpoint answered it, one of that step or a later one. Fails when the job has ended without."""
+        """Waits until the job has a complete checkpoint in S3. With MinStep, as CreateCheckpoint returned it, the checkpoint has that step or a later one. Fails when the job has ended without it."""
 
 class Exceptions(Protocol):
     ClientError: type[Refusal]

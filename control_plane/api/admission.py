@@ -101,7 +101,7 @@ def admit(
     ]
     if wrong:
         raise InvalidRequest(
-            "The job cannot run as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong),
+            "The job cannot run with this request: " + "; ".join(f"{error.field}: {error.message}" for error in wrong),
             fields=wrong,
         )
     own = own_place(bucket, request.training_job_name, run_id)
@@ -161,9 +161,11 @@ def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
                     field=f"{field}.{name}", message="is set by Everstep for every rank and cannot be changed"
                 )
             if request.role_arn is not None and name in KEY_VARIABLES:
-                yield FieldError(field=f"{field}.{name}", message="would keep ranks from the keys of RoleArn")
+                yield FieldError(
+                    field=f"{field}.{name}", message="would prevent ranks from using the credentials of RoleArn"
+                )
     for name in sorted(request.secrets.keys() & request.environment.keys()):
-        yield FieldError(field=f"Secrets.{name}", message="is in Environment, too")
+        yield FieldError(field=f"Secrets.{name}", message="is also set in Environment")
 
 
 def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldError]:
@@ -171,7 +173,7 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
     for index, channel in enumerate(request.input_data_config):
         field, variable = f"InputDataConfig[{index}]", channel_variable(channel.channel_name)
         if variable in seen:
-            message = f"{channel.channel_name!r} and {seen[variable]!r} would both be {variable}"
+            message = f"the channels {channel.channel_name!r} and {seen[variable]!r} would both set {variable}"
             yield FieldError(field=f"{field}.ChannelName", message=message)
         for where, names in (("Environment", request.environment), ("Secrets", request.secrets)):
             if variable in names:
@@ -179,11 +181,13 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
         seen[variable] = channel.channel_name
         source = channel.data_source
         if (source.s3_data_source is None) == (source.file_system_data_source is None):
-            yield FieldError(field=f"{field}.DataSource", message="names one of S3DataSource and FileSystemDataSource")
+            yield FieldError(
+                field=f"{field}.DataSource", message="must contain either S3DataSource or FileSystemDataSource"
+            )
         uri = source.s3_data_source.s3_uri if source.s3_data_source is not None else ""
         if request.role_arn is None and _is_in(bucket, uri):
             message = (
-                f"{bucket} is the service's own bucket, and has what belongs to other projects; name a RoleArn that "
+                f"{bucket} is the service's own bucket, which contains objects of other projects; set a RoleArn that "
                 "may read it"
             )
             yield FieldError(field=f"{field}.DataSource.S3DataSource.S3Uri", message=message)
@@ -204,15 +208,15 @@ def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Ite
             continue
         if _is_in(bucket, uri):
             message = (
-                f"{bucket} is the service's own bucket, and has what belongs to other projects; leave this out for "
-                "the job's own place in it"
+                f"{bucket} is the service's own bucket, which contains objects of other projects; omit this field to "
+                "use the job's own prefix"
             )
             yield FieldError(field=field, message=message)
         length = len(uri.removeprefix("s3://").partition("/")[2])
         if length > MAX_S3_PATH_CHARACTERS:
             message = (
-                f"with the job's own place below it, its path has {length} characters; at most "
-                f"{MAX_S3_PATH_CHARACTERS} are taken"
+                f"has a path of {length} characters, including the job's own prefix; the limit is "
+                f"{MAX_S3_PATH_CHARACTERS}"
             )
             yield FieldError(field=field, message=message)
 
@@ -248,7 +252,7 @@ def _does_not_fit(
         yield FieldError(field="Protection.Copies", message=message)
     if request.node_count > max_node_count:
         message = (
-            f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} "
+            f"NodeCount is {request.node_count}; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} "
             f"has MaxSize {max_node_count}"
         )
         yield FieldError(field="NodeCount", message=message)
@@ -260,12 +264,12 @@ def _no_alternative(
     field = "AlternativeFleetNames"
     names = [first.name, *(fleet.name for fleet, _ in others)]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield FieldError(field=field, message=f"the fleet {name} is named twice")
+        yield FieldError(field=field, message=f"the fleet {name} is listed twice")
     for fleet, max_node_count in others:
         if request.node_count > max_node_count:
             message = (
-                f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} "
-                f"has MaxSize {max_node_count}"
+                f"NodeCount is {request.node_count}; the group {fleet.auto_scaling_group_name} of the fleet "
+                f"{fleet.name} has MaxSize {max_node_count}"
             )
             yield FieldError(field=field, message=message)
         if request.stopping_condition.max_cost_usd is not None and fleet.price_usd_per_hour is None:
@@ -278,7 +282,7 @@ def _no_alternative(
 def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Iterator[FieldError]:
     if quota is not None and quota.max_node_count is not None and request.node_count > quota.max_node_count:
         message = (
-            f"{request.node_count} nodes; jobs of the project {quota.project} may hold {quota.max_node_count} "
+            f"NodeCount is {request.node_count}; jobs of the project {quota.project} may hold {quota.max_node_count} "
             "nodes of a fleet"
         )
         yield FieldError(field="NodeCount", message=message)
@@ -323,9 +327,9 @@ def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Ite
         return
     scripts = [name for name in source.files if name.endswith(".py") and "/" not in name]
     has = (
-        f"it has {', '.join(scripts[:5])}{' …' if len(scripts) > 5 else ''} at its top"
+        f"the source has {', '.join(scripts[:5])}{' …' if len(scripts) > 5 else ''} at its top level"
         if scripts
-        else "it has no Python file at its top"
+        else "the source has no Python file at its top level"
     )
     yield FieldError(
         field="EntryPoint", message=f"{path!r} is not among the {len(source.files)} files of the source; {has}"

@@ -64,15 +64,15 @@ class Allowance:
     def _priority(self, priority: int) -> FieldError:
         project, highest = self.quota.project, self.quota.max_priority
         message = (
-            f"is {priority}; submitters of the project {project!r} may set {highest} at most (everstep quotas "
-            f"set {project} --max-priority)"
+            f"is {priority}; submitters of the project {project!r} may set at most {highest} (everstep quotas set "
+            f"{project} --max-priority)"
         )
         return FieldError(field="Priority", message=message)
 
     def _not_given(self, field: str, name: str, option: str) -> FieldError:
         project = self.quota.project
         message = (
-            f"the project {project!r} may not name {name!r}; an administrator allows it: everstep quotas set "
+            f"the project {project!r} may not use {name!r}; an administrator can allow it: everstep quotas set "
             f"{project} {option} ..."
         )
         return FieldError(field=field, message=message)

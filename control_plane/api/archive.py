@@ -110,10 +110,12 @@ def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> 
                 command, stdin=file.fileno(), capture_output=True, timeout=_WAIT_SECONDS, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise RefusedArchive(f"it takes more than {_WAIT_SECONDS:.0f} s to read") from error
+            raise RefusedArchive(f"reading it takes more than {_WAIT_SECONDS:.0f} s") from error
     if ended.returncode:
         log.warning("the inspection of an archive ended with %d: %s", ended.returncode, ended.stderr[-500:])
-        raise RefusedArchive(f"it takes more than {CPU_SECONDS} s or {MEMORY_BYTES} bytes of memory to read")
+        raise RefusedArchive(
+            f"reading it takes more than {CPU_SECONDS} s of CPU time or {MEMORY_BYTES} bytes of memory"
+        )
     found = json.loads(ended.stdout)
     if "refused" in found:
         raise (ArchiveTooLarge if found["is_too_large"] else RefusedArchive)(found["refused"])
@@ -162,23 +164,23 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
                 path = clean_path(member)
                 path_bytes += len(path)
                 if path_bytes > ALL_PATHS_BYTES:
-                    raise ArchiveTooLarge(f"paths of more than {ALL_PATHS_BYTES} bytes in all")
+                    raise ArchiveTooLarge(f"its paths have more than {ALL_PATHS_BYTES} bytes in total")
                 if member.isdir():
                     directory_count += 1
                     directories.add(path)
                     if directory_count > limits.file_count:
-                        raise ArchiveTooLarge(f"more than {limits.file_count} directories")
+                        raise ArchiveTooLarge(f"it contains more than {limits.file_count} directories")
                     stream.expect(0)
                     continue
                 if path in files:
-                    raise RefusedArchive(f"{path!r} is in the archive twice")
+                    raise RefusedArchive(f"{path!r} occurs twice in the archive")
                 files.add(path)
                 unpacked_bytes += member.size
                 if len(files) > limits.file_count:
-                    raise ArchiveTooLarge(f"more than {limits.file_count} files")
+                    raise ArchiveTooLarge(f"it contains more than {limits.file_count} files")
                 if unpacked_bytes > unpacked_limit:
                     raise ArchiveTooLarge(
-                        f"more than {unpacked_limit / 2**20:.4g} MiB ({unpacked_limit} bytes) when unpacked"
+                        f"it has more than {unpacked_limit / 2**20:.4g} MiB ({unpacked_limit} bytes) when unpacked"
                     )
                 stream.expect(member.size)
             stream.drain()
@@ -194,9 +196,9 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
         ArithmeticError,
     ) as error:
         # `tarfile` raises the last three exceptions if a pax header contains an invalid number or sparse-file map.
-        raise RefusedArchive(f"not a whole gzipped tar: {error}") from error
+        raise RefusedArchive(f"it is not a complete gzipped tar: {error}") from error
     if not files:
-        raise RefusedArchive("no files in it")
+        raise RefusedArchive("it contains no files")
     for path in sorted(_parents(files | directories) & files):
         raise RefusedArchive(f"{path!r} is both a file and a directory")
     return ArchiveContents(tuple(sorted(files)), unpacked_bytes)
@@ -218,7 +220,7 @@ def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
         for member in archive:
             archive.members.clear()  # tarfile would keep all members in memory
             if len(archive.pax_headers) > GLOBAL_HEADERS:
-                raise RefusedArchive(f"more than {GLOBAL_HEADERS} pax headers of the whole archive")
+                raise RefusedArchive(f"it contains more than {GLOBAL_HEADERS} global pax headers")
             yield member
 
 
@@ -249,7 +251,7 @@ class _Bounded:
         data = self._taken(size)
         self._left_before_next -= len(data)
         if self._left_before_next < 0:
-            raise RefusedArchive(f"a header of more than {HEADER_BYTES} bytes")
+            raise RefusedArchive(f"it contains a header of more than {HEADER_BYTES} bytes")
         return data
 
     def drain(self) -> None:
@@ -261,7 +263,7 @@ class _Bounded:
         data = self._stream.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise RefusedArchive(f"more than {self._besides_bytes} bytes besides the content of its files")
+            raise RefusedArchive(f"it contains more than {self._besides_bytes} bytes besides the content of its files")
         return data
 
 

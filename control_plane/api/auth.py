@@ -207,7 +207,7 @@ def require_user(record: TokenRecord | None) -> TokenRecord:
     if record is None:
         raise Unauthenticated("The token is unknown, expired or revoked.", hint="Ask an administrator for a new one.")
     if record.kind != TokenKind.USER:
-        raise Forbidden("This token is an agent's; it opens the agents' connection alone.")
+        raise Forbidden("This token belongs to an agent and works only for the agents' connection.")
     return record
 
 
@@ -225,7 +225,7 @@ async def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
     """
     if caller.role not in (Role.SUBMITTER, Role.ADMIN):
         raise Forbidden(
-            f"The role {caller.role} may read, not change.",
+            f"The role {caller.role} may read, but not change anything.",
             hint="Ask an administrator for a token with the role submitter.",
         )
     return caller
@@ -244,7 +244,7 @@ async def admin(caller: Annotated[Caller, Depends(reader)]) -> Caller:
         Forbidden: the caller is not an administrator.
     """
     if caller.role is not Role.ADMIN:
-        raise Forbidden(f"This needs the role admin; the token has the role {caller.role}.")
+        raise Forbidden(f"This operation needs the role admin; the token has the role {caller.role}.")
     return caller
 
 

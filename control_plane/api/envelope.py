@@ -99,7 +99,11 @@ class Envelope:
         except _NotRead:
             # Returning without the end of the body makes the server close the connection, so the client sees a cut
             # response.
-            log.info("request %s: its client took nothing for %.0f s and is dropped", request_id, self._silent_seconds)
+            log.info(
+                "request %s: the client received nothing for %.0f s; the server closes its connection",
+                request_id,
+                self._silent_seconds,
+            )
         except Exception as failure:
             log.exception("request %s (%s %s) failed", request_id, scope["method"], scope["path"])
             if self._on_failure is not None:
@@ -123,9 +127,9 @@ class Envelope:
             except TimeoutError:
                 is_late = clock() >= end
                 reason = (
-                    f"the body did not end within {whole_seconds:g} s"
+                    f"the body was not complete within {whole_seconds:g} s"
                     if is_late
-                    else f"nothing of the body came for {self._silent_seconds:g} s"
+                    else f"no byte of the body arrived for {self._silent_seconds:g} s"
                 )
                 raise HTTPException(408, reason) from None
             is_whole = not message.get("more_body", False)

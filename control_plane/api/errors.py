@@ -207,14 +207,14 @@ def _from_database(error: db.DatabaseError) -> ApiError:
     if isinstance(error, db.AlreadyExists):
         return InUse(
             f"There is already a {error.noun} named {error.name!r}.",
-            hint="Choose another name: one is free again only when what has it was deleted.",
+            hint="Choose another name, or delete the existing one first.",
         )
     if isinstance(error, db.Conflict | db.AmbiguousName):
         return InUse(_sentence(str(error)))
     log.error("a request failed in the database: %s", error)
     return InternalError(
         "The request failed inside the service.",
-        hint="Give the RequestId to whoever runs the service: its log has the cause.",
+        hint="Give the RequestId to the operator of the service: its log contains the cause.",
     )
 
 
@@ -232,22 +232,22 @@ def unexpected(error: Exception) -> ApiError:
     """
     if is_disk_full(error):
         return DiskFull(
-            "disk_full: a disk of the service is full, so that the request was not stored.",
-            hint="GetHealth names the directory. Whoever runs the service frees space or enlarges the disk. Jobs "
-            "that train go on; then try again.",
+            "disk_full: a disk of the service is full, so the request was not stored.",
+            hint="GetHealth names the directory. The operator of the service must free space or enlarge the disk. "
+            "Training continues meanwhile. Retry afterwards.",
         )
     return InternalError(
         "The request failed inside the service.",
-        hint="Give the RequestId to whoever runs the service: its log has the cause.",
+        hint="Give the RequestId to the operator of the service: its log contains the cause.",
     )
 
 
 def _from_cloud(error: CloudError) -> ApiError:
     if error.retryable:
-        return Unavailable(f"The cloud did not do it: {error.message}", hint="Try again in a moment.")
+        return Unavailable(f"The cloud did not complete the request: {error.message}", hint="Retry in a moment.")
     if isinstance(error, CloudNotFound):
         return NotFound(_sentence(error.message))
-    return InvalidRequest(f"The cloud refused: {error.message}")
+    return InvalidRequest(f"The cloud rejected the request: {error.message}")
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:

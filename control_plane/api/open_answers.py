@@ -57,7 +57,7 @@ class WhileTokenIsGood:
         except asyncio.CancelledError:
             if watch is None or not watch.done() or answering.uncancel():
                 raise
-            log.info("an answer of %s ended with its token", scope["path"])
+            log.info("a response to %s ended because its token expired or was revoked", scope["path"])
         finally:
             if watch is not None:
                 watch.cancel()

@@ -132,4 +132,4 @@ def _waits_for(spec: JobSpec, job: FleetJob, turns: Schedule, free: int) -> str:
     if job.run not in turns.admitted:
         return in_words(turns, job.run)
     missing = spec.node_count - free
-    return f"{missing} more node{'s' if missing != 1 else ''}: {free} of {spec.node_count} are free now"
+    return f"{missing} more node{'s' if missing != 1 else ''}; {free} of {spec.node_count} are free now"

@@ -85,7 +85,7 @@ def families(facts: Facts) -> Iterator[Metric]:
     yield from _of_fleets(facts)
     yield from _of_exports(facts)
     yield CounterMetricFamily(
-        "everstep_agent_messages_refused", "Messages of agents that were not taken.", value=facts.refused_count
+        "everstep_agent_messages_refused", "Messages of agents that the server rejected.", value=facts.refused_count
     )
 
 
@@ -99,24 +99,24 @@ def _of_jobs(facts: Facts) -> Iterator[Metric]:
     committed = GaugeMetricFamily(
         "everstep_job_committed_step", "The newest step that every holder has verified.", labels=of_job
     )
-    generation = GaugeMetricFamily("everstep_job_generation", "How often its ranks were planned.", labels=of_job)
+    generation = GaugeMetricFamily("everstep_job_generation", "Launches of the job's ranks.", labels=of_job)
     ettr = GaugeMetricFamily(
-        "everstep_job_ettr_ratio", "Effective training time by wall time, the queue left out.", labels=of_job
-    )
-    spent = CounterMetricFamily(
-        "everstep_job_seconds", "Where its time went; the buckets add up to its age.", labels=[*of_job, "bucket"]
-    )
-    cost = CounterMetricFamily(
-        "everstep_job_cost_usd", "What its nodes have cost, at the fleet's price.", labels=of_job
-    )
-    lag = GaugeMetricFamily(
-        "everstep_job_replica_lag_steps",
-        "From the newest step to what the most delayed shard has committed.",
+        "everstep_job_ettr_ratio",
+        "Effective training time divided by wall time, without time in the queue.",
         labels=of_job,
     )
-    unprotected = GaugeMetricFamily(
-        "everstep_job_degraded_shards", "Shards of which a holder is out of view.", labels=of_job
+    spent = CounterMetricFamily(
+        "everstep_job_seconds",
+        "Wall time of the job by use; the buckets add up to its age.",
+        labels=[*of_job, "bucket"],
     )
+    cost = CounterMetricFamily("everstep_job_cost_usd", "Cost of its nodes at the fleet's price.", labels=of_job)
+    lag = GaugeMetricFamily(
+        "everstep_job_replica_lag_steps",
+        "Steps between the newest step and the committed step of the most delayed shard.",
+        labels=of_job,
+    )
+    unprotected = GaugeMetricFamily("everstep_job_degraded_shards", "Shards with a holder out of view.", labels=of_job)
     for job in facts.jobs:
         labels = [job.name, job.project, job.fleet_name]
         step.add_metric(labels, max(job.boundary, 0))
@@ -138,8 +138,8 @@ def _of_jobs(facts: Facts) -> Iterator[Metric]:
 
 def _of_recoveries(recoveries: Iterable[Recoveries]) -> Iterator[Metric]:
     labels = ["job", "project", "cause", "source"]
-    count = CounterMetricFamily("everstep_job_recoveries", "Recoveries that are over.", labels=labels)
-    steps = CounterMetricFamily("everstep_job_lost_steps", "Steps that had to be made again.", labels=labels)
+    count = CounterMetricFamily("everstep_job_recoveries", "Completed recoveries.", labels=labels)
+    steps = CounterMetricFamily("everstep_job_lost_steps", "Steps executed again after recoveries.", labels=labels)
     for each in recoveries:
         of_these = [each.job_name, each.project, each.cause, each.source or "none"]
         count.add_metric(of_these, each.count)
@@ -148,12 +148,8 @@ def _of_recoveries(recoveries: Iterable[Recoveries]) -> Iterator[Metric]:
 
 
 def _of_exports(facts: Facts) -> Iterator[Metric]:
-    lag = GaugeMetricFamily(
-        "everstep_export_lag_events", "Events that were not looked at yet by an export.", labels=["export"]
-    )
-    failing = GaugeMetricFamily(
-        "everstep_export_failing", "1 while an export is refused and tried again.", labels=["export"]
-    )
+    lag = GaugeMetricFamily("everstep_export_lag_events", "Events that the export has not read yet.", labels=["export"])
+    failing = GaugeMetricFamily("everstep_export_failing", "1 while an export fails and is retried.", labels=["export"])
     for each in facts.exports:
         lag.add_metric([each.name], max(0, facts.newest_event_id - each.position))
         failing.add_metric([each.name], each.failing_since is not None)
@@ -161,18 +157,18 @@ def _of_exports(facts: Facts) -> Iterator[Metric]:
 
 
 def _of_fleets(facts: Facts) -> Iterator[Metric]:
-    nodes = GaugeMetricFamily("everstep_nodes", "Nodes by what they are used for.", labels=["fleet", "state"])
+    nodes = GaugeMetricFamily("everstep_nodes", "Nodes by state.", labels=["fleet", "state"])
     connected = GaugeMetricFamily(
         "everstep_agents_connected", "Nodes whose agent is connected to this server.", labels=["fleet"]
     )
     desired = GaugeMetricFamily(
         "everstep_fleet_desired_nodes", "Desired capacity of the fleet's group.", labels=["fleet"]
     )
-    frozen = GaugeMetricFamily(
-        "everstep_fleet_frozen", "1 while Everstep changes nothing of the fleet.", labels=["fleet"]
-    )
+    frozen = GaugeMetricFamily("everstep_fleet_frozen", "1 while Everstep does not change the fleet.", labels=["fleet"])
     drift = GaugeMetricFamily(
-        "everstep_fleet_drift", "In how many ways the group differs from what Everstep needs.", labels=["fleet"]
+        "everstep_fleet_drift",
+        "Differences between the group's configuration and the configuration that Everstep needs.",
+        labels=["fleet"],
     )
     for (fleet, state), count in sorted(Counter((node.fleet_name, node.state) for node in facts.nodes).items()):
         nodes.add_metric([fleet, state], count)

@@ -87,7 +87,8 @@ def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundi
     wrong = list(_wrong(job, spec, around))
     if wrong:
         raise InvalidRequest(
-            "The job cannot be changed as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong),
+            "The job cannot be changed with this request: "
+            + "; ".join(f"{error.field}: {error.message}" for error in wrong),
             fields=wrong,
         )
     has_plan = JobState(job.state) not in _WITHOUT_PLAN
@@ -170,7 +171,7 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
     )
     for field, limit, minimum in limits:
         if limit is not None and limit < minimum:
-            yield FieldError(field=field, message=f"{constraints.at_least(minimum, limit)}; 0 lifts the limit")
+            yield FieldError(field=field, message=f"{constraints.at_least(minimum, limit)}; 0 removes the limit")
     yield from (
         FieldError(field=field, message=message)
         for field, message in contradictions(
@@ -186,7 +187,7 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
     if job.spec.third_slot and not spec.third_slot and job.generation:
         yield FieldError(
             field="CheckpointConfig.ThirdSlot",
-            message="cannot be taken back once the job has run: it may hold what was committed",
+            message="cannot be removed after the job has run, because it may contain committed steps",
         )
     if spec.max_cost_usd is not None and spec.max_cost_usd != job.spec.max_cost_usd and not around.has_price:
         yield FieldError(

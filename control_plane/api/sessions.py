@@ -142,7 +142,7 @@ def require_own_site(request: Request) -> None:
         is_own = is_safe
     if not is_own:
         raise Forbidden(
-            "A session works for requests of the dashboard's own pages alone.",
+            "A session works only for requests of the dashboard's own pages.",
             hint="Programs send `Authorization: Bearer <token>` instead.",
         )
 
@@ -163,7 +163,7 @@ def _opened(services: Services, cookie: str) -> tuple[str, int]:
     said, _, seal = cookie.rpartition(".")
     is_ours = len(cookie) <= MAX_COOKIE_LENGTH and hmac.compare_digest(seal.encode(), _seal(services, said).encode())
     if not is_ours:
-        raise Unauthenticated("The session is not one of this service.", hint="Sign in again.")
+        raise Unauthenticated("The session does not belong to this service.", hint="Sign in again.")
     token_id, expiry, _ = said.split(".")
     if int(expiry) <= services.now().timestamp():
         raise Unauthenticated("The session has expired.", hint="Sign in again.")

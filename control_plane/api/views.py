@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 ODDS_UP_TO_LOST = 3
 MICRO = 1_000_000
 MIB = 1 << 20
-FULL_DISK_HINT = "Free space there or enlarge the disk. Jobs that train go on meanwhile; nothing has to be restarted."
+FULL_DISK_HINT = "Free space there or enlarge the disk. Training continues meanwhile; you need not restart anything."
 _CHECKPOINT_STATUS = {checkpoints.DELETING: CheckpointStatus.DELETING, checkpoints.DELETED: CheckpointStatus.DELETED}
 
 
@@ -274,7 +274,7 @@ def _conditions(agent: AgentView | None, *, with_member: bool) -> list[jobs_sche
 
 def _full_disk(disk: FullDisk) -> str:
     free = "" if disk.free_bytes is None else f", {disk.free_bytes / MIB:,.1f} MiB are free"
-    return f"The disk of the control plane is full: {disk.place} takes no more data{free} ({disk.words})."
+    return f"The disk of the control plane is full: {disk.place} cannot store data{free} ({disk.words})."
 
 
 def job(
@@ -784,16 +784,17 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
     if job.state in states.ENDED_JOBS:
         return ProtectionState.UNPROTECTED, "The job has ended; its memory was released."
     if _is_paused(job):
-        return ProtectionState.UNPROTECTED, f"It has no nodes; its state is in S3. {job.reason}"
+        return ProtectionState.UNPROTECTED, f"The job has no nodes; its state is in S3. {job.reason}"
     refused = next((shard for shard in shards if shard.reason), None)
     if job.committed_step < 0:
         return (
             ProtectionState.UNPROTECTED,
-            f"No step has been committed yet: {_refusal(refused) if refused else job.reason}",
+            f"The job has not committed a step yet: {_refusal(refused) if refused else job.reason}",
         )
     if not shards:
         words = (
-            f"Step {job.committed_step} was committed, and no rank of launch {job.generation} has reported who holds it"
+            f"Step {job.committed_step} was committed, but no rank of generation {job.generation} has "
+            "reported its holders"
         )
         return ProtectionState.UNPROTECTED, f"{words}: {job.reason}"
     missing = _world_size(job) - len(shards)

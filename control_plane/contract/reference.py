@@ -100,9 +100,9 @@ def _noun(noun: str, names: list[str], model: Json, paginated: Json, streams: li
         payload = model["shapes"][answer].get("payload")
         if payload == "EventStream":
             stream = model["shapes"][answer]["members"][payload]["shape"]
-            lines.append(f"**Answer**: `EventStream`, events as they come: [{stream}](types.md#{stream.lower()})\n")
+            lines.append(f"**Answer**: `EventStream`, a stream of events: [{stream}](types.md#{stream.lower()})\n")
         elif payload:
-            lines.append("**Answer**: `Body`, bytes as they come.\n")
+            lines.append("**Answer**: `Body`, a stream of bytes.\n")
         else:
             lines.append(f"**Answer**: [{answer}](types.md#{answer.lower()})\n")
     lines += streams
@@ -114,7 +114,7 @@ def _types(model: Json) -> str:
     lines = [
         "# Types\n",
         _HEAD,
-        "Times are seconds since 1970; the SDK makes them `datetime`. A field without a value is absent.\n",
+        "Times are seconds since 1970; the SDK converts them to `datetime`. A field without a value is absent.\n",
     ]
     for name, shape in structures(model).items():
         if name not in inputs and not shape.get("payload"):
@@ -131,7 +131,7 @@ def _errors(model: Json) -> str:
         "`RequestId`, `Hint` and, where single fields are wrong, `Fields`.",
         "The SDK raises `client.exceptions.<type>`, a `botocore.exceptions.ClientError`; `Hint` and "
         "`Fields` are in its `response`.\n",
-        "| type | status | meaning | tried again by the SDK |",
+        "| type | status | meaning | retried by the SDK |",
         "| --- | --- | --- | --- |",
     ]
     for name in error_names(model):

@@ -142,7 +142,7 @@ def paginators(model: Json) -> Json:
 
 def endpoint_rules() -> Json:
     """Return endpoint-rule-set-1.json: clients use the configured endpoint; there is no default."""
-    said = "Set endpoint_url, or AWS_ENDPOINT_URL_EVERSTEP: Everstep runs where you run it."
+    said = "Set endpoint_url, or AWS_ENDPOINT_URL_EVERSTEP: you run Everstep yourself, so it has no default endpoint."
     use_endpoint = {
         "conditions": [{"fn": "isSet", "argv": [{"ref": "Endpoint"}]}],
         "endpoint": {"url": {"ref": "Endpoint"}, "properties": {}, "headers": {}},
@@ -169,7 +169,7 @@ def endpoint_rules() -> Json:
             "Endpoint": {
                 "builtIn": "SDK::Endpoint",
                 "required": False,
-                "documentation": "Where the service is.",
+                "documentation": "URL of the service.",
                 "type": "String",
             },
         },
@@ -296,14 +296,14 @@ class _Shapes:
             "Hint": self.member(
                 error.code,
                 "Hint",
-                {"type": "string", "description": "What to do about it; empty when there is nothing to say."},
+                {"type": "string", "description": "What to do about it; empty without advice."},
             ),
         }
         if error is errors.InvalidRequest:
             said = {
                 "type": "array",
                 "items": {"$ref": "#/components/schemas/FieldError"},
-                "description": "What is wrong, field by field.",
+                "description": "The invalid fields, one entry per field.",
             }
             members["Fields"] = self.member(error.code, "Fields", said)
         self.made[error.code] = {

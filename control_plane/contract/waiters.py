@@ -42,24 +42,23 @@ def waiters(model: Json) -> Json:
             ),
         ),
         "TrainingJobRecovered": _job(
-            "Waits until no incident is open and the ranks train, or the job has completed. Fails when it has "
-            "ended another way. "
-            "A failure that nobody has noticed yet is none: after hurting a job, wait for its incident first.",
+            "Waits until no incident is open and the ranks train, or the job has completed. Fails when the job has "
+            "ended another way. A failure that is not detected yet does not count: after you hurt a job, wait for "
+            "its incident first.",
             _matches("SecondaryStatus == 'Training' && OpenIncidentCount == `0`", True),
             _matches("TrainingJobStatus", "Completed"),
             *(_matches("TrainingJobStatus", status, state="failure") for status in ("Failed", "Stopped")),
         ),
         "TrainingJobCompletedOrStopped": _job(
-            "Waits until the job has completed or was stopped and its nodes have released it: it can be deleted "
-            "then. Fails when it has failed.",
+            "Waits until the job has completed or was stopped and its nodes are released, so that it can be "
+            "deleted. Fails when the job has failed.",
             _matches(
                 "(TrainingJobStatus == 'Completed' || TrainingJobStatus == 'Stopped') && AssignedNodeCount == `0`", True
             ),
             _matches("TrainingJobStatus", "Failed", state="failure"),
         ),
         "TrainingJobPaused": _job(
-            "Waits until a job that was asked to pause has let go of its nodes. Fails when it has ended or is "
-            "being stopped.",
+            "Waits until a paused job has released its nodes. Fails when the job has ended or is being stopped.",
             _matches("SecondaryStatus", "Paused"),
             *(
                 _matches("TrainingJobStatus", status, state="failure")
@@ -68,8 +67,8 @@ def waiters(model: Json) -> Json:
         ),
         "FleetReady": _waiter(
             "DescribeFleet",
-            "Waits until every node that the fleet wants is connected: at once where it is to have none. Fails "
-            "when it is frozen or being deleted.",
+            "Waits until every desired node of the fleet is connected; a fleet without desired nodes is ready at "
+            "once. Fails when the fleet is frozen or being deleted.",
             _matches(
                 "FleetStatus == 'active' && ConnectedNodeCount >= DesiredNodeCount && DesiredNodeCount >= "
                 "MinNodeCount && "
@@ -80,14 +79,13 @@ def waiters(model: Json) -> Json:
         ),
         "DrillsOver": _waiter(
             "DescribeTrainingJob",
-            "Waits until no drill of the job is under way: what became of each is known.",
+            "Waits until the result of every drill of the job is known.",
             _matches("OpenDrillId == `null`", True),
         ),
         "CheckpointAvailable": _waiter(
             "ListCheckpoints",
-            "Waits until the job has a complete checkpoint in S3: with MinStep, as CreateCheckpoint answered "
-            "it, one of that step or a later one. "
-            "Fails when the job has ended without.",
+            "Waits until the job has a complete checkpoint in S3. With MinStep, as CreateCheckpoint returned it, "
+            "the checkpoint has that step or a later one. Fails when the job has ended without it.",
             _matches("length(Checkpoints[?Status=='Complete']) > `0`", True),
             *(_matches("TrainingJobStatus", status, state="failure") for status in ("Completed", "Failed", "Stopped")),
         ),

@@ -236,9 +236,9 @@ def _report_difference(session: Session, run_id: str, base: int, repeated: Seque
                 continue
             job = session.get_one(Job, run_id)
             message = (
-                f"Warning: step {point.step} was repeated after a recovery, and its {name} is {value!r}; "
-                f"before it was {before!r}. "
-                "The run is not deterministic, or a part of its state is not registered with init()"
+                f"Warning: step {point.step} was repeated after a recovery, and its {name} is {value!r}; before the "
+                f"recovery it was {before!r}. The run is not deterministic, or a part of its state is not registered "
+                "with init()"
             )
             event = NewEvent(
                 at=_moment(point.at_seconds),

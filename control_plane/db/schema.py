@@ -93,9 +93,8 @@ def _refuse_unknown(revision: str | None) -> None:
         ScriptDirectory.from_config(_config()).get_revision(revision)
     except CommandError as error:
         raise SchemaMismatch(
-            f"the database has schema {revision}, which this version of Everstep does not know: a newer one has "
-            "migrated it. "
-            "Start that version, or restore a backup"
+            f"the database has schema {revision}, which this version of Everstep does not support: a newer version "
+            "migrated it. Start that version, or restore a backup"
         ) from error
 
 

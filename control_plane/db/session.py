@@ -181,9 +181,7 @@ def _read(url: str) -> URL:
         case "postgresql":
             return found.set(drivername="postgresql+psycopg")
         case other:
-            raise ArgumentError(
-                f"the database URL begins with {other!r}: Everstep keeps what it knows in sqlite or postgresql"
-            )
+            raise ArgumentError(f"the database URL begins with {other!r}; Everstep supports sqlite and postgresql")
 
 
 def _directory(url: URL) -> Path | None:

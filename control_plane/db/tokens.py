@@ -227,7 +227,9 @@ def require_another_admin(session: Session, token_id: str) -> None:
     )
     ids = set(session.scalars(select(Token.id).where(*lasting).limit(2)))
     if ids == {token_id}:
-        raise Conflict(f"the token {token_id} is the last administrator's that does not expire: make another one first")
+        raise Conflict(
+            f"the token {token_id} is the last administrator token without an expiry; create another one first"
+        )
 
 
 def revoke(session: Session, token_id: str, now: datetime) -> bool:

@@ -249,7 +249,7 @@ def test_no_two_of_a_deal_have_the_same_names_and_a_seed_repeats_it(seed: int) -
         ("silent for 4.5 s, longer than 3 s", "silent for 9.0 s, longer than 6 s"),
         ("rank 1 on {node} ended: error, code 1", "rank 1 on {node} ended: error, code 1"),
         ("GPU 5: Xid 79", "GPU 5: Xid 79"),
-        ("Waiting for its turn in the fleet {fleet}.", "Waiting for its turn in the fleet {fleet}."),
+        ("Waiting in the queue of the fleet {fleet}.", "Waiting in the queue of the fleet {fleet}."),
         (
             "jobs/{job}/checkpoints/run={run}/gen=2/step=20/manifest.json",
             "jobs/{job}/checkpoints/run={run}/gen=2/step=60/manifest.json",

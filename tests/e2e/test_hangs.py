@@ -43,7 +43,7 @@ def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> N
     job.wait_committed(10)
     nodes = job.describe()["NodeIds"]
     place.fault("hang", nodes[1])
-    job.wait("a warning", lambda seen: "stood still" in seen["Reason"] or seen["IncidentCount"])
+    job.wait("a warning", lambda seen: "made no progress" in seen["Reason"] or seen["IncidentCount"])
     job.wait_ended()
     (incident,) = job.incidents()
     assert_incident(incident, cause="hang", source="local")
@@ -88,7 +88,7 @@ def test_a_rank_that_goes_on_is_not_restarted(place: Workplace) -> None:
     job = place.submit("thawed", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
     job.wait_committed(10)
     stopped = place.fault("hang", job.node_of(1))
-    job.wait("a warning", lambda seen: "stood still" in seen["Reason"])
+    job.wait("a warning", lambda seen: "made no progress" in seen["Reason"])
     assert place.clear("hang") == [f"process {stopped.facts['pid']} goes on"]
     assert job.wait_ended()["Generation"] == 1
     assert [event["Type"] for event in events_of(place, job.name) if event["Type"].startswith("Ranks")] == [

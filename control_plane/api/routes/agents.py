@@ -162,11 +162,13 @@ async def _hello(websocket: WebSocket) -> Hello:
         async with asyncio.timeout(HELLO_SECONDS):
             hello = _decoded(await _receive(websocket), Hello)
     except TimeoutError as error:
-        raise _Refusal(SILENT, f"no Hello within {HELLO_SECONDS:.0f} s") from error
+        raise _Refusal(SILENT, f"no Hello arrived within {HELLO_SECONDS:.0f} s") from error
     if _NODE_ID.fullmatch(hello.node_id) is None:
-        raise _Refusal(MALFORMED, f"the Hello of {hello.node_id[:80]!r}, which is no node id")
+        raise _Refusal(MALFORMED, f"the Hello contains {hello.node_id[:80]!r}, which is not a node id")
     if not 0 <= hello.peer_port < 2**16 or hello.memory_bytes < 0:
-        raise _Refusal(MALFORMED, f"a Hello with the port {hello.peer_port} and {hello.memory_bytes} bytes of memory")
+        raise _Refusal(
+            MALFORMED, f"the Hello contains the port {hello.peer_port} and {hello.memory_bytes} bytes of memory"
+        )
     return hello
 
 
@@ -202,7 +204,7 @@ async def _read(
             async with asyncio.timeout(patience):
                 data = await _receive(websocket)
         except TimeoutError as error:
-            raise _Refusal(SILENT, f"nothing was heard for {patience:.0f} s") from error
+            raise _Refusal(SILENT, f"no message arrived for {patience:.0f} s") from error
         report: AgentReport | LogLines | CommandEnded = _decoded(data, _SAID)
         if isinstance(report, LogLines):
             connection.lines(report)
@@ -211,7 +213,7 @@ async def _read(
             connection.command_ended(report)
             continue
         if report.node_id != node_id:
-            raise _Refusal(MALFORMED, f"a report of node {report.node_id} on the connection of {node_id}")
+            raise _Refusal(MALFORMED, f"node {report.node_id} sent a report on the connection of {node_id}")
         if is_joining:
             await asyncio.to_thread(_complete_join, services, node_id, admission.session_id)
             is_joining = False
@@ -235,7 +237,7 @@ async def _receive(websocket: WebSocket) -> bytes:
         raise WebSocketDisconnect(message.get("code", 1006))
     data = message.get("bytes")
     if data is None:
-        raise _Refusal(MALFORMED, "a text frame; messages are binary")
+        raise _Refusal(MALFORMED, "the agent sent a text frame; messages are binary")
     return bytes(data)
 
 
@@ -244,7 +246,7 @@ async def _send(websocket: WebSocket, data: bytes) -> None:
         async with asyncio.timeout(SEND_SECONDS):
             await websocket.send_bytes(data)
     except TimeoutError as error:
-        raise _Refusal(SILENT, f"the agent took nothing for {SEND_SECONDS:.0f} s") from error
+        raise _Refusal(SILENT, f"the agent received nothing for {SEND_SECONDS:.0f} s") from error
 
 
 async def _close(websocket: WebSocket, refusal: _Refusal) -> None:
@@ -293,7 +295,7 @@ def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) ->
         raise _Refusal(TRY_AGAIN, f"the fleet {fleet_name} is not registered yet") from error
     except CloudError as error:
         raise _Refusal(
-            TRY_AGAIN, f"the cloud did not say whether {hello.node_id} is a member: {error.message}"
+            TRY_AGAIN, f"the cloud did not report whether {hello.node_id} is a member: {error.message}"
         ) from error
     with services.database.write() as session:
         new = NewToken(
@@ -311,7 +313,11 @@ def _require_not_joined(session: Session, node_id: NodeId) -> None:
     if nodes.has_joined(session, node_id):
         # The reason must fit into a close frame: at most 123 bytes.
         raise _Refusal(
-            ALREADY_JOINED, f"{node_id} has joined before. Show its session, or: everstep nodes reset-session {node_id}"
+            ALREADY_JOINED,
+            (
+                f"{node_id} has joined before. Join with its session token, or run: everstep nodes reset-session "
+                f"{node_id}"
+            ),
         )
 
 
@@ -321,7 +327,7 @@ def _require_member(services: Services, group_name: str, node_id: NodeId) -> Non
         raise _Refusal(NOT_A_MEMBER, f"{node_id} is not a member of the group {group_name}")
     instance = services.operator.describe_instances([node_id])[node_id]
     if instance.state.has_ended:
-        raise _Refusal(NOT_A_MEMBER, f"EC2 says that {node_id} is {instance.state}")
+        raise _Refusal(NOT_A_MEMBER, f"EC2 reports {node_id} as {instance.state}")
 
 
 def _note(services: Services, hello: Hello, admission: _Admission) -> None:
@@ -350,7 +356,7 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
                     ),
                 )
     except DatabaseError as error:
-        raise _Refusal(TRY_AGAIN, "the database did not take it") from error
+        raise _Refusal(TRY_AGAIN, "the database did not store the join") from error
 
 
 def _complete_join(services: Services, node_id: NodeId, session_id: str) -> None:

@@ -82,7 +82,7 @@ def make_session(request: SessionRequest, services: ServicesDep) -> SessionRespo
     cloud = _attestation(services)
     end = attestation.nonce_end(services.nonce_key, request.nonce, services.now().timestamp())
     if end is None:
-        raise Forbidden("The nonce is not one of this server's, or its minute is over.", hint="Ask for another one.")
+        raise Forbidden("The nonce is not from this server, or it is older than a minute.", hint="Request a new nonce.")
     signature = Signature(
         authorization=request.authorization, amz_date=request.amz_date, security_token=request.security_token
     )
@@ -91,7 +91,7 @@ def make_session(request: SessionRequest, services: ServicesDep) -> SessionRespo
         fleet = fleets.find(session, request.fleet_name)
     if fleet is None or not fleet.node_role_name:
         hint = "everstep fleets update NAME --node-role-name ROLE, the role of the launch template's instance profile."
-        raise Forbidden(f"There is no fleet {request.fleet_name!r} that says which role its nodes have.", hint=hint)
+        raise Forbidden(f"No fleet {request.fleet_name!r} has a node role name.", hint=hint)
     node_id = NodeId(request.node_id)
     try:
         principal = cloud.sts.whose(
@@ -117,10 +117,10 @@ def make_session(request: SessionRequest, services: ServicesDep) -> SessionRespo
     )
     with services.database.write() as session:
         if not nonces.spend(session, request.nonce, datetime.fromtimestamp(end, UTC)):
-            raise Forbidden("The nonce was used before.", hint="Ask for another one.")
+            raise Forbidden("The nonce was used before.", hint="Request a new nonce.")
         secret, record = tokens.mint(session, new, now)
         tokens.revoke_sessions(session, node_id, now, but=record.id)
-        message = f"STS says that {node_id} is who it says; it has a session of the fleet {fleet.name}."
+        message = f"STS confirmed the identity of {node_id}; it has a session of the fleet {fleet.name}."
         events.append(
             session, NewEvent(at=now, type="NodeAttested", message=message, fleet_name=fleet.name, node_id=node_id)
         )
@@ -130,7 +130,7 @@ def make_session(request: SessionRequest, services: ServicesDep) -> SessionRespo
 def _attestation(services: Services) -> Attestation:
     if services.attestation is None:
         raise NotFound(
-            "This server's cloud is not AWS: its nodes join with a join token.", hint="everstep fleets join-token NAME"
+            "This server's cloud is not AWS; its nodes join with a join token.", hint="everstep fleets join-token NAME"
         )
     return services.attestation
 
@@ -146,4 +146,4 @@ def _require_running_member(services: Services, fleet: FleetRecord, node_id: Nod
         raise Forbidden(f"The instance {node_id} is not a member of the group {fleet.auto_scaling_group_name}.")
     state = services.operator.describe_instances([node_id])[node_id].state
     if state is not Ec2State.RUNNING:
-        raise Forbidden(f"EC2 says that {node_id} is {state}, not running.")
+        raise Forbidden(f"EC2 reports {node_id} as {state}, not as running.")

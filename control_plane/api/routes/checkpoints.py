@@ -68,7 +68,7 @@ def create_checkpoint(
                 services,
                 job,
                 "CheckpointRequested",
-                f"{job.name} was asked for a checkpoint of step {wanted} or the next one.",
+                f"A checkpoint of step {wanted} or the next step was requested for {job.name}.",
             )
     services.wake()
     is_there = newest is not None and newest.step >= wanted
@@ -172,13 +172,12 @@ def _require_not_needed(session: Session, job: JobRecord, found: CheckpointRecor
         return
     if is_same(found, restorable(session, job)):
         raise Conflict(
-            f"the checkpoint of step {found.step} is the newest that {job.name!r} can be restored from; make "
-            "another first (CreateCheckpoint)"
+            f"the checkpoint of step {found.step} is the newest from which {job.name!r} can restore; create another "
+            "one first (CreateCheckpoint)"
         )
     if job.state in (JobState.PREPARING, JobState.LOADING):
         raise Conflict(
-            f"{job.name!r} is being restored, perhaps from the checkpoint of step {found.step}; try again once "
-            "it trains"
+            f"{job.name!r} is restoring, possibly from the checkpoint of step {found.step}; retry when it trains"
         )
 
 
@@ -186,8 +185,8 @@ def _why_none(job: JobRecord) -> str:
     if job.ended_at is not None:
         return f"the training job {job.name!r} has ended: {job.reason}"
     if job.state != JobState.RUNNING:
-        return f"the training job {job.name!r} does not train now: {job.reason}"
-    return f"the training job {job.name!r} has committed no step yet"
+        return f"the training job {job.name!r} is not training: {job.reason}"
+    return f"the training job {job.name!r} has not committed a step yet"
 
 
 def _tell(session: Session, services: Services, job: JobRecord, kind: str, message: str) -> None:

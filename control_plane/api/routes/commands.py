@@ -58,17 +58,18 @@ async def execute_command(
     try:
         ended = await desk.run(node_id, command)
     except TooManyCommands:
-        raise Throttled("As many commands run as this server serves.", hint="Try again in a moment.") from None
+        raise Throttled("This server already runs its maximum number of commands.", hint="Retry in a moment.") from None
     except NotAsked:
         raise Unavailable(
-            f"The agent of {node_id} is not connected to this server: nothing was run.", hint="Try again in a moment."
+            f"The agent of {node_id} is not connected to this server; the command was not run.",
+            hint="Retry in a moment.",
         ) from None
     except NotAnswered:
-        raise Unavailable(f"{node_id} has not answered: the command may have been run.") from None
+        raise Unavailable(f"{node_id} has not responded; it may have run the command.") from None
     except AnotherCommand:
         raise InUse("The ClientRequestToken was used for another command.") from None
     if ended.refusal:
-        raise InUse(f"There is no result: {ended.refusal}.")
+        raise InUse(f"The command has no result: {ended.refusal}.")
     return commands_schemas.ExecuteCommandResponse(
         training_job_name=job_name,
         rank=rank,
@@ -90,7 +91,7 @@ def _ask(
     Blocks on the database.
     """
     if any("\0" in word for word in request.command):
-        message = "no word may have a NUL in it"
+        message = "an argument must not contain a NUL character"
         raise InvalidRequest(
             f"Command: {message}.", fields=[common_schemas.FieldError(field="Command", message=message)]
         )
@@ -120,7 +121,10 @@ def _ask(
             told = shlex.join(request.command)
             told = told if len(told) <= TOLD_LENGTH else f"{told[:TOLD_LENGTH]}…"
             given = f" (given {len(command.stdin)} bytes)" if command.stdin else ""
-            message = f"{caller.name} ran beside rank {rank} of {job.name}, generation {job.generation}: {told}{given}"
+            message = (
+                f"{caller.name} ran a command beside rank {rank} of {job.name}, generation {job.generation}: "
+                f"{told}{given}"
+            )
             event = NewEvent(
                 at=services.now(),
                 type="CommandExecuted",

@@ -36,7 +36,7 @@ def start_drill(
             raise Forbidden(f"The fleet {job.fleet_name!r} does not allow drills.", hint=hint)
         if job.state != JobState.RUNNING or job.taken_over_at is not None:
             words = "taken over" if job.taken_over_at is not None else job.state
-            raise InUse(f"The training job {job.name!r} is {words}: a drill strikes a job that trains.")
+            raise InUse(f"The training job {job.name!r} is {words}; a drill needs a job that trains.")
         node_id, rank = _target(request, jobs.generation(session, job.run_id, job.generation).plan)
         new = NewDrill(
             run_id=job.run_id,
@@ -51,7 +51,7 @@ def start_drill(
             state=DrillState.REQUESTED.value,
         )
         record = drills.create(session, new)
-        message = f"{caller.name} asked for a drill of {job.name}: {record.kind} on {node_id}" + (
+        message = f"{caller.name} requested a drill of {job.name}: {record.kind} on {node_id}" + (
             f", rank {rank}" if rank is not None else ""
         )
         event = NewEvent(
@@ -99,10 +99,10 @@ def _target(request: drills_schemas.StartDrillRequest, plan: GenerationPlan) -> 
         raise _wrong("NodeId", f"is not a node of {plan.job}: {', '.join(node.node_id for node in plan.nodes)}")
     if request.drill_type != DrillKind.KILL_RANK.value:
         if request.rank is not None:
-            raise _wrong("Rank", "is for kill-rank alone")
+            raise _wrong("Rank", "is allowed only for kill-rank")
         return node.node_id, None
     if request.rank is not None and request.rank not in node.ranks:
-        raise _wrong("Rank", f"is not on {node.node_id}, which has {', '.join(str(rank) for rank in node.ranks)}")
+        raise _wrong("Rank", f"is not on {node.node_id}, which runs {', '.join(str(rank) for rank in node.ranks)}")
     return node.node_id, node.ranks[0] if request.rank is None else request.rank
 
 

@@ -52,7 +52,7 @@ _ENDS: Final = {
     End.SESSION: ("AccessDeniedException", "The session has expired: sign in again."),
     End.SERVER: (
         "ServiceUnavailableException",
-        "The server stops. Connect again and say the last id: nothing is lost.",
+        "The server is stopping. Reconnect with the last event id; no event is lost.",
     ),
 }
 
@@ -102,7 +102,7 @@ def list_events(
     "/stream",
     operation_id="StreamEvents",
     response_class=StreamingResponse,
-    responses={200: {"description": "Events as they come.", "content": {EVENT_STREAM: {"schema": {"type": "string"}}}}},
+    responses={200: {"description": "A stream of events.", "content": {EVENT_STREAM: {"schema": {"type": "string"}}}}},
 )
 async def stream_events(
     request: Request,
@@ -133,8 +133,8 @@ async def stream_events(
         first = await anext(batches)
     except TooManyFollowers as error:
         raise errors.Throttled(
-            "As many streams of events are open as this server serves.",
-            hint="Try again in a moment, or ask ListEvents.",
+            "This server already serves its maximum number of event streams.",
+            hint="Retry in a moment, or use ListEvents.",
         ) from error
     return LiveResponse(_frames(first, batches), EVENT_STREAM)
 

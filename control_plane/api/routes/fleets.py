@@ -26,7 +26,7 @@ from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord, NewFleet
 from everstep.protocol.ids import FleetName
 
-_LOOK: Final = "Ask once more with DryRun what would be changed."
+_LOOK: Final = "Request the changes again with DryRun."
 _SETTINGS: Final = fleets_schemas.UpdateFleetRequest.model_fields.keys() - {"spare_policy"}
 """Settings that are columns of the same name."""
 
@@ -95,11 +95,11 @@ def update_fleet(
             spares = (
                 f"{fleet.spare_count} spares"
                 if policy is None
-                else f"as many spares as make it {policy:.4%} probable that one is free"
+                else f"enough spares that one is free with probability {policy:.4%}"
             )
             message = (
-                f"The fleet {fleet.name} now keeps {fleet.min_node_count} nodes at least and {spares}; "
-                f"failed instances are {failed}, at most {fleet.max_replacements_per_hour} replaced within an hour."
+                f"The fleet {fleet.name} now keeps at least {fleet.min_node_count} nodes and {spares}; failed "
+                f"instances are {failed}, at most {fleet.max_replacements_per_hour} are replaced per hour."
             )
             events.append(
                 session,
@@ -127,8 +127,8 @@ def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: Services
         fleet = fleets.lift_blindness(session, fleet_name, now)
         if before.blindness_lifted_at is None:
             message = (
-                f"A person said of the fleet {fleet.name}: who is silent is gone. This holds until most of it is "
-                "heard again."
+                f"A user confirmed for the fleet {fleet.name} that its silent nodes are lost. This applies until "
+                "most of the fleet reports again."
             )
             events.append(
                 session,
@@ -149,7 +149,7 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
         before = fleets.get(session, fleet_name)
         fleet = fleets.request_delete(session, fleet_name, now)
         if before.delete_requested_at is None:
-            message = f"The fleet {fleet.name} is being deleted: its nodes are ended one by one."
+            message = f"The fleet {fleet.name} is being deleted: Everstep terminates its nodes one by one."
             events.append(
                 session,
                 NewEvent(
@@ -190,7 +190,7 @@ def _require_expected(
     ]
     if others:
         raise InUse(
-            f"{name} is not as ExpectedChanges has it; nothing was changed. What it has not: {' '.join(others)}",
+            f"{name} differs from ExpectedChanges; nothing was changed. Missing: {' '.join(others)}",
             hint=_LOOK,
         )
 
@@ -224,11 +224,11 @@ def _later(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> lis
     desired = first_desired(spec, min_size=group.min_size, max_size=group.max_size)
     if desired == group.desired_count:
         return []
-    kept = f"The fleet {spec.name} keeps {desired} nodes before its first job, spares among them."
+    kept = f"The fleet {spec.name} keeps {desired} nodes before its first job, including spares."
     ended = (
         ""
         if desired > group.desired_count
-        else " Of those that are there, idle ones are ended, one by one, once their agents have connected."
+        else " Everstep terminates idle instances one by one, once their agents have connected."
     )
     return [
         fleets_schemas.GroupChange(
@@ -268,8 +268,8 @@ def _store(
             now,
         )
         message = (
-            f"The Auto Scaling group {group.name} became the fleet {fleet.name}: {fleet.min_node_count} nodes "
-            f"at least, {fleet.spare_count} spares."
+            f"The Auto Scaling group {group.name} became the fleet {fleet.name}: at least {fleet.min_node_count} "
+            f"nodes, {fleet.spare_count} spares."
         )
         events.append(
             session,
@@ -290,7 +290,7 @@ def _refusals_told(name: str) -> Iterator[None]:
     except GroupNotOurs as error:
         raise _wrong(
             "AutoScalingGroupName",
-            f"the group {name!r} does not carry the tag {FLEET_TAG}; tag it to let Everstep use it",
+            f"the group {name!r} has no tag {FLEET_TAG}; add the tag to let Everstep manage the group",
         ) from error
     except ContractViolation as error:
         raise _wrong("AutoScalingGroupName", error.message) from error

@@ -111,7 +111,7 @@ def acknowledge_incident(
         record = incidents.get(session, incident_id)
         caller.require_sight("incident", incident_id, record.project)
         if incidents.acknowledge(session, incident_id, who=caller.name, note=request.note, now=now):
-            message = f"{caller.name} has seen the incident {incident_id}" + (
+            message = f"{caller.name} acknowledged the incident {incident_id}" + (
                 f": {request.note}" if request.note else "."
             )
             event = NewEvent(

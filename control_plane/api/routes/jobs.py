@@ -124,7 +124,7 @@ def create_training_job(
         tags=request.tags,
         spec=spec,
         state=JobState.QUEUED,
-        reason=f"Waiting for its turn in the fleet {fleet.name}.",
+        reason=f"Waiting in the queue of the fleet {fleet.name}.",
         request_digest=digest,
         request_token=token,
     )
@@ -231,7 +231,7 @@ def stop_training_job(
         before = find_job(session, training_job_name, caller)
         job = jobs.request_stop(session, before.run_id, now)
         if before.stop_requested_at is None:
-            _tell(session, job, now, "StopRequested", f"{job.name} was asked to stop.")
+            _tell(session, job, now, "StopRequested", f"A user requested to stop {job.name}.")
     services.wake()
     return views.job_summary(job, now)
 
@@ -250,7 +250,7 @@ def pause_training_job(
         before = find_job(session, training_job_name, caller)
         job = jobs.request_pause(session, before.run_id, now)
         if before.pause_requested_at is None:
-            _tell(session, job, now, "PauseRequested", f"{job.name} was asked to pause.")
+            _tell(session, job, now, "PauseRequested", f"A user requested to pause {job.name}.")
     services.wake()
     return views.job_summary(job, now)
 
@@ -268,7 +268,7 @@ def resume_training_job(
         before = find_job(session, training_job_name, caller)
         job = jobs.withdraw_pause(session, before.run_id, now)
         if before.pause_requested_at is not None:
-            _tell(session, job, now, "ResumeRequested", f"{job.name} may go on.")
+            _tell(session, job, now, "ResumeRequested", f"A user resumed {job.name}.")
     services.wake()
     return views.job_summary(job, now)
 
@@ -482,8 +482,7 @@ def _require_room(session: Session, quota: QuotaRecord | None) -> None:
     live = quotas.live_job_count(session, quota.project)
     if live >= quota.max_job_count:
         raise Conflict(
-            f"the project {quota.project!r} has {live} training jobs that have not ended, and its quota is "
-            f"{quota.max_job_count}"
+            f"the project {quota.project!r} has {live} unfinished training jobs; its quota is {quota.max_job_count}"
         )
 
 
@@ -503,7 +502,7 @@ def _fleet(session: Session, name: str | None, *, field: str = "FleetName") -> F
         every = fleets.every(session)
         if len(every) != 1:
             known = ", ".join(fleet.name for fleet in every) or "none"
-            raise _wrong("FleetName", f"is needed unless there is exactly one fleet; registered: {known}")
+            raise _wrong("FleetName", f"is required unless exactly one fleet exists; registered: {known}")
         fleet = every[0]
     if fleet.delete_requested_at is not None:
         raise _wrong(field, f"the fleet {fleet.name!r} is being deleted")
@@ -514,7 +513,9 @@ def _source(session: Session, request: jobs_schemas.CreateTrainingJobRequest, ca
     try:
         return sources.get(session, request.source.source_id, caller.project_filter)
     except NotFound as error:
-        raise _wrong("Source.SourceId", f"no source {request.source.source_id} was uploaded (PutSource)") from error
+        raise _wrong(
+            "Source.SourceId", f"the source {request.source.source_id} was not uploaded (PutSource)"
+        ) from error
 
 
 def _max_node_count(services: Services, fleet: FleetRecord) -> int:

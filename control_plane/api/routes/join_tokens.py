@@ -36,7 +36,7 @@ def create_join_token(
             ),
             now,
         )
-        message = f"A join token ({record.id}) for the fleet {request.fleet_name} was made."
+        message = f"A join token ({record.id}) for the fleet {request.fleet_name} was created."
         events.append(
             session, NewEvent(at=now, type="JoinTokenCreated", message=message, fleet_name=request.fleet_name)
         )

@@ -112,7 +112,7 @@ def get_log_events(
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "Events as they come.",
+            "description": "A stream of events.",
             "model": logs_schemas.FollowLogsStream,
             "content": {MEDIA_TYPE: {}},
         }
@@ -144,7 +144,8 @@ async def follow_logs(
         follower = follow.__enter__()
     except TooManyLogFollowers as error:
         raise Throttled(
-            "As many logs are followed as this server serves.", hint="Try again in a moment, or ask GetLogEvents."
+            "This server already serves its maximum number of log streams.",
+            hint="Retry in a moment, or use GetLogEvents.",
         ) from error
 
     async def chunks() -> AsyncGenerator[bytes, None]:
@@ -338,7 +339,7 @@ def _cursor(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, C
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise page_tokens.refused(
-            f"{page_tokens.NOT_OURS}, or one so old that the plan of its generation is not kept any more"
+            f"{page_tokens.NOT_OURS}, or the plan of its generation is no longer stored"
         ) from error
 
 

@@ -71,7 +71,7 @@ def get_metric_data(
     is doubled until they fit. Raises ValidationException if both resolutions are set.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:
-        message = "goes without ResolutionInSteps: points span steps or time"
+        message = "is not allowed without ResolutionInSteps: points span steps or time"
         raise InvalidRequest(
             f"The request is not valid: ResolutionInSeconds: {message}",
             fields=[FieldError(field="ResolutionInSeconds", message=message)],

@@ -79,7 +79,7 @@ def release_node(
             and nodes.call_off(session, node_id)
         ):
             record = nodes.get(session, node_id)
-            message = f"{caller.name} called off what was asked for {node_id}."
+            message = f"{caller.name} cancelled the request for {node_id}."
             events.append(
                 session,
                 NewEvent(
@@ -90,8 +90,8 @@ def release_node(
             return _shown(session, services, record, caller)
         release = "terminate" if request.terminate else "return"
         record = nodes.ask_release(session, node_id, state=NodeState.HELD, release=release, now=now)
-        what = "its instance is to be ended" if request.terminate else "it may work again"
-        message = f"A person released {node_id}: {what}. It was held: {record.reason}"
+        what = "its instance will be terminated" if request.terminate else "it may work again"
+        message = f"A user released {node_id}: {what}. It was held: {record.reason}"
         events.append(
             session,
             NewEvent(at=now, type="NodeReleased", message=message, fleet_name=record.fleet_name, node_id=node_id),
@@ -157,8 +157,8 @@ def reset_node_session(
         nodes.reset_joined(session, node_id)
         tokens.revoke_sessions(session, node_id, now)
         message = (
-            f"{caller.name} reset the session of {node_id}{f': {request.reason}' if request.reason else ''}. "
-            "The node may join once more."
+            f"{caller.name} reset the session of {node_id}{f': {request.reason}' if request.reason else ''}. The "
+            "node may join once more."
         )
         events.append(
             session,

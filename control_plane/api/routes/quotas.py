@@ -51,11 +51,11 @@ def put_project_quota(
             nodes = "any number of" if quota.max_node_count is None else quota.max_node_count
             live = "any number of" if quota.max_job_count is None else quota.max_job_count
             message = (
-                f"Jobs of the project {project} may hold {nodes} nodes of each fleet; {live} of them may be under way."
+                f"Jobs of the project {project} may hold {nodes} nodes of each fleet; {live} of them may be unfinished."
             )
             if quota.max_source_bytes is not None:
-                message += f" Its source archives may take {quota.max_source_bytes} bytes."
-            message += f" Submitters may set a priority of {quota.max_priority}, and name {_named(quota)}."
+                message += f" Its source archives may use {quota.max_source_bytes} bytes."
+            message += f" Submitters may set at most priority {quota.max_priority}, and use {_named(quota)}."
             events.append(session, NewEvent(at=services.now(), type="QuotaSet", message=message, project=project))
     services.wake()
     return _shown(quota)
@@ -72,7 +72,7 @@ def delete_project_quota(project: ProjectPath, _caller: Admin, services: Service
             NewEvent(
                 at=services.now(),
                 type="QuotaLifted",
-                message=f"The project {project} has no quota any more.",
+                message=f"The quota of the project {project} was deleted.",
                 project=project,
             ),
         )

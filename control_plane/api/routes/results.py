@@ -85,10 +85,10 @@ def has_own_outputs(job: JobRecord, bucket: str) -> bool:
 def _outputs_of(services: Services, job: JobRecord) -> ObjectReference:
     if not has_own_outputs(job, services.bucket):
         message = (
-            f"The outputs of {job.name} are at {job.spec.output_uri}, among what belongs to other jobs: they "
-            "are not shown here."
+            f"The outputs of {job.name} are at {job.spec.output_uri}, next to objects of other jobs, so this "
+            "operation does not return them."
         )
-        raise NotFound(message, hint="Ask who runs the service to copy them.")
+        raise NotFound(message, hint="Ask the operator of the service to copy them.")
     return prefix_of(job.spec.output_uri)
 
 

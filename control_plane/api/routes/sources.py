@@ -42,8 +42,8 @@ IN_MEMORY_BYTES = 1024 * 1024
 PIECE_BYTES = 1024 * 1024
 """Bytes of a larger archive that are buffered in memory before a thread writes them to disk."""
 LEAVE_OUT = (
-    "Name data and results in the file .everstepignore of the source directory (patterns as in "
-    ".gitignore), or move them elsewhere."
+    "Add data and results to the file .everstepignore of the source directory (patterns as in .gitignore), or move "
+    "them elsewhere."
 )
 UPLOAD_SECONDS = 900
 """Lifetime of a presigned URL: enough for 256 MiB at 2.4 Mbit/s."""
@@ -108,14 +108,16 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
         known = _known(services, source_id, caller)
         if known is not None:  # a concurrent identical call completed the upload first
             return _shown(known)
-        raise InUse("Nothing was put for this source yet.", hint="CreateSource says where to.") from error
+        raise InUse(
+            "No archive was uploaded for this source yet.", hint="CreateSource returns the upload URL."
+        ) from error
     except InvalidRequest:
         services.objects.delete(upload.bucket, [upload.key])
         raise
     try:
         services.objects.delete(upload.bucket, [upload.key])
     except CloudError as error:  # the source is stored; the upload keeper deletes the upload later
-        log.warning("the upload of the source %s could not be deleted and is left for later: %s", source_id, error)
+        log.warning("the upload of the source %s could not be deleted and is deleted later: %s", source_id, error)
     return taken
 
 
@@ -174,7 +176,7 @@ def _store(
         message = str(error)
         fields = [FieldError(field="Body", message=message)]
         raise InvalidRequest(
-            f"The source is refused: {message}.",
+            f"The source was rejected: {message}.",
             fields=fields,
             hint=LEAVE_OUT if isinstance(error, ArchiveTooLarge) else "",
         ) from error
@@ -261,9 +263,12 @@ def _too_long(services: Services) -> TooLarge:
 
 def _check_digest(source_id: str, found: str, received: int) -> None:
     if found != source_id:
-        message = f"the body's SHA-256 is {found}; the archive was changed or cut on its way ({received} bytes came)"
+        message = (
+            f"the body's SHA-256 is {found}; the archive was changed or truncated during the upload ({received} "
+            "bytes received)"
+        )
         raise InvalidRequest(
-            f"The source is refused: {message}.", fields=[FieldError(field="SourceId", message=message)]
+            f"The source was rejected: {message}.", fields=[FieldError(field="SourceId", message=message)]
         )
 
 

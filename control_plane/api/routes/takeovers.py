@@ -32,7 +32,7 @@ def take_over_training_job(
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)
         if JobState(before.state) not in LAUNCHED_JOBS:
-            raise InUse(f"The training job {before.name!r} is {before.state}: there is nothing to take over.")
+            raise InUse(f"The training job {before.name!r} is {before.state} and cannot be taken over.")
         if jobs.take_over(session, before.run_id, caller.name, now):
             message = f"{caller.name} took {before.name} over" + (f": {request.reason}" if request.reason else ".")
             kind = "TrainingJobTakenOver"
@@ -59,7 +59,7 @@ def hand_back_training_job(
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)
         if jobs.hand_back(session, before.run_id):
-            message = f"{caller.name} handed {before.name} back; {before.taken_over_by} had taken it over."
+            message = f"{caller.name} handed {before.name} back to Everstep; {before.taken_over_by} had taken it over."
             kind = "TrainingJobHandedBack"
             event = NewEvent(
                 at=now,

@@ -33,7 +33,7 @@ def create_token(
     A repeated call creates another token. Raises ValidationException if an administrator's token names a project.
     """
     if Role(request.role) is Role.ADMIN and request.project is not None:
-        message = "an admin has every project"
+        message = "an admin token applies to every project"
         raise InvalidRequest(f"Project: {message}.", fields=[FieldError(field="Project", message=message)])
     now = services.now()
     new = NewToken(
@@ -46,7 +46,7 @@ def create_token(
     with services.database.write() as session:
         secret, record = tokens.mint(session, new, now)
         scope = f"of the project {record.project}" if record.project else "of every project"
-        message = f"The token {record.id} was made with the token {caller.token.id}: {record.role} {scope}."
+        message = f"The token {record.id} was created with the token {caller.token.id}: {record.role} {scope}."
         events.append(session, NewEvent(at=now, type="TokenCreated", message=message))
     return tokens_schemas.CreateTokenResponse(secret=secret, token=views.token(record))
 

@@ -82,7 +82,7 @@ INCIDENT = {
     "TrainingJobName": "gpt",
     "Cause": "instance_terminated",
     "Phase": "closed",
-    "Evidence": ["EC2 says that i-1 is terminated"],
+    "Evidence": ["EC2 reports i-1 as terminated"],
     "Decision": "a spare takes over",
     "Reason": "the node is gone",
     "RestoreSource": "peer",
@@ -862,7 +862,7 @@ def test_a_line_on_a_job_that_waits_has_its_reason():
 def test_a_line_on_an_open_incident_has_its_evidence():
     assert (
         incident_line({name: value for name, value in INCIDENT.items() if name != "ClosedAt"})
-        == "! instance_terminated: EC2 says that i-1 is terminated → a spare takes over"
+        == "! instance_terminated: EC2 reports i-1 as terminated → a spare takes over"
     )
 
 

@@ -31,9 +31,12 @@ def test_a_job_tells_where_else_it_may_start(client, asked):
     ("change", "words"),
     [
         ({"AlternativeFleetNames": ["other"]}, "there is no fleet named 'other'"),
-        ({"AlternativeFleetNames": ["first"]}, "the fleet first is named twice"),
-        ({"AlternativeFleetNames": ["second", "second"]}, "the fleet second is named twice"),
-        ({"AlternativeFleetNames": ["small"]}, "4 nodes; the group small-group of the fleet small has MaxSize 3"),
+        ({"AlternativeFleetNames": ["first"]}, "the fleet first is listed twice"),
+        ({"AlternativeFleetNames": ["second", "second"]}, "the fleet second is listed twice"),
+        (
+            {"AlternativeFleetNames": ["small"]},
+            "NodeCount is 4; the group small-group of the fleet small has MaxSize 3",
+        ),
         ({"AlternativeFleetNames": ["second"] * 8}, "7"),
     ],
 )

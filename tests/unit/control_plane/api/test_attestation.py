@@ -200,7 +200,7 @@ def test_a_nonce_whose_minute_is_over(service, instance, sts) -> None:
 
 @pytest.mark.parametrize("nonce", ["x", "..", "ffffffffff.00.00", "ffffffffff." + "0" * 32 + "." + "0" * 64])
 def test_a_nonce_that_this_server_did_not_make(instance, sts, nonce) -> None:
-    refused(instance.ask(instance.request(nonce)), "not one of this server's")
+    refused(instance.ask(instance.request(nonce)), "not from this server")
     assert sts.asked == []
 
 
@@ -285,7 +285,7 @@ def test_an_instance_that_is_not_of_the_group(service, instance, sts) -> None:
 
 def test_an_instance_that_has_ended(service, instance) -> None:
     service.operator.end_instance(NodeId(instance.node))
-    refused(instance.ask(instance.request()), "not a member|EC2 says that")
+    refused(instance.ask(instance.request()), "not a member|EC2 reports")
 
 
 def test_an_instance_that_is_about_to_leave(service, instance) -> None:
@@ -297,8 +297,8 @@ def test_an_instance_that_is_about_to_leave(service, instance) -> None:
 def test_a_fleet_that_names_no_role_lets_nobody_in_this_way(service, client, instance, sts) -> None:
     service.operator.create_group("second", max_size=1)
     client.create_fleet(FleetName="second", AutoScalingGroupName="second")
-    refused(instance.ask(instance.request(FleetName="second")), "says which role its nodes have")
-    refused(instance.ask(instance.request(FleetName="none")), "says which role its nodes have")
+    refused(instance.ask(instance.request(FleetName="second")), "has a node role name")
+    refused(instance.ask(instance.request(FleetName="none")), "has a node role name")
     assert sts.asked == []
     client.update_fleet(FleetName="second", NodeRoleName=ROLE)
     refused(instance.ask(instance.request(FleetName="second")), "not a member of the group")

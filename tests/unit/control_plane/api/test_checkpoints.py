@@ -87,11 +87,11 @@ def test_a_checkpoint_of_a_path_that_was_left_does_not_count(service, client, jo
 
 
 def test_a_job_that_does_not_train_makes_none_and_says_why(service, client, job):
-    with refused("ConflictException", match="has committed no step yet"):
+    with refused("ConflictException", match="has not committed a step yet"):
         client.create_checkpoint(**GPT)
     job.write(jobs.change, committed_step=9)
     job.write(jobs.transition, before="running", after="queued", now=START, reason="paused by a user")
-    with refused("ConflictException", match="does not train now: paused by a user"):
+    with refused("ConflictException", match="is not training: paused by a user"):
         client.create_checkpoint(**GPT)
     job.checkpoint(9)
     assert client.create_checkpoint(**GPT)["Status"] == "Complete", "what it stands on is in S3"

@@ -57,7 +57,7 @@ def test_what_registering_changes_is_told_before_and_after_and_a_dry_run_changes
         "Setting": "DesiredCapacity",
         "Before": "0",
         "After": "5",
-        "Reason": "The fleet main keeps 5 nodes before its first job, spares among them.",
+        "Reason": "The fleet main keeps 5 nodes before its first job, including spares.",
         "Applies": "Later",
     }
     assert service.operator.calls[calls:] == []
@@ -92,7 +92,7 @@ def test_what_nobody_was_shown_is_not_changed(client, service):
     told = client.create_fleet(**asked, DryRun=True)["Changes"]
     service.operator.set_desired(GROUP, 3)  # the group changes between the dry run and the request
     before, calls = service.operator.describe_group(GROUP), len(service.operator.calls)
-    with refused("ConflictException", "not as ExpectedChanges has it; nothing was changed") as caught:
+    with refused("ConflictException", "differs from ExpectedChanges; nothing was changed") as caught:
         client.create_fleet(**asked, ExpectedChanges=told)
     assert "DesiredCapacity: 3 → 1." in str(caught.value)
     assert "without protection from scale-in" in str(caught.value)
@@ -139,7 +139,7 @@ def test_fleets_come_in_pages(client, service):
     ("group", "request_", "field", "figure"),
     [
         ({}, {"AutoScalingGroupName": "absent"}, "AutoScalingGroupName", "no Auto Scaling group named 'absent'"),
-        ({"tags": {}}, {}, "AutoScalingGroupName", "does not carry the tag everstep:fleet"),
+        ({"tags": {}}, {}, "AutoScalingGroupName", "has no tag everstep:fleet"),
         (
             {"availability_zones": ("us-east-1a", "us-east-1b")},
             {},
@@ -199,7 +199,7 @@ def test_figures_change_one_by_one(client, fleet):
     }
     assert client.update_fleet(FleetName="main", MinNodeCount=1)["SparePolicy"] == {"Probability": 0.99}
     told = client.list_events(FleetName="main", SortOrder="Descending")["Events"][0]["Message"]
-    assert "1 nodes at least and enough spares that one is free with probability 99.0000%" in told
+    assert "at least 1 nodes and enough spares that one is free with probability 99.0000%" in told
     assert "SparePolicy" not in client.update_fleet(FleetName="main", SpareCount=1)
     with refused("ResourceNotFoundException"):
         client.update_fleet(FleetName="other", SpareCount=1)

@@ -260,7 +260,7 @@ def test_two_of_the_same_request_at_once_make_one_job(client, request_, service,
 def test_the_fleet_may_be_left_out_only_where_there_is_one(client, request_, service):
     service.operator.create_group("another")
     client.create_fleet(FleetName="second", AutoScalingGroupName="another")
-    with refused("ValidationException", "exactly one fleet; registered: main, second"):
+    with refused("ValidationException", "exactly one fleet exists; registered: main, second"):
         client.create_training_job(**request_)
 
 

@@ -203,7 +203,7 @@ def test_a_token_of_the_largest_job_is_one_that_is_taken() -> None:
     token = logs._token(cursor, generations, is_back=True)
     assert logs._cursor(token, generations) == (True, cursor)
     assert len(token) <= logs.MAX_TOKEN_CHARACTERS
-    with pytest.raises(InvalidRequest, match="is not kept any more"):
+    with pytest.raises(InvalidRequest, match="is no longer stored"):
         logs._cursor(token, [])
     before = logs._token(log_reader.Cursor(7), [])
     assert logs._cursor(before, generations) == (False, log_reader.Cursor(7)), (

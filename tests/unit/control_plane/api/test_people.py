@@ -177,7 +177,7 @@ def test_who_saw_an_incident_first_stays(client, fleet, service, source):
 )
 def test_a_job_is_taken_over_and_handed_back(client, fleet, service, source):
     job = Job(service, client, source)
-    with refused("ConflictException", "is queued: there is nothing to take over"):
+    with refused("ConflictException", "is queued and cannot be taken over"):
         client.take_over_training_job(TrainingJobName="gpt")
     job.launch(1)
     job.run_ranks()
@@ -219,7 +219,7 @@ def test_a_drill_is_for_fleets_that_allow_it_and_jobs_that_train(client, fleet, 
     with refused("AccessDeniedException", "does not allow drills"):
         client.start_drill(TrainingJobName="gpt", DrillType="kill-rank")
     client.update_fleet(FleetName="main", AllowDrills=True)
-    with refused("ConflictException", "is queued: a drill strikes a job that trains"):
+    with refused("ConflictException", "is queued; a drill needs a job that trains"):
         client.start_drill(TrainingJobName="gpt", DrillType="kill-rank")
     job.run_ranks()
     client.take_over_training_job(TrainingJobName="gpt")
@@ -229,7 +229,7 @@ def test_a_drill_is_for_fleets_that_allow_it_and_jobs_that_train(client, fleet, 
     for wrong, words in (
         ({"DrillType": "kill-rank", "NodeId": "i-9"}, "NodeId: is not a node of gpt: i-0, i-1"),
         ({"DrillType": "kill-rank", "NodeId": "i-0", "Rank": 1}, "Rank: is not on i-0, which has 0"),
-        ({"DrillType": "kill-agent", "Rank": 1}, "Rank: is for kill-rank alone"),
+        ({"DrillType": "kill-agent", "Rank": 1}, "Rank: is allowed only for kill-rank"),
     ):
         with refused("ValidationException", words):
             client.start_drill(TrainingJobName="gpt", **wrong)

@@ -79,7 +79,7 @@ def test_an_empty_fleet_tells_what_it_knows(client, fleet, wanted):
         ],
         "CanStartNow": False,
         "QueuedBehind": [],
-        "WaitsFor": "4 more nodes: 0 of 4 are free now",
+        "WaitsFor": "4 more nodes; 0 of 4 are free now",
         "FreeNodeCount": 0,
         "NodesToLaunch": 4,
     }

@@ -57,7 +57,7 @@ def test_a_quota_is_put_listed_and_lifted(service, client, fleet):
 def test_a_job_that_could_never_run_is_refused(client, wanted):
     client.put_project_quota(Project="speech", MaxNodeCount=3)
     with refused(
-        "ValidationException", match="NodeCount: 4 nodes; jobs of the project speech may hold 3 nodes of a fleet"
+        "ValidationException", match="NodeCount: NodeCount is 4; jobs of the project speech may hold 3 nodes of a fleet"
     ):
         client.create_training_job(TrainingJobName="a", **wanted)
     client.create_training_job(TrainingJobName="a", **{**wanted, "Project": "vision"})
@@ -67,7 +67,7 @@ def test_a_job_that_could_never_run_is_refused(client, wanted):
 def test_no_more_jobs_than_its_quota_are_under_way(client, wanted):
     client.put_project_quota(Project="speech", MaxJobCount=1)
     client.create_training_job(TrainingJobName="a", **wanted)
-    with refused("ConflictException", match="'speech' has 1 training jobs that have not ended, and its quota is 1"):
+    with refused("ConflictException", match="'speech' has 1 unfinished training jobs; its quota is 1"):
         client.create_training_job(TrainingJobName="b", **wanted)
     client.create_training_job(TrainingJobName="b", **{**wanted, "Project": "vision"})
 

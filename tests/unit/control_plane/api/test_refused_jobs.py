@@ -52,7 +52,7 @@ def request_(client, tmp_path_factory):
     [
         ({"Protection": {"Copies": 5}}, "Protection.Copies", "5 copies need 5 nodes; NodeCount is 4"),
         ({"Protection": {"MaxSlowdown": 0}}, "Protection.MaxSlowdown", "must be at least 0.0001"),
-        ({"NodeCount": 9}, "NodeCount", "9 nodes; the group training-group of the fleet main has MaxSize 8"),
+        ({"NodeCount": 9}, "NodeCount", "NodeCount is 9; the group training-group of the fleet main has MaxSize 8"),
         (
             {"EntryPoint": "missing.py"},
             "EntryPoint",
@@ -74,7 +74,7 @@ def request_(client, tmp_path_factory):
         ({"RanksPerNode": 65}, "RanksPerNode", "64"),
         ({"Secrets": {"A": "hunter2"}}, "Secrets.A", "must match ^(secretsmanager:"),
         ({"Secrets": {"RANK": "ssm:/a"}}, "Secrets.RANK", "set by Everstep"),
-        ({"Secrets": {"A": "ssm:/a"}, "Environment": {"A": ""}}, "Secrets.A", "is in Environment, too"),
+        ({"Secrets": {"A": "ssm:/a"}, "Environment": {"A": ""}}, "Secrets.A", "is also set in Environment"),
         (
             {"Secrets": {"SM_CHANNEL_X": "ssm:/a"}, "InputDataConfig": [channel("x")]},
             "Secrets.SM_CHANNEL_X",
@@ -90,12 +90,12 @@ def request_(client, tmp_path_factory):
         (
             {"RoleArn": ROLE, "Environment": {"AWS_PROFILE": "x"}},
             "Environment.AWS_PROFILE",
-            "would keep ranks from the keys of RoleArn",
+            "would prevent ranks from using the credentials of RoleArn",
         ),
         (
             {"RoleArn": ROLE, "Secrets": {"AWS_ACCESS_KEY_ID": "ssm:/x"}},
             "Secrets.AWS_ACCESS_KEY_ID",
-            "would keep ranks from the keys of RoleArn",
+            "would prevent ranks from using the credentials of RoleArn",
         ),
         (
             {"Environment": {"AWS_EC2_METADATA_DISABLED": "false"}},
@@ -106,7 +106,7 @@ def request_(client, tmp_path_factory):
         (
             {"InputDataConfig": [{"ChannelName": "x", "DataSource": {}}]},
             "InputDataConfig[0].DataSource",
-            "names one of S3DataSource and FileSys",
+            "must contain either S3DataSource or FileSys",
         ),
         (
             {"InputDataConfig": [{"ChannelName": "x", "DataSource": {**S3, **HERE}}]},
@@ -116,7 +116,7 @@ def request_(client, tmp_path_factory):
         (
             {"InputDataConfig": [channel("a-b"), channel("A_b")]},
             "InputDataConfig[1].ChannelName",
-            "'A_b' and 'a-b' would both be SM_CHANNEL_A_B",
+            "the channels 'A_b' and 'a-b' would both set SM_CHANNEL_A_B",
         ),
         ({"InputDataConfig": [channel("a.b")]}, "InputDataConfig[0].ChannelName", "must match ^"),
         ({"InputDataConfig": [channel("x")] * 21}, "InputDataConfig", "at most 20"),
@@ -152,7 +152,7 @@ def request_(client, tmp_path_factory):
         (
             {"CheckpointConfig": {"S3Uri": "s3://mine/" + "x" * 896}},
             "CheckpointConfig.S3Uri",
-            "its path has 901 characters; at most 900 are taken",
+            "has a path of 901 characters",
         ),
         (
             {"OutputDataConfig": {"S3OutputPath": "s3://mine/" + "x" * 900}},

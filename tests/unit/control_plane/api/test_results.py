@@ -209,7 +209,7 @@ def test_protection_of_a_job_that_has_not_begun(client, job):
         None,
         None,
     )
-    assert answer["Reason"] == "No step has been committed yet: Waiting for its turn in the fleet main."
+    assert answer["Reason"] == "The job has not committed a step yet: Waiting in the queue of the fleet main."
 
 
 def test_protection_says_why_nothing_was_ever_kept(client, job):
@@ -221,7 +221,7 @@ def test_protection_says_why_nothing_was_ever_kept(client, job):
     )
     answer = client.describe_protection(TrainingJobName="gpt")
     assert answer["ProtectionState"] == "Unprotected"
-    assert answer["Reason"] == "No step has been committed yet: Rank 1: Protection waits for memory on its node"
+    assert answer["Reason"] == "The job has not committed a step yet: Rank 1: Protection waits for memory on its node"
 
 
 def test_protection_of_a_committed_step_that_no_rank_has_reported_yet(client, job):
@@ -231,7 +231,7 @@ def test_protection_of_a_committed_step_that_no_rank_has_reported_yet(client, jo
     assert (answer["ProtectionState"], answer["CommittedStep"]) == ("Unprotected", 908)
     assert (
         answer["Reason"]
-        == "Step 908 was committed, and no rank of launch 1 has reported who holds it: starts its ranks"
+        == "Step 908 was committed, but no rank of generation 1 has reported its holders: starts its ranks"
     )
 
 
@@ -475,9 +475,9 @@ def test_outputs_among_what_belongs_to_others_are_not_shown(client, job, service
     key = "jobs/victim/run=1/output/gen=1/rank=0/x"
     service.objects.put(ObjectReference(bucket=BUCKET, key=key), b"secret")
     move_outputs(service, job.run, uri)
-    with refused("ResourceNotFoundException", match="among what belongs to other jobs"):
+    with refused("ResourceNotFoundException", match="next to objects of other jobs"):
         client.list_outputs(TrainingJobName="gpt")
-    with refused("ResourceNotFoundException", match="among what belongs to other jobs"):
+    with refused("ResourceNotFoundException", match="next to objects of other jobs"):
         client.get_output(TrainingJobName="gpt", Key=key)["Body"].read()
 
 

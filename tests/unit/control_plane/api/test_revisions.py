@@ -179,8 +179,8 @@ def test_a_limit_that_creation_would_refuse_is_refused(service, client, job):
             **GPT, CheckpointConfig={"MaxAgeInSeconds": 59}, StoppingCondition={"MaxCostUsd": 0.005}
         )
     assert [(error.field, error.message) for error in caught.value.fields] == [
-        ("StoppingCondition.MaxCostUsd", "must be at least 0.01, not '0.005'; 0 lifts the limit"),
-        ("CheckpointConfig.MaxAgeInSeconds", "must be at least 60, not '59'; 0 lifts the limit"),
+        ("StoppingCondition.MaxCostUsd", "must be at least 0.01, not '0.005'; 0 removes the limit"),
+        ("CheckpointConfig.MaxAgeInSeconds", "must be at least 60, not '59'; 0 removes the limit"),
     ]
     client.update_training_job(**GPT, CheckpointConfig={"MaxAgeInSeconds": 60}, StoppingCondition={"MaxCostUsd": 0.01})
     seen = client.describe_training_job(**GPT)
@@ -215,7 +215,7 @@ def test_a_third_slot_is_not_taken_back(service, client, job):
     client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": False})
     client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": True})
     trains(service, job)
-    with refused("ValidationException", match="cannot be taken back"):
+    with refused("ValidationException", match="cannot be removed after"):
         client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": False})
 
 

@@ -224,7 +224,7 @@ def keeper(store, now) -> UploadKeeper:
 
 def test_what_was_not_put_is_not_taken(client) -> None:
     client.create_source(SourceId=ID, Bytes=len(BODY))
-    with refused("ConflictException", "Nothing was put for this source yet"):
+    with refused("ConflictException", "No archive was uploaded for this source yet"):
         client.complete_source(SourceId=ID)
 
 

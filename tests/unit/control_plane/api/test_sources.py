@@ -151,7 +151,7 @@ def test_headers_and_names_that_no_archive_of_code_has_are_refused(client, servi
 @pytest.mark.security
 def test_names_that_would_fill_the_database_are_refused():
     names = ("/".join(["a" * 15] * 60) + f"/{number}" for number in range(3_000))
-    with pytest.raises(RefusedArchive, match="paths of more than 2097152 bytes"):
+    with pytest.raises(RefusedArchive, match="paths have more than 2097152 bytes"):
         inspect(io.BytesIO(body := archive(*((name, b"") for name in names))), len(body), SourceLimits())
 
 
@@ -207,10 +207,10 @@ def peak_bytes(body: bytes, limits: SourceLimits, refused_with: str | None) -> i
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (packed((commented("a.py", 8 * 2**20), b"1")), "a header of more than 65536 bytes"),
+        (packed((commented("a.py", 8 * 2**20), b"1")), "it contains a header of more than 65536 bytes"),
         (
             packed((tarfile.TarInfo("b.py"), b"1"), (commented("a.py", 8 * 2**20), b"1")),
-            "a header of more than 65536 bytes",
+            "it contains a header of more than 65536 bytes",
         ),
         (packed((sparse("b.py", 2**23), b"1"), (commented("a.py", 8 * 2**20), b"1")), "'b.py' is a special file"),
         (
@@ -229,7 +229,9 @@ def test_what_is_said_of_one_file_is_forgotten_with_the_next():
     body = packed(*((commented(f"{number}.py", 60_000), b"1") for number in range(200)))
     assert peak_bytes(body, SourceLimits(), None) < 4 * 2**20
     assert (
-        peak_bytes(body, SourceLimits(file_count=1_000), "more than 4096000 bytes besides the content of its files")
+        peak_bytes(
+            body, SourceLimits(file_count=1_000), "it contains more than 4096000 bytes besides the content of its files"
+        )
         < 4 * 2**20
     )
 
@@ -255,7 +257,7 @@ def test_files_that_follow_long_ones_are_as_good():
     ids=["empty", "no gzip", "no tar", "cut"],
 )
 def test_what_is_no_archive_is_refused(client, body):
-    with refused("ValidationException", "not a whole gzipped tar|no files"):
+    with refused("ValidationException", "not a complete gzipped tar|no files"):
         client.upload_source(Body=body)
 
 

@@ -81,7 +81,7 @@ def test_tokens_are_the_administrators(service, role) -> None:
 
 
 def test_an_admin_has_no_project(client) -> None:
-    with refused("ValidationException", "an admin has every project"):
+    with refused("ValidationException", "an admin token applies to every project"):
         client.create_token(Role="admin", Project="speech")
 
 

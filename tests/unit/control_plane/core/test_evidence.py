@@ -297,7 +297,7 @@ def test_a_holder_out_of_view_is_left_after_t_max(since: float, stepped: float, 
     assert verdict.standing is standing
     assert not verdict.may_terminate
     assert not verdict.is_final, "it may hold what nobody else has"
-    assert "have not answered" in verdict.evidence
+    assert "have not responded" in verdict.evidence
 
 
 def test_a_holder_out_of_view_is_no_evidence_while_blind_or_not_blamed_or_while_nothing_trains() -> None:

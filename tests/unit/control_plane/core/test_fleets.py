@@ -827,7 +827,7 @@ def test_the_next_instance_that_does_not_join_is_given_twice_as_long() -> None:
     waiting = joining(JOIN_SECONDS + 1)
     both = replace(waiting, records=(*(replace(record, node_id=NodeId("i0")) for record in going), *waiting.records))
     assert states(decide(both, spec)) == {}, "the one before is still being ended"
-    assert "of 1 instances in a row" in decide(both, spec).reason
+    assert "for 1 instances in a row" in decide(both, spec).reason
     asked = replace(
         both,
         records=tuple(

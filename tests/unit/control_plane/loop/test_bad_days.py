@@ -113,7 +113,7 @@ async def test_a_load_that_fails_for_another_reason_than_its_shards_is_repeated_
     await world.until(lambda: is_running(world, 3))
     assert world.plan().base_step == 10
     (incident,) = world.incidents()
-    assert "could not load" in " ".join(incident.evidence)
+    assert "failed to load" in " ".join(incident.evidence)
     assert incident.from_step == 10
 
 

@@ -18,7 +18,7 @@ async def test_a_hang_is_found_across_a_restart_and_its_time_adds_up(world: Worl
     world.submit()
     await world.running()
     await world.train(10)
-    await world.until(lambda: "stood still" in world.job().reason)
+    await world.until(lambda: "made no progress" in world.job().reason)
     world.start_server()
     await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
     await world.train(1)
@@ -47,7 +47,7 @@ async def test_a_suspected_hang_is_shown_with_its_age_and_costs_no_write_for_it(
     await world.running()
     await world.train(10)
     stopped_at = world.now
-    await world.until(lambda: "stood still" in world.job().reason)
+    await world.until(lambda: "made no progress" in world.job().reason)
     await world.tick()
     stored = world.job()
     await world.until(lambda: world.now - stopped_at >= timedelta(seconds=45))
@@ -61,7 +61,7 @@ async def test_ranks_that_stand_still_do_not_keep_a_job_from_being_stopped(world
     world.submit()
     await world.running()
     await world.train(10)
-    await world.until(lambda: "stood still" in world.job().reason)
+    await world.until(lambda: "made no progress" in world.job().reason)
     with world.database.write() as session:
         jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.is_stopped)
@@ -73,7 +73,7 @@ async def test_a_stop_during_a_hang_waits_15_s_for_an_agreement(world: World) ->
     world.submit()
     await world.running()
     await world.train(10)
-    await world.until(lambda: "stood still" in world.job().reason)
+    await world.until(lambda: "made no progress" in world.job().reason)
     with world.database.write() as session:
         jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     asked = world.now
@@ -88,7 +88,7 @@ async def test_a_stop_during_a_hang_ends_within_30_s_with_its_newest_committed_s
     world.submit()
     await world.running()
     await world.train(10)
-    await world.until(lambda: "stood still" in world.job().reason)
+    await world.until(lambda: "made no progress" in world.job().reason)
     with world.database.write() as session:
         jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     asked = world.now
