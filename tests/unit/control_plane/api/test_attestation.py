@@ -261,8 +261,8 @@ def test_a_header_that_was_signed_beyond_those(instance, sts) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda node: {"role": "admin"}, "of the role admin, not of trainer"),
-        (lambda node: {"account": "210987654321"}, "of another account"),
+        (lambda node: {"role": "admin"}, "to the role admin, not to trainer"),
+        (lambda node: {"account": "210987654321"}, "to another account"),
         (lambda node: {"instance": "i-0123456789abcdef0"}, "to the session i-0123456789abcdef0, not to the instance"),
         (lambda node: {"instance": "somebody"}, "to the session somebody, not to the instance"),
     ],

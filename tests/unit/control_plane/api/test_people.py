@@ -116,7 +116,7 @@ def test_what_is_asked_of_a_node_is_stored_shown_and_told_once(client, fleet, se
         node["RequestReason"]
     ]
     other = next(name for name in OPERATIONS if name != operation)
-    with refused("ConflictException", f"already to be: {verb}"):
+    with refused("ConflictException", f"already has a pending request: {verb}"):
         getattr(client, other)(NodeId="i-1")
     assert "Request" not in client.release_node(NodeId="i-1")
     assert "Request" in getattr(client, other)(NodeId="i-1")
@@ -228,7 +228,7 @@ def test_a_drill_is_for_fleets_that_allow_it_and_jobs_that_train(client, fleet, 
     client.hand_back_training_job(TrainingJobName="gpt")
     for wrong, words in (
         ({"DrillType": "kill-rank", "NodeId": "i-9"}, "NodeId: is not a node of gpt: i-0, i-1"),
-        ({"DrillType": "kill-rank", "NodeId": "i-0", "Rank": 1}, "Rank: is not on i-0, which has 0"),
+        ({"DrillType": "kill-rank", "NodeId": "i-0", "Rank": 1}, "Rank: is not on i-0, which runs 0"),
         ({"DrillType": "kill-agent", "Rank": 1}, "Rank: is allowed only for kill-rank"),
     ):
         with refused("ValidationException", words):

@@ -56,11 +56,11 @@ def request_(client, tmp_path_factory):
         (
             {"EntryPoint": "missing.py"},
             "EntryPoint",
-            "'missing.py' is not among the 2 files of the source; it has train.py at its top",
+            "'missing.py' is not among the 2 files of the source; the source has train.py at its top level",
         ),
         ({"EntryPoint": "../train.py"}, "EntryPoint", "is not among"),
         ({"EntryPoint": "data.txt"}, "EntryPoint", "is not a Python file"),
-        ({"Source": {"SourceId": "0" * 64}}, "Source.SourceId", "no source"),
+        ({"Source": {"SourceId": "0" * 64}}, "Source.SourceId", "was not uploaded"),
         ({"Source": {"SourceId": "../../etc"}}, "Source.SourceId", "must match ^"),
         ({"FleetName": "other"}, "FleetName", "there is no fleet named 'other'; registered: main"),
         ({"TrainingJobName": "no_underscores"}, "TrainingJobName", "no_underscores"),
@@ -111,7 +111,7 @@ def request_(client, tmp_path_factory):
         (
             {"InputDataConfig": [{"ChannelName": "x", "DataSource": {**S3, **HERE}}]},
             "InputDataConfig[0].DataSource",
-            "names one of",
+            "must contain either",
         ),
         (
             {"InputDataConfig": [channel("a-b"), channel("A_b")]},
@@ -157,7 +157,7 @@ def request_(client, tmp_path_factory):
         (
             {"OutputDataConfig": {"S3OutputPath": "s3://mine/" + "x" * 900}},
             "OutputDataConfig.S3OutputPath",
-            "its path has 942 characters",
+            "has a path of 942 characters",
         ),
         (
             {

@@ -215,7 +215,7 @@ def peak_bytes(body: bytes, limits: SourceLimits, refused_with: str | None) -> i
         (packed((sparse("b.py", 2**23), b"1"), (commented("a.py", 8 * 2**20), b"1")), "'b.py' is a special file"),
         (
             packed((tarfile.TarInfo("a.py"), b"1"), headers={f"comment{number}": "" for number in range(101)}),
-            "more than 100 pax headers",
+            "more than 100 global pax headers",
         ),
         (gzip.compress(gzip.decompress(archive(("a.py", b"1"))) + bytes(100 * 2**20)), "bytes besides the content"),
     ],
