@@ -108,6 +108,21 @@ class RoleKeys:
 
 KeysOf = Callable[[], RoleKeys]
 
+_REGION = "The bucket is in another region. Set AWS_REGION of the agent to the bucket's region."
+_KEYS = "Check the credentials of the node: its role, or its access keys."
+_ADVICE = {
+    "AccessDenied": "Allow this call to the node's role, and for an encrypted bucket the use of its KMS key.",
+    "AuthorizationHeaderMalformed": _REGION,
+    "ExpiredToken": _KEYS,
+    "InvalidAccessKeyId": _KEYS,
+    "NoSuchBucket": "Create the bucket, or correct the name in the job's request.",
+    "PermanentRedirect": _REGION,
+    "RequestTimeTooSkewed": "Synchronize the node's clock, for example with chrony.",
+    "SignatureDoesNotMatch": _KEYS,
+    "SlowDown": "S3 limits the request rate of a prefix. The agent tries again.",
+}
+"""What a person can do about an error, by its code."""
+
 
 class Aws(Protocol):
     """Interface to the AWS services except the object store.
@@ -303,7 +318,8 @@ def aws_errors(what: str) -> Iterator[None]:
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        raise _kind(code, status)(f"{what}: {error}") from error
+        advice = f". {_ADVICE[code]}" if code in _ADVICE else ""
+        raise _kind(code, status)(f"{what}: {error}{advice}") from error
     except PartialCredentialsError as error:
         raise StoreDenied(f"{what}: {error}") from error
     except (
