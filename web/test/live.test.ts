@@ -15,6 +15,13 @@ test('an event of a job renews that job and the lists, and no other job', () => 
   expect(found.filter((key) => key.startsWith('job/'))).toEqual(['job/gpt'])
 })
 
+test('an event of a job also renews pages that were opened by its RunId', () => {
+  const jobs = [{ TrainingJobName: 'gpt', RunId: '1a' }, { TrainingJobName: 'bert', RunId: '2b' }]
+  const found = renewed({ TrainingJobName: 'gpt' }, jobs).map((key) => key.join('/'))
+  expect(found).toEqual(expect.arrayContaining(['job/1a', 'events/1a', 'logs/1a']))
+  expect(found.filter((key) => key.endsWith('2b'))).toEqual([])
+})
+
 test('an event of a fleet renews no job page', () => {
   expect(keys({ FleetName: 'main' }).filter((key) => key.startsWith('job/') || key.startsWith('protection'))).toEqual([])
 })
@@ -105,8 +112,8 @@ describe('events that come faster than answers', () => {
     vi.useFakeTimers()
     const client = new QueryClient()
     const asked: { answer: (value: number) => void; signal: AbortSignal }[] = []
-    const jobs = new QueryObserver<number>(client, { queryKey: ['jobs'], queryFn: ({ signal }) => new Promise((answer) => asked.push({ answer, signal })), retry: false })
-    const gone = jobs.subscribe(() => {})
+    const fleets = new QueryObserver<number>(client, { queryKey: ['fleets'], queryFn: ({ signal }) => new Promise((answer) => asked.push({ answer, signal })), retry: false })
+    const gone = fleets.subscribe(() => {})
     asked[0]!.answer(0)
     renderHook(() => useLive(client, true))
     for (let round = 1; round <= 3; round += 1) {
@@ -117,11 +124,11 @@ describe('events that come faster than answers', () => {
       expect(asked.map(({ signal }) => signal.aborted)).toEqual(Array(round + 1).fill(false))
       asked[round]!.answer(round)
       await vi.advanceTimersByTimeAsync(100)
-      expect(jobs.getCurrentResult().data).toBe(round)
+      expect(fleets.getCurrentResult().data).toBe(round)
     }
     asked.at(-1)!.answer(4)
     await vi.advanceTimersByTimeAsync(1_000)
-    expect([jobs.getCurrentResult().data, asked.length]).toEqual([4, 5]) // what came last was asked for behind it, and nothing after that
+    expect([fleets.getCurrentResult().data, asked.length]).toEqual([4, 5]) // what came last was asked for behind it, and nothing after that
     gone()
   })
   test('wait for what they change alone', async () => {

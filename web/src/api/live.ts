@@ -7,7 +7,7 @@
 import type { QueryClient } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
 
-import type { Event } from '../contract'
+import type { Event, TrainingJobSummary } from '../contract'
 import { whileSeen } from './seen'
 
 const GATHER_MS = 40 // what one decision stores comes as several events: one renewal for all
@@ -17,10 +17,12 @@ const AGAIN_MS = 5_000
 export const stream = { isOpen: false }
 
 /** What an event changes, as the beginnings of query keys. */
-export function renewed(event: Pick<Event, 'TrainingJobName' | 'FleetName'>): string[][] {
+export function renewed(event: Pick<Event, 'TrainingJobName' | 'FleetName'>, jobs: readonly Pick<TrainingJobSummary, 'TrainingJobName' | 'RunId'>[] = []): string[][] {
   const always = [['jobs'], ['incidents'], ['incident'], ['fleets'], ['nodes'], ['drills'], ['events', '', '']]
-  const ofJob = event.TrainingJobName ? ['job', 'protection', 'checkpoints', 'logs'].map((key) => [key, event.TrainingJobName!]) : []
-  return [...always, ...ofJob, ...(event.TrainingJobName ? [['events', event.TrainingJobName]] : []), ...(event.FleetName ? [['events', '', event.FleetName]] : [])]
+  const named = jobs.filter((job) => job.TrainingJobName === event.TrainingJobName).map((job) => job.RunId)
+  const addresses = event.TrainingJobName ? [event.TrainingJobName, ...named] : [] // a page may have been opened by RunId
+  const ofJob = addresses.flatMap((address) => ['job', 'protection', 'checkpoints', 'logs', 'events'].map((key) => [key, address]))
+  return [...always, ...ofJob, ...(event.FleetName ? [['events', '', event.FleetName]] : [])]
 }
 
 /** What renews the queries that events change: gathered, and a key again only behind the answer that is under way, which is taken. */
@@ -83,7 +85,7 @@ export function useLive(client: QueryClient, isSignedIn: boolean): Liveness {
         void client.invalidateQueries({ predicate: (query) => query.queryKey[0] !== 'session' }) // what happened before the stream began
       }
       source.onmessage = (message: MessageEvent<string>) => {
-        if (message.data) renewals.add(renewed(JSON.parse(message.data) as Event))
+        if (message.data) renewals.add(renewed(JSON.parse(message.data) as Event, client.getQueryData<TrainingJobSummary[]>(['jobs'])))
       }
       source.onerror = () => {
         set('cut')

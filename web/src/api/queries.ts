@@ -59,10 +59,10 @@ const PRINTED_LINES = 20
 const AFTER_SECONDS = 1
 
 /** What the launch that failed printed last, up to a moment after the failure: a traceback comes with the exit. It does not change any more. */
-export const printedQuery = ({ IncidentId, TrainingJobName, GenerationBefore, FailedAt }: Incident) =>
+export const printedQuery = ({ IncidentId, RunId, GenerationBefore, FailedAt }: Incident) =>
   queryOptions({
     queryKey: ['printed', IncidentId, FailedAt],
-    queryFn: async ({ signal }) => (await call('GetLogEvents', { TrainingJobName, Generation: GenerationBefore, EndTime: FailedAt + AFTER_SECONDS, Limit: PRINTED_LINES }, signal)).Events ?? [],
+    queryFn: async ({ signal }) => (await call('GetLogEvents', { TrainingJobName: RunId, Generation: GenerationBefore, EndTime: FailedAt + AFTER_SECONDS, Limit: PRINTED_LINES }, signal)).Events ?? [],
     staleTime: Infinity,
   })
 
@@ -114,7 +114,7 @@ export const eventsAroundQuery = (incident: Incident, seconds: number) =>
     queryKey: ['events', incident.TrainingJobName, 'around', incident.IncidentId, incident.ClosedAt],
     queryFn: async ({ signal }): Promise<Event[]> => {
       const span = { TimeAfter: incident.FailedAt - seconds, TimeBefore: incident.ClosedAt === undefined ? undefined : incident.ClosedAt + seconds }
-      return (await call('ListEvents', { TrainingJobName: incident.TrainingJobName, ...span, MaxResults: 200 }, signal)).Events ?? []
+      return (await call('ListEvents', { TrainingJobName: incident.RunId, ...span, MaxResults: 200 }, signal)).Events ?? []
     },
     refetchInterval: incident.ClosedAt === undefined ? told : false,
   })

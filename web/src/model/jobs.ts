@@ -2,6 +2,16 @@
 import type { TrainingJobSummary } from '../contract'
 import { urgency } from './standing'
 
+export type Named = Pick<TrainingJobSummary, 'TrainingJobName'> & Partial<Pick<TrainingJobSummary, 'RunId'>>
+
+/** Return a function to a job's address: its name, or its RunId if jobs of several projects have the name. */
+export function addressesOf(jobs: readonly TrainingJobSummary[]): (job: Named) => string {
+  const seen = new Set<string>()
+  const ambiguous = new Set<string>()
+  for (const { TrainingJobName } of jobs) (seen.has(TrainingJobName) ? ambiguous : seen).add(TrainingJobName)
+  return (job) => (job.RunId !== undefined && ambiguous.has(job.TrainingJobName) ? job.RunId : job.TrainingJobName)
+}
+
 export type Order = 'created' | 'name' | 'status' | 'step' | 'left' | 'fleet' | 'ettr' | 'cost' | 'nodes'
 
 const COMPARE: Record<Order, (a: TrainingJobSummary, b: TrainingJobSummary) => number> = {

@@ -6,6 +6,7 @@ import { useState } from 'react'
 import { Link } from 'react-router'
 
 import { call } from '../api/client'
+import { useJobAddresses } from '../api/addresses'
 import { drillsQuery, fleetsQuery, jobQuery, jobsQuery, useRole } from '../api/queries'
 import type { Drill, StartDrillRequest } from '../contract'
 import { sentence } from '../model/format'
@@ -47,19 +48,21 @@ export default function DrillsPage() {
 function Start({ allowed }: { allowed: string[] }) {
   const client = useQueryClient()
   const jobs = drillable(useQuery(jobsQuery).data ?? [], allowed)
-  const [name, setName] = useState('')
+  const [run, setRun] = useState('')
   const [type, setType] = useState<StartDrillRequest['DrillType']>('terminate-instance')
   const [node, setNode] = useState('')
   const [isAsking, setAsking] = useState(false)
-  const chosen = jobs.find((job) => job.TrainingJobName === name)?.TrainingJobName ?? jobs[0]?.TrainingJobName
+  const addressOf = useJobAddresses()
+  const summary = jobs.find((job) => job.RunId === run) ?? jobs[0]
+  const chosen = summary && addressOf(summary)
   const job = useQuery({ ...jobQuery(chosen ?? ''), enabled: chosen !== undefined }).data
   const nodes = job?.NodeIds ?? []
   const target = nodes.includes(node) ? node : ''
-  if (chosen === undefined) return <Empty title="No job trains on a fleet that allows drills" command="everstep jobs list">A drill strikes a job that trains. {allowed.join(', ')} {allowed.length === 1 ? 'allows' : 'allow'} it.</Empty>
+  if (summary === undefined) return <Empty title="No job trains on a fleet that allows drills" command="everstep jobs list">A drill strikes a job that trains. {allowed.join(', ')} {allowed.length === 1 ? 'allows' : 'allow'} it.</Empty>
   return (
     <section className="card stack">
       <div className="row" style={{ alignItems: 'end' }}>
-        <NativeSelect label="Job" value={chosen} data={jobs.map((each) => each.TrainingJobName)} onChange={(event) => setName(event.currentTarget.value)} />
+        <NativeSelect label="Job" value={summary.RunId} data={jobs.map((each) => ({ value: each.RunId, label: each.TrainingJobName }))} onChange={(event) => setRun(event.currentTarget.value)} />
         <NativeSelect label="What breaks" value={type} data={Object.entries(STRIKES).map(([value, { label }]) => ({ value, label }))} onChange={(event) => setType(event.currentTarget.value as typeof type)} />
         <NativeSelect label="On" value={target} data={[{ value: '', label: 'its last node' }, ...nodes]} onChange={(event) => setNode(event.currentTarget.value)} />
         <Button color="red" variant="outline" onClick={() => setAsking(true)}>
@@ -68,12 +71,12 @@ function Start({ allowed }: { allowed: string[] }) {
       </div>
       <p className="dim">{STRIKES[type].does}</p>
       <ConfirmByName
-        name={chosen}
+        name={summary.TrainingJobName}
         verb="Strike"
         opened={isAsking}
         onClose={() => setAsking(false)}
         onConfirm={async () => {
-          await call('StartDrill', { TrainingJobName: chosen, DrillType: type, ...(target ? { NodeId: target } : {}) })
+          await call('StartDrill', { TrainingJobName: summary.RunId, DrillType: type, ...(target ? { NodeId: target } : {}) })
           void client.invalidateQueries()
         }}
       >

@@ -3,6 +3,7 @@ import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from 'react-router'
 
+import { useJobAddresses } from '../api/addresses'
 import { eventsAroundQuery, incidentQuery, jobQuery, nodesQuery, printedQuery, protectionQuery } from '../api/queries'
 import type { Incident } from '../contract'
 import { plain } from '../model/ansi'
@@ -27,10 +28,11 @@ export default function IncidentPage() {
 
 function Told({ incident }: { incident: Incident }) {
   const now = useNow()
-  const described = useQuery(jobQuery(incident.TrainingJobName)).data
+  const address = useJobAddresses()(incident)
+  const described = useQuery(jobQuery(address)).data
   const job = described?.RunId === incident.RunId ? described : undefined // the name may be another run's by now
   const fleetNodes = useQuery({ ...nodesQuery(job?.FleetName), enabled: job !== undefined && (incident.InstanceIds ?? []).length > 0 }).data
-  const protection = useQuery({ ...protectionQuery(incident.TrainingJobName), enabled: job !== undefined && isOver(job) }).data
+  const protection = useQuery({ ...protectionQuery(address), enabled: job !== undefined && isOver(job) }).data
   const near = useQuery(eventsAroundQuery(incident, AROUND_SECONDS)).data ?? []
   const end = incident.ClosedAt ?? now
   const nodes = (ids: string[] | undefined, otherwise = 'none') => (ids?.length ? ids.map((id) => <div key={id}><NodeLink id={id} fleet={described?.FleetName} /></div>) : otherwise)
@@ -42,7 +44,7 @@ function Told({ incident }: { incident: Incident }) {
     <div className="stack">
       <div>
         <div className="dim">
-          <Link to="/incidents">Incidents</Link> / <JobLink name={incident.TrainingJobName} />
+          <Link to="/incidents">Incidents</Link> / <JobLink name={incident.TrainingJobName} address={address} />
         </div>
         <div className="row">
           <h1>{sentence(causeWords(incident.Cause)).slice(0, -1)}</h1>
@@ -159,11 +161,12 @@ function Told({ incident }: { incident: Incident }) {
 /** The last lines of all ranks before the failure, as they are. */
 function Printed({ incident }: { incident: Incident }) {
   const query = useQuery(printedQuery(incident))
+  const address = useJobAddresses()(incident)
   return (
     <section className="card" aria-label="What the ranks printed last">
       <div className="row between">
         <h2>What the ranks printed last</h2>
-        <Link to={`/jobs/${encodeURIComponent(incident.TrainingJobName)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>That moment in the log</Link>
+        <Link to={`/jobs/${encodeURIComponent(address)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>That moment in the log</Link>
       </div>
       <Shown query={query} rows={3}>
         {(lines) =>

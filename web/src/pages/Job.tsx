@@ -6,6 +6,7 @@ import { Suspense, useMemo, useState } from 'react'
 import { Link, NavLink, useParams } from 'react-router'
 
 import { ApiError, call, serverTime } from '../api/client'
+import { useJobAddress } from '../api/addresses'
 import { fleetsQuery, incidentsQuery, jobNodesQuery, jobQuery, jobsQuery, nodesQuery, openIncidentsQuery, protectionQuery, useRole } from '../api/queries'
 import { part } from '../api/pages'
 import { TimelineChart } from '../charts/Timeline'
@@ -39,7 +40,7 @@ const seen = new Map<string, Sample[]>()
 export default function JobPage() {
   const { name = '', tab = 'overview' } = useParams()
   const job = useQuery(jobQuery(name))
-  useDocumentTitle(job.data ? `${job.data.SecondaryStatus}: ${name}, Everstep` : `${name}, Everstep`)
+  useDocumentTitle(job.data ? `${job.data.SecondaryStatus}: ${job.data.TrainingJobName}, Everstep` : `${name}, Everstep`)
   return (
     <Shown query={job} rows={8}>
       {(data) => (
@@ -87,7 +88,7 @@ function Head({ job }: { job: TrainingJob }) {
   const [isAsking, setAsking] = useState(false)
   const { mayRun } = useRole()
   const client = useQueryClient()
-  const name = { TrainingJobName: job.TrainingJobName }
+  const name = { TrainingJobName: job.RunId }
   return (
     <div className="row between">
       <div>
@@ -146,7 +147,7 @@ function Fold({ job, at, error }: { job: TrainingJob; at: number; error: unknown
   const now = useNow()
   const staleSeconds = Math.max(useStaleSeconds(), now - at)
   const refusal = error instanceof ApiError && error.status > 0 ? error.message : undefined
-  const name = job.TrainingJobName
+  const name = useJobAddress(job)
   const protection = useQuery(protectionQuery(name)).data
   const open = useQuery(openIncidentsQuery).data
   const incidents = useQuery(incidentsQuery(name)).data
@@ -170,7 +171,7 @@ function Fold({ job, at, error }: { job: TrainingJob; at: number; error: unknown
 
 function Overview({ job }: { job: TrainingJob }) {
   const now = useNow()
-  const name = job.TrainingJobName
+  const name = useJobAddress(job)
   const incidents = useQuery(incidentsQuery(name))
   const nodes = useQuery(jobNodesQuery(name)).data ?? []
   const [minutes, setMinutes] = useState<number>()

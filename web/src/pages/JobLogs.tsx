@@ -6,6 +6,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState, useSyncExternalS
 import { useSearchParams } from 'react-router'
 
 import { LogSource, type Filter as Wanted, type LogState } from '../api/logs'
+import { useJobAddress } from '../api/addresses'
 import { incidentsQuery } from '../api/queries'
 import { whileSeen } from '../api/seen'
 import type { Incident, TrainingJob } from '../contract'
@@ -48,7 +49,7 @@ function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState,
 
 export default function LogsTab({ job }: { job: TrainingJob }) {
   const [search] = useSearchParams()
-  const incidents = useQuery(incidentsQuery(job.TrainingJobName))
+  const incidents = useQuery(incidentsQuery(useJobAddress(job)))
   const wanted = search.get('failure')
   if (job.Generation < 1) return <Empty title="No log yet">Ranks print once they have been started; this job has not been launched.</Empty>
   if (!wanted) return <Viewer job={job} incidents={incidents.data} />
@@ -59,7 +60,7 @@ const numberOf = (text: string | null): number | undefined => (text && /^\d{1,9}
 
 function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Incident[]; failure?: Incident }) {
   const [search, setSearch] = useSearchParams()
-  const name = job.TrainingJobName
+  const name = useJobAddress(job)
   const rank = numberOf(search.get('rank'))
   const launch = numberOf(search.get('launch'))
   const find = search.get('q') ?? ''

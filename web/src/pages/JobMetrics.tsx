@@ -5,6 +5,7 @@ import { useCallback, useMemo, useState } from 'react'
 import { Link, useSearchParams } from 'react-router'
 
 import { metricsQuery } from '../api/metrics'
+import { useJobAddress } from '../api/addresses'
 import { incidentsQuery } from '../api/queries'
 import { MetricChart } from '../charts/MetricChart'
 import type { TrainingJob } from '../contract'
@@ -20,15 +21,16 @@ const NONE: Point[] = []
 
 export default function MetricsTab({ job }: { job: TrainingJob }) {
   const [search, setSearch] = useSearchParams()
-  const query = useQuery(metricsQuery(job.TrainingJobName))
-  const incidents = useQuery(incidentsQuery(job.TrainingJobName)).data
+  const address = useJobAddress(job)
+  const query = useQuery(metricsQuery(address))
+  const incidents = useQuery(incidentsQuery(address)).data
   const scheme = useComputedColorScheme('light')
   const now = useNow()
   const axis: Axis = search.get('axis') === 'wall' ? 'wall' : 'step'
   const [seen, setSeen] = useState<Window>()
   const onWindow = useCallback((window?: Window) => setSeen((before) => (before?.axis === window?.axis && before?.from === window?.from && before?.to === window?.to ? before : window)), [])
   const window = seen?.axis === axis && isCoarse(query.data ?? NONE, seen) ? seen : undefined
-  const detail = useQuery({ ...metricsQuery(job.TrainingJobName, window), enabled: window !== undefined }).data
+  const detail = useQuery({ ...metricsQuery(address, window), enabled: window !== undefined }).data
   const points = useMemo(() => (window && detail ? joined(query.data ?? NONE, detail) : (query.data ?? NONE)), [query.data, detail, window])
   const mine = useMemo(() => (incidents ?? []).filter((each) => each.RunId === job.RunId), [incidents, job.RunId])
   const isOpen = mine.some((each) => each.ClosedAt === undefined)

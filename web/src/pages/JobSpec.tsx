@@ -4,6 +4,7 @@ import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 import { useSearchParams } from 'react-router'
 
+import { useJobAddress } from '../api/addresses'
 import { revisionsQuery } from '../api/queries'
 import type { TrainingJob, TrainingJobRevision } from '../contract'
 import { plural } from '../model/format'
@@ -15,7 +16,7 @@ const FORMS = { YAML: asYaml, CLI: asCommand, Python: asPython, curl: asCurl }
 
 export default function SpecTab({ job }: { job: TrainingJob }) {
   const [form, setForm] = useState<keyof typeof FORMS>('YAML')
-  const revisions = useQuery(revisionsQuery(job.TrainingJobName, job.Revision))
+  const revisions = useQuery(revisionsQuery(useJobAddress(job), job.Revision))
   return (
     <div className="stack">
       <section className="card stack">

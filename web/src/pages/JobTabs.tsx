@@ -2,6 +2,7 @@
 import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useSearchParams } from 'react-router'
 
+import { useJobAddress } from '../api/addresses'
 import { checkpointsQuery, eventsQuery, olderEvents, protectionQuery } from '../api/queries'
 import { ProtectionMatrix } from '../charts/ProtectionMatrix'
 import type { TrainingJob } from '../contract'
@@ -13,7 +14,7 @@ import { Doing } from '../parts/Doing'
 import { Stacks } from '../parts/Stacks'
 
 export function ProtectionTab({ job }: { job: TrainingJob }) {
-  const query = useQuery(protectionQuery(job.TrainingJobName))
+  const query = useQuery(protectionQuery(useJobAddress(job)))
   return (
     <Shown query={query}>
       {(protection) => (
@@ -82,7 +83,7 @@ export function ProtectionTab({ job }: { job: TrainingJob }) {
 }
 
 export function CheckpointsTab({ job }: { job: TrainingJob }) {
-  const query = useQuery(checkpointsQuery(job.TrainingJobName))
+  const query = useQuery(checkpointsQuery(useJobAddress(job)))
   return (
     <Shown query={query}>
       {(checkpoints) =>
@@ -135,7 +136,7 @@ export function CheckpointsTab({ job }: { job: TrainingJob }) {
 const MOST_ROWS = 500
 
 export function EventsTab({ job }: { job: TrainingJob }) {
-  return <EventList scope={{ job: job.TrainingJobName }} />
+  return <EventList scope={{ job: useJobAddress(job) }} />
 }
 
 /** Newest first; the filter is in the URL. */

@@ -9,7 +9,7 @@ import { call } from '../api/client'
 import { jobsQuery, useRole } from '../api/queries'
 import type { TrainingJobSummary } from '../contract'
 import { count, dollars, duration, headline, percent, plural } from '../model/format'
-import { arranged, type Order } from '../model/jobs'
+import { addressesOf, arranged, type Order } from '../model/jobs'
 import { isOver } from '../model/verdict'
 import { Ago, Empty, Filter, JobLink, Lasting, Shown, Status, toneOf } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
@@ -45,10 +45,11 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
   const fleet = search.get('fleet') ?? ''
   const order = (search.get('sort') ?? 'created') as Order
   const isReversed = search.get('reverse') === '1'
+  const addressOf = useMemo(() => addressesOf(jobs), [jobs])
   const rows = useMemo(() => arranged(jobs, { text, status, fleet, order, isReversed }), [jobs, text, status, fleet, order, isReversed])
   const statuses = Object.entries(jobs.reduce<Record<string, number>>((counts, job) => ({ ...counts, [job.SecondaryStatus]: (counts[job.SecondaryStatus] ?? 0) + 1 }), {}))
-  const stoppable = rows.filter((job) => chosen.has(job.TrainingJobName) && !isOver(job) && job.TrainingJobStatus !== 'Stopping')
-  const choose = useCallback((name: string, isChosen: boolean) => setChosen((before) => new Set(isChosen ? [...before, name] : [...before].filter((each) => each !== name))), [])
+  const stoppable = rows.filter((job) => chosen.has(job.RunId) && !isOver(job) && job.TrainingJobStatus !== 'Stopping')
+  const choose = useCallback((run: string, isChosen: boolean) => setChosen((before) => new Set(isChosen ? [...before, run] : [...before].filter((each) => each !== run))), [])
   const isPriced = jobs.some((job) => job.CostUsd !== undefined)
   const head = (key: Order, label: string, isNumber = false, title?: string) => (
     <th title={title} className={isNumber ? 'n' : undefined} aria-sort={order === key ? (isReversed ? 'descending' : 'ascending') : undefined}>
@@ -70,7 +71,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
           <>
             <Doing
               does={async () => {
-                for (const job of stoppable) await call('PauseTrainingJob', { TrainingJobName: job.TrainingJobName })
+                for (const job of stoppable) await call('PauseTrainingJob', { TrainingJobName: job.RunId })
                 setChosen(new Set())
               }}
             >
@@ -108,7 +109,8 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
               <Row
                 key={job.RunId}
                 job={job}
-                isChosen={chosen.has(job.TrainingJobName)}
+                address={addressOf(job)}
+                isChosen={chosen.has(job.RunId)}
                 onChoose={mayRun ? choose : undefined}
                 isPriced={isPriced}
               />
@@ -128,7 +130,7 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
         opened={isAsking}
         onClose={() => setAsking(false)}
         onConfirm={async () => {
-          for (const job of stoppable) await call('StopTrainingJob', { TrainingJobName: job.TrainingJobName })
+          for (const job of stoppable) await call('StopTrainingJob', { TrainingJobName: job.RunId })
           setChosen(new Set())
           void client.invalidateQueries()
         }}
@@ -143,22 +145,23 @@ function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
 
 interface Shows {
   job: TrainingJobSummary
+  address: string
   isChosen: boolean
   /** Absent for whom it is not allowed. */
-  onChoose?: (name: string, isChosen: boolean) => void
+  onChoose?: (run: string, isChosen: boolean) => void
   isPriced: boolean
 }
 
 /** Drawn anew when its own job has changed, not whenever the list is renewed: there may be a thousand. */
-const Row = memo(function Row({ job, isChosen, onChoose, isPriced }: Shows) {
+const Row = memo(function Row({ job, address, isChosen, onChoose, isPriced }: Shows) {
   const name = job.TrainingJobName
   const behind = job.Boundary - job.CommittedStep
   return (
     <tr>
       {onChoose && (
-        <td data-name="Choose">{!isOver(job) && <input type="checkbox" aria-label={`Choose ${name}`} checked={isChosen} onChange={(event) => onChoose(name, event.currentTarget.checked)} />}</td>
+        <td data-name="Choose">{!isOver(job) && <input type="checkbox" aria-label={`Choose ${name}`} checked={isChosen} onChange={(event) => onChoose(job.RunId, event.currentTarget.checked)} />}</td>
       )}
-      <td data-name="Job"><JobLink name={name} /></td>
+      <td data-name="Job"><JobLink name={name} address={address} /></td>
       <td data-name="Status"><Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} /></td>
       <td className="reason">
         <div className="clamp" title={job.Reason}>

@@ -3,6 +3,7 @@ import { useDocumentTitle } from '@mantine/hooks'
 import { useQueries, useQuery } from '@tanstack/react-query'
 import { Link } from 'react-router'
 
+import { useJobAddresses } from '../api/addresses'
 import { fleetsQuery, jobQuery, jobsQuery } from '../api/queries'
 import type { Fleet, TrainingJob, TrainingJobSummary } from '../contract'
 import { count, sentence } from '../model/format'
@@ -16,8 +17,9 @@ export default function QueuePage() {
   useDocumentTitle('Queue, Everstep')
   const query = useQuery(jobsQuery)
   const fleets = useQuery(fleetsQuery).data ?? []
+  const addressOf = useJobAddresses()
   const candidates = queueOf(query.data ?? [])
-  const described = useQueries({ queries: candidates.slice(0, MOST).map((job) => jobQuery(job.TrainingJobName)) })
+  const described = useQueries({ queries: candidates.slice(0, MOST).map((job) => jobQuery(addressOf(job))) })
   const waiting = waitingOf(described.flatMap((each) => each.data ?? []))
   const queued = new Set(waiting.map((job) => job.RunId))
   return (
@@ -44,6 +46,7 @@ export default function QueuePage() {
 }
 
 function OfFleet({ name, fleet, jobs, waiting, queued }: { name: string; fleet?: Fleet; jobs: TrainingJobSummary[]; waiting: TrainingJob[]; queued: ReadonlySet<string> }) {
+  const addressOf = useJobAddresses()
   return (
     <section className="card">
       <div className="row" style={{ marginBottom: 10 }}>
@@ -75,7 +78,7 @@ function OfFleet({ name, fleet, jobs, waiting, queued }: { name: string; fleet?:
             {waiting.map((job) => (
               <tr key={job.RunId}>
                 <td className="n" data-name="Place">{job.QueuePosition ?? '–'}</td>
-                <td data-name="Job"><JobLink name={job.TrainingJobName} /></td>
+                <td data-name="Job"><JobLink name={job.TrainingJobName} address={addressOf(job)} /></td>
                 <td data-name="Status"><Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} /></td>
                 <td className="n" data-name="Nodes">{count(job.NodeCount)}</td>
                 <td className="n" data-name="Priority">{job.Priority}</td>

@@ -98,7 +98,8 @@ function Form() {
       .then((answer) => {
         if (isDry) return setPlan(answer.Plan)
         void client.invalidateQueries({ queryKey: ['jobs'] })
-        void navigate(`/jobs/${encodeURIComponent(draft.TrainingJobName!)}`)
+        const isTaken = jobs.some((each) => each.TrainingJobName === answer.TrainingJobName) // by another project's job
+        void navigate(`/jobs/${encodeURIComponent(isTaken ? answer.RunId! : answer.TrainingJobName)}`)
       }, setError)
       .finally(() => setBusy(false))
   }

@@ -179,7 +179,8 @@ export const RunbookLink = ({ section }: { section: string }) => (
   </a>
 )
 
-export const JobLink = ({ name }: { name: string }) => <Link to={`/jobs/${encodeURIComponent(name)}`}>{name}</Link>
+/** `address`: name or RunId; see `api/addresses`. */
+export const JobLink = ({ name, address = name }: { name: string; address?: string }) => <Link to={`/jobs/${encodeURIComponent(address)}`}>{name}</Link>
 export const NodeLink = ({ id, fleet }: { id: string; fleet?: string }) =>
   fleet ? (
     <Link className="mono" to={`/fleets/${encodeURIComponent(fleet)}#${id}`}>

@@ -1,6 +1,7 @@
 /** What somebody at 3 a.m. must know of a job: banners, does it move, is it safe, do I need to act, what it waits for, and the newest incident. Draws what the models say. */
 import { Link } from 'react-router'
 
+import { useJobAddress } from '../api/addresses'
 import { call } from '../api/client'
 import { useRole } from '../api/queries'
 import type { Incident } from '../contract'
@@ -88,6 +89,7 @@ function Step({ text, nodes }: { text: string; nodes: Act['nodes'] }) {
 /** The newest incident in four answers: the open one, or how the last one went. */
 export function LastIncident({ incident, answers, now: current }: { incident: Incident; answers: Answer[]; now?: PhaseNow }) {
   const { mayRun } = useRole()
+  const address = useJobAddress(incident)
   const isOpen = incident.ClosedAt === undefined
   const title = isOpen ? 'The incident now' : 'The last incident'
   return (
@@ -107,7 +109,7 @@ export function LastIncident({ incident, answers, now: current }: { incident: In
         ) : (
           mayRun && <Doing does={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>Acknowledge</Doing>
         )}
-        <Link to={`/jobs/${encodeURIComponent(incident.TrainingJobName)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>What the ranks printed then</Link>
+        <Link to={`/jobs/${encodeURIComponent(address)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>What the ranks printed then</Link>
         <PhaseLengths incident={incident} />
       </div>
       <div className="story">

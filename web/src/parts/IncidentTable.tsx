@@ -1,5 +1,6 @@
 import { Link } from 'react-router'
 
+import { useJobAddresses } from '../api/addresses'
 import type { Incident } from '../contract'
 import { count, duration } from '../model/format'
 import { causeWords, phaseLengths } from '../model/verdict'
@@ -12,6 +13,7 @@ export const SOURCES: Record<string, string> = { local: 'the node’s own memory
 /** `lost`: how many steps an incident cost, where the page knows more of its job than the incident says. */
 export function IncidentTable({ incidents, withJob = true, lost = (each) => each.LostSteps }: { incidents: Incident[]; withJob?: boolean; lost?: (incident: Incident) => number | undefined }) {
   const now = useNow()
+  const addressOf = useJobAddresses()
   return (
     <div className="scroll">
       <table className="grid stacked">
@@ -35,7 +37,7 @@ export function IncidentTable({ incidents, withJob = true, lost = (each) => each
               </td>
               {withJob && (
                 <td data-name="Job">
-                  <JobLink name={each.TrainingJobName} />
+                  <JobLink name={each.TrainingJobName} address={addressOf(each)} />
                 </td>
               )}
               <td data-name="Phase">

@@ -5,6 +5,7 @@ import { useEffect, useMemo, useState } from 'react'
 import { useNavigate } from 'react-router'
 
 import { fleetsQuery, incidentsQuery, jobsQuery, useRole } from '../api/queries'
+import { addressesOf } from '../model/jobs'
 import { causeWords } from '../model/verdict'
 
 interface Entry {
@@ -31,6 +32,7 @@ export default function Palette({ typed, isEntered, onType, onEnter, onClose }: 
   const [{ data: jobs }, { data: incidents }, { data: fleets }] = lists
   // The answers to this search's own asking: once they are there, what comes later is news, and opens nothing by itself.
   const isLooking = lists.some((list) => list.isFetching && !list.isFetchedAfterMount)
+  const addressOf = useMemo(() => addressesOf(jobs ?? []), [jobs])
   const entries = useMemo<Entry[]>(
     () => [
       { label: 'Jobs', kind: 'page', to: '/' },
@@ -40,11 +42,11 @@ export default function Palette({ typed, isEntered, onType, onEnter, onClose }: 
       { label: 'Drills', kind: 'page', to: '/drills' },
       ...(mayRun ? [{ label: 'Submit a job', kind: 'page', to: '/submit' }] : []),
       { label: 'Settings', kind: 'page', to: '/settings' },
-      ...(jobs ?? []).map((job) => ({ label: job.TrainingJobName, kind: `job, ${job.SecondaryStatus}`, to: `/jobs/${encodeURIComponent(job.TrainingJobName)}` })),
+      ...(jobs ?? []).map((job) => ({ label: job.TrainingJobName, kind: `job, ${job.SecondaryStatus}`, to: `/jobs/${encodeURIComponent(addressOf(job))}` })),
       ...(fleets ?? []).map((fleet) => ({ label: fleet.FleetName, kind: 'fleet', to: `/fleets/${encodeURIComponent(fleet.FleetName)}` })),
       ...(incidents ?? []).toReversed().map((each) => ({ label: each.IncidentId, kind: `incident, ${causeWords(each.Cause)}`, to: `/incidents/${encodeURIComponent(each.IncidentId)}` })),
     ],
-    [jobs, incidents, fleets, mayRun],
+    [jobs, incidents, fleets, mayRun, addressOf],
   )
   const wanted = typed.toLowerCase().split(/\s+/).filter(Boolean)
   const found = entries.filter((entry) => wanted.every((word) => `${entry.label} ${entry.kind}`.toLowerCase().includes(word))).slice(0, MOST)
