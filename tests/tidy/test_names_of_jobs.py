@@ -20,11 +20,11 @@ ALLOWED = {
     "loop/event_feed.py": {"has"},
 }
 """Functions that may compare a name, by module. `db/jobs.py` builds the statements of `ByNameOrRun`."""
-ROWS_WITH_JOB_NAME = {"job_name"}
 JOBS = {"Job", "JobRow", "_JOB"}
 COMPARISONS = {"in_", "is_", "like", "ilike", "startswith", "endswith", "contains", "between", "not_in", "is_not"}
-"""Methods of a column that compare it. `contains` on `Job.name` in `db/job_lists.py` is a search, with a project."""
+"""Methods of a column that compare it."""
 SEARCHES = {"db/job_lists.py": {"_conditions"}}
+"""Functions that search for a part of a name, by module. Their filter contains the project."""
 
 
 def is_name(node: ast.expr) -> bool:
@@ -66,6 +66,20 @@ def test_only_functions_that_take_a_project_compare_names_of_jobs() -> None:
     assert not wrong, "Compare the run id, or the name together with the project:\n" + "\n".join(wrong)
     unused = allowed - {(module, place) for module, place, _ in found}
     assert not unused, f"These functions compare no name any more: {sorted(unused)}"
+
+
+def test_each_search_for_a_job_names_its_projects() -> None:
+    """The project of `jobs.get`, `jobs.named` and `descriptions.find` defaults to None, all projects, for tests only."""
+    searches = {"jobs.get", "jobs.named", "descriptions.find"}
+    calls = [
+        (path, node)
+        for path in sorted(ROOT.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in searches
+    ]
+    assert calls
+    wrong = [f"{path.relative_to(ROOT)}: {ast.unparse(node)}" for path, node in calls if len(node.args) < 3]
+    assert not wrong, "Pass `caller.project_filter`:\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
