@@ -50,7 +50,7 @@ def orphans(
         ended_before: all generations below it have ended.
         now: Unix seconds.
 
-    Returns:
+    Yields:
         Keys, in the order of `objects`.
     """
     for each in objects:
