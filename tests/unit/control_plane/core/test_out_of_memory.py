@@ -35,7 +35,8 @@ FIGURES = {"rank_bytes": int(7.5 * GIB), "used_bytes": 61 * GIB, "total_bytes": 
         ),
         (
             MemoryEnd(source=MemorySource.NODE, kind=MemoryKind.HOST, words=LOADER),
-            "rank 3 on i-1 probably ran out of memory: one of its DataLoader workers was killed, while the kernel killed "
+            "rank 3 on i-1 probably ran out of memory: one of its DataLoader workers was killed, "
+            "while the kernel killed "
             "processes of this node because memory was exhausted",
         ),
         (
