@@ -125,7 +125,7 @@ export function CheckpointsTab({ job }: { job: TrainingJob }) {
           </section>
         ) : (
           <Empty title="No checkpoint in S3">
-            {job.CheckpointConfig?.EverySteps ? `The first is due at step ${count(job.CheckpointConfig.EverySteps)}.` : 'CheckpointConfig.EverySteps is 0: one is written when the job is stopped. The steps in memory are under Protection.'}
+            {`Checkpoints are made ${job.CheckpointActivity?.Policy ?? 'when the job stops'}.${job.CheckpointActivity?.NextStep === undefined ? '' : ` The next is due at step ${count(job.CheckpointActivity.NextStep)}.`} The steps in memory are under Protection.`}
           </Empty>
         )
       }
