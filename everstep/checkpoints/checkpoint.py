@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import product
 from types import TracebackType
@@ -24,6 +25,8 @@ from everstep.protocol.ids import Rank
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, decode_manifest
 from everstep.protocol.slot_values import pretrained_of
 
+READS_AHEAD: Final = 2
+"""Pieces that `Checkpoint.stream` reads before its caller needs them."""
 READS_AT_ONCE: Final = 4
 """Chunks that are read at the same time: 16 MiB in flight."""
 _FOLDER: Final = re.compile(r"run=[^/]*/gen=[^/]*/step=[^/]*/$")
@@ -97,6 +100,50 @@ class Checkpoint:
                     self._read_into(box, number * length, target[first * item : first * item + length])
         return whole
 
+    def stream(self, tensors: Iterable[LogicalTensor]) -> Iterator[tuple[LogicalTensor, memoryview]]:
+        """Return the bytes of whole tensors in row-major order, a piece at a time, and read ahead.
+
+        A tensor whose boxes are not contiguous within it, as with a sharding by columns, is one piece.
+
+        Args:
+            tensors: values of `tensors`.
+
+        Yields:
+            The tensor that a piece belongs to, and the piece. The caller does not change it.
+
+        Raises:
+            CorruptCheckpoint: bytes of a shard do not hash to their digest.
+            StoreFailure: an object cannot be read.
+        """
+        ahead: deque[tuple[LogicalTensor, tuple[int, int], Future[bytearray], int, int]] = deque()
+
+        def next_piece() -> tuple[LogicalTensor, memoryview]:
+            tensor, _, chunk, low, high = ahead.popleft()
+            return tensor, memoryview(chunk.result())[low:high]
+
+        try:
+            for tensor in tensors:
+                if not all(_run_elements(tensor.shape, box) == math.prod(box.sizes) for box in tensor.boxes):
+                    while ahead:
+                        yield next_piece()
+                    yield tensor, memoryview(self.read(tensor))
+                    continue
+                for box in tensor.boxes:
+                    shard = self._shards[Rank(box.rank)]
+                    size = math.prod(box.sizes) * ITEM_BYTES[tensor.dtype]
+                    for number, low, high in shard.chunks_of(box.begin, size):
+                        place = box.rank, number
+                        is_last = bool(ahead) and ahead[-1][1] == place
+                        chunk = ahead[-1][2] if is_last else self._pool.submit(shard.chunk, number)
+                        ahead.append((tensor, place, chunk, low, high))
+                        if len(ahead) > READS_AHEAD:
+                            yield next_piece()
+            while ahead:
+                yield next_piece()
+        finally:
+            for *_, chunk, _, _ in ahead:
+                chunk.cancel()
+
     def read_box(self, tensor: LogicalTensor, box: Box) -> bytearray:
         """Return the bytes of one box of a tensor, in row-major order of the box.
 
@@ -137,7 +184,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
     with closing(store.open(key)) as stored:
         if stored.size > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"{uri} has {stored.size:,} bytes, too many for a manifest")
-        data = stored.read(0, stored.size)
+        data = bytes(stored.read(0, stored.size))
     try:
         manifest = decode_manifest(data)
     except ProtocolError as error:

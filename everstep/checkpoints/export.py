@@ -11,7 +11,7 @@ Tied parameters. transformers does not tie parameters whose names are all in the
 only the first name is written, as `save_pretrained` does. The header's metadata lists the other names, as
 `safetensors.torch.save_model` does.
 
-The export streams: one tensor is in memory at a time, and no local disk is used. The index and thus the export's
+The export streams pieces of tensors, and no local disk is used. The index and thus the export's
 completeness come last.
 
 Invariant: each tensor in the files has the bytes of the checkpoint, or their conversion by torch.
@@ -96,7 +96,7 @@ def export_safetensors(
         dtype: one of `FLOATS`, to which all floating point tensors are converted. None: the dtypes of the checkpoint.
         config: content of `config.json`. None: the configuration that the training script's model had, if it came from
             transformers.
-        progress: called with exported and total bytes after each tensor.
+        progress: called with exported and total bytes after each piece.
         file_bytes: most bytes of tensors per file.
 
     Returns:
@@ -138,12 +138,19 @@ def export_safetensors(
     def pieces(header: bytes, group: Mapping[str, _Saved]) -> Iterator[bytes | bytearray | memoryview]:
         nonlocal done
         yield header
+        if all(saved.dtype == saved.tensor.dtype for saved in group.values()):
+            for _, piece in checkpoint.stream(saved.tensor for saved in group.values()):
+                yield piece
+                done += len(piece)
+                progress(done, total)
+            return
+        cast = _imported_cast()
         for name, saved in group.items():
+            data = checkpoint.read(saved.tensor)
             if saved.dtype == saved.tensor.dtype:
-                yield checkpoint.read(saved.tensor)
+                yield data
             else:
-                cast = _imported_cast()
-                yield from cast(name, checkpoint.read(saved.tensor), saved.tensor.dtype, saved.dtype)
+                yield from cast(name, data, saved.tensor.dtype, saved.dtype)
             done += saved.bytes
             progress(done, total)
 

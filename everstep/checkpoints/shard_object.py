@@ -111,6 +111,38 @@ class ShardObject:
             for _ in pool.map(take, numbers):
                 pass
 
+    def chunks_of(self, begin: int, size: int) -> Iterator[tuple[int, int, int]]:
+        """Divide a range of the payload by chunks.
+
+        Args:
+            begin: first byte, within the payload.
+            size: length of the range in bytes.
+
+        Yields:
+            Number of the chunk, and begin and end of the range's bytes within the chunk.
+        """
+        chunk, end = chunk_bytes(self._plan.payload_bytes), begin + size
+        while begin < end:
+            number, first = divmod(begin, chunk)
+            last = min(chunk, first + end - begin)
+            yield number, first, last
+            begin += last - first
+
+    def chunk(self, number: int) -> bytearray:
+        """Return a verified chunk of the payload. The caller does not change it.
+
+        Args:
+            number: index of the chunk within the payload.
+
+        Returns:
+            uint8[size of the chunk].
+
+        Raises:
+            CorruptCheckpoint: the chunk does not hash to its digest.
+            StoreFailure: the object cannot be read.
+        """
+        return self._chunk(number)
+
     def _chunk(self, number: int) -> bytearray:
         if (known := self._cache.get((self.rank, number))) is not None:
             return known
@@ -154,7 +186,7 @@ def _read_header(stored: StoredObject, manifest: CheckpointManifest, expected: M
     if length > min(MAX_HEADER_BYTES, stored.size - LENGTH.size):
         raise CorruptCheckpoint(f"{stored.name} announces a header of {length:,} bytes")
     try:
-        plan = plan_restore(stored.read(LENGTH.size, LENGTH.size + length), stored.size)
+        plan = plan_restore(bytes(stored.read(LENGTH.size, LENGTH.size + length)), stored.size)
     except (CorruptObject, ProtocolError) as error:
         raise CorruptCheckpoint(f"{stored.name}: {error}") from error
     if (plan.payload_bytes, plan.payload_digest.hex()) != (expected.payload_bytes, expected.payload_digest):

@@ -42,7 +42,7 @@ class StoredObject(ABC):
         self.size = size
 
     @abstractmethod
-    def read(self, begin: int, end: int) -> bytes:
+    def read(self, begin: int, end: int) -> bytes | bytearray:
         """Read a range of the object. Safe from several threads at once.
 
         Args:
@@ -156,14 +156,14 @@ class _File(StoredObject):
         self._file = Path(path).open("rb")  # noqa: SIM115
         super().__init__(path, os.fstat(self._file.fileno()).st_size)
 
-    def read(self, begin: int, end: int) -> bytes:
-        data = bytearray()
+    def read(self, begin: int, end: int) -> bytes | bytearray:
+        data = os.pread(self._file.fileno(), end - begin, begin)
         while len(data) < end - begin:
             more = os.pread(self._file.fileno(), end - begin - len(data), begin + len(data))
             if not more:
                 raise StoreFailure(f"{self.name} ends at byte {begin + len(data)}")
             data += more
-        return bytes(data)
+        return data
 
     def close(self) -> None:
         self._file.close()
@@ -228,7 +228,7 @@ class _S3Object(StoredObject):
         self._place = place
         self._etag = etag
 
-    def read(self, begin: int, end: int) -> bytes:
+    def read(self, begin: int, end: int) -> bytes | bytearray:
         if end > self.size:
             raise StoreFailure(f"{self.name} ends at byte {self.size}")
         data = bytearray(end - begin)
@@ -238,7 +238,7 @@ class _S3Object(StoredObject):
                 reader.fill(memoryview(data))
         finally:
             reader.close()
-        return bytes(data)
+        return data
 
     def close(self) -> None:
         pass

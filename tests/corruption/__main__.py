@@ -1,4 +1,7 @@
-"""`python -m tests.corruption [--count 10000] [--seed N]`: the counts of a run. The exit code is 1 if one was loaded."""
+"""Plant corruptions and count them: `python -m tests.corruption [--count 10000] [--seed N]`.
+
+The exit code is 1 if a corruption was loaded.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,10 @@ class Wire:
         return stream
 
     async def chunks(self, kind: str, counts: Counts) -> None:
-        """Corrupt the chunks of a transfer. Half of the owners repeat the corruption when chunks are requested again."""
+        """Corrupt the chunks of a transfer.
+
+        Half of the owners repeat the corruption when chunks are requested again.
+        """
         await self._transferred("chunk on the wire", kind, counts, None, repeats=self._draw.random() < 0.5)
 
     async def message(self, kind: str, counts: Counts) -> None:

@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from everstep.checkpoints import export, open_checkpoint
-from everstep.checkpoints.checkpoint import READS_AT_ONCE
+from everstep.checkpoints.checkpoint import READS_AHEAD
 from everstep.checkpoints.errors import CheckpointError, CorruptCheckpoint, IncompleteTensor, StoreFailure
 from everstep.checkpoints.export import export_safetensors
 from everstep.checkpoints.shard_object import CACHED_CHUNKS
-from everstep.protocol.parts import parts_of_range
+from everstep.protocol.parts import TensorPart, parts_of_range
 from everstep.protocol.slot import CHUNK_BYTES
 from tests.unit.everstep.checkpoints.stored import Stored, store
 
@@ -63,7 +63,10 @@ def test_a_model_of_two_ranks_becomes_one_file(tmp_path: Path, manifest: Path, m
     assert found.keys() == model.keys()
     assert all(np.array_equal(found[name], value) for name, value in model.items())
     assert result == export.Exported(("model.safetensors",), 3, 4 * 48)
-    assert seen == [(96, 192), (120, 192), (192, 192)]
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert {total for _, total in seen} == {192}
+    assert {96, 120} < {done for done, _ in seen}
+    assert seen[-1] == (192, 192)
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["model.safetensors"]
 
 
@@ -129,10 +132,9 @@ def test_an_incomplete_tensor_is_refused_unless_it_is_left_out(tmp_path: Path) -
     assert load_file(tmp_path / "one" / "model.safetensors").keys() == {"w"}
 
 
-def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
-    tensor = 8 * 1024 * 1024
-    arrays = [Stored(f"model/{number}", np.ones(tensor // 4, np.float32)) for number in range(6)]
-    manifest = store(tmp_path / "checkpoint", {0: arrays})
+def test_an_export_of_a_large_tensor_needs_memory_for_some_chunks_alone(tmp_path: Path) -> None:
+    tensor = 96 * 1024 * 1024
+    manifest = store(tmp_path / "checkpoint", {0: [Stored("model/w", np.arange(tensor // 4, dtype=np.float32))]})
     with open_checkpoint(str(manifest)) as checkpoint:
         tracemalloc.start()
         try:
@@ -140,8 +142,26 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    # Besides the tensor: cached chunks, and for each read in progress a chunk and the bytes that were read for it.
-    assert most < tensor + CHUNK_BYTES * (CACHED_CHUNKS + 2 * READS_AT_ONCE + 1)
+    # Cached chunks, the piece that is written, and for each read ahead a chunk and the bytes that were read for it.
+    assert most < CHUNK_BYTES * (CACHED_CHUNKS + 1 + 2 * (READS_AHEAD + 1)) + 1024 * 1024
+    assert np.array_equal(
+        load_file(tmp_path / "to" / "model.safetensors")["w"], np.arange(tensor // 4, dtype=np.float32)
+    )
+
+
+def test_a_tensor_that_ranks_hold_by_columns_is_exported_between_others(tmp_path: Path) -> None:
+    whole = RANDOM.standard_normal((4, 6)).astype(np.float32)
+    before, after = (RANDOM.standard_normal(5).astype(np.float32) for _ in range(2))
+    columns = [
+        Stored(
+            "model/w", np.ascontiguousarray(whole[:, at : at + 3]), (TensorPart("model/w", (4, 6), (0, at), (4, 3), 0),)
+        )
+        for at in (0, 3)
+    ]
+    ranks = {0: [Stored("model/a", before), columns[0], Stored("model/z", after)], 1: [columns[1]]}
+    exported(store(tmp_path / "checkpoint", ranks), tmp_path / "to")
+    found = load_file(tmp_path / "to" / "model.safetensors")
+    assert all(np.array_equal(found[name], value) for name, value in {"a": before, "w": whole, "z": after}.items())
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, manifest: Path) -> None:
