@@ -1,6 +1,9 @@
 """Faults that end a generation: failed ranks, lost nodes, restarted agents, failed loads.
 
 Invariant: this module only describes faults. Each fault has a cause, a time and one sentence of evidence.
+
+The module has more than 500 lines. Each function turns the same reports and verdicts into faults of one kind, and the
+functions share the order in which kinds of evidence count.
 """
 
 from __future__ import annotations
