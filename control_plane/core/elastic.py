@@ -26,7 +26,7 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int) ->
     """Return the number of members of the next generation.
 
     Args:
-        spec: settings of the job.
+        spec: settings of the job, with its limits of nodes and its patience.
         record: the record of this pass.
         available_count: number of the job's nodes that can take part.
 
@@ -44,7 +44,7 @@ def reduced_count(
     The job loop calls this function in every pass over a job whose members have all promised, and that lacks a member.
 
     Args:
-        spec: settings of the job.
+        spec: settings of the job, with its limits of nodes and its patience.
         promised_count: number of members that have promised the generation.
         waited_seconds: time for which the job has lacked a member while a control plane worked.
         has_spare: whether the fleet has a spare for the job. The fleet assigns it within a few passes.
@@ -81,7 +81,7 @@ def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts)
     as it waits in a recovery. Nodes must have been ready for a lease, so that an unstable node causes no stop.
 
     Args:
-        spec: settings of the job.
+        spec: settings of the job, with its limits of nodes and its patience.
         record: the record of this pass. Its open incident and its suspicion of a hang postpone the growth.
         now: Unix seconds.
         timeouts: `lease_seconds` is the shortest time for which nodes must be ready.

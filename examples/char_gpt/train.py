@@ -33,6 +33,7 @@ settings = everstep.training.hyperparameters(
     heads=4,
     context=64,
     batch=4,
+    global_batch=0,
     dropout=0.1,
     learning_rate=3e-3,
     text_bytes=1_000_000,
@@ -91,8 +92,11 @@ deepspeed.init_distributed("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(settings.seed)
 
+# With a global batch size, an elastic job accumulates more batches on fewer ranks.
+accumulate = everstep.training.accumulation(settings.global_batch, settings.batch) if settings.global_batch else 1
 config = {
     "train_micro_batch_size_per_gpu": settings.batch,
+    "gradient_accumulation_steps": accumulate,
     "gradient_clipping": 1.0,
     # Small buckets for a small model: the default reserves 2 GB on every rank.
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, "reduce_bucket_size": 1_000_000},

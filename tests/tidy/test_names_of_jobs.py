@@ -69,7 +69,7 @@ def test_only_functions_that_take_a_project_compare_names_of_jobs() -> None:
 
 
 def test_each_search_for_a_job_names_its_projects() -> None:
-    """The project of `jobs.get`, `jobs.named` and `descriptions.find` defaults to None, all projects, for tests only."""
+    """`jobs.get`, `jobs.named` and `descriptions.find` search all projects by default; only tests rely on this."""
     searches = {"jobs.get", "jobs.named", "descriptions.find"}
     calls = [
         (path, node)

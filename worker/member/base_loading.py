@@ -166,7 +166,7 @@ class BaseLoading:
         Args:
             rank: the rank that owns the shard.
             sources: sources in order of preference; not empty.
-            before_attempt: called before each attempt.
+            before_attempt: called before each source is tried.
             is_followed: True if the shard's rank copies the shard while it arrives.
 
         Returns:

@@ -31,9 +31,9 @@ class EarlierShards:
         """Create the object; `fetch` loads shards.
 
         Args:
-            plan: plan of the generation.
+            plan: plan of the generation, with a relayout or without one.
             here: this node in the plan.
-            loading: loads single shards.
+            loading: loads one earlier shard per call.
             store: this node's slots.
         """
         self._relayout = plan.relayout
