@@ -524,7 +524,7 @@ def test_outputs_of_the_newest_generation_are_downloaded(client, job, tmp_path):
 
 def test_an_output_that_would_leave_the_directory_is_not_written(client, job, tmp_path):
     job.put("output", "gen=1/rank=0/../../../evil", b"x")
-    with pytest.raises(TransferFailed, match="clean relative path"):
+    with pytest.raises(TransferFailed, match="normalized relative path"):
         client.download_outputs(TrainingJobName="gpt", Directory=tmp_path / "out")
     assert not list(tmp_path.rglob("evil"))
 

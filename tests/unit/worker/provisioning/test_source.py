@@ -221,11 +221,11 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, **pax: str) -> tarfile.TarI
 @pytest.mark.parametrize(
     ("info", "words"),
     [
-        (member("../evil.py"), "not a clean relative path"),
-        (member("/tmp/evil.py"), "not a clean relative path"),
-        (member("a\\b.py"), "not a clean relative path"),
-        (member("a\x1b[31m.py"), "not a clean relative path"),
-        (member("a\u202eyp.exe"), "not a clean relative path"),
+        (member("../evil.py"), "not a normalized relative path"),
+        (member("/tmp/evil.py"), "not a normalized relative path"),
+        (member("a\\b.py"), "not a normalized relative path"),
+        (member("a\x1b[31m.py"), "not a normalized relative path"),
+        (member("a\u202eyp.exe"), "not a normalized relative path"),
         (member("/".join("a" * 65)), "more than 64 names deep"),
         (member("a/" * 20 + "/".join(["x" * 200] * 6)), "longer than 1024 bytes"),
         (member("x", size="-5"), "has -5 bytes"),
