@@ -340,7 +340,7 @@ def put(
     upload = Multipart.begin(client, place)
     is_complete = False
     try:
-        parts = put_parts(
+        parts = _put_parts(
             upload,
             pieces,
             size,
@@ -356,27 +356,23 @@ def put(
     return stored
 
 
-def put_parts(
+def _put_parts(
     upload: Multipart,
     pieces: Iterable[Piece],
     size: int,
     *,
     part_bytes: int,
-    first: int = 1,
     connections: int = CONNECTIONS,
-    is_wanted: Callable[[int, Part], bool] = lambda _number, _part: True,
     on_part: Callable[[StoredPart], None] = lambda _: None,
 ) -> list[StoredPart]:
-    """Send consecutive parts concurrently while the next part is assembled.
+    """Send the parts of an upload concurrently while the next part is assembled.
 
     Args:
         upload: an upload that was begun and not ended.
         pieces: content of the parts, iterated in the calling thread until the first error.
         size: announced total of the bytes of all pieces.
         part_bytes: size of a part; only the last part may be smaller.
-        first: number of the first part.
         connections: most parts that are sent at the same time. One more part is assembled meanwhile.
-        is_wanted: called in the calling thread with each assembled part; a part for which it returns False is not sent.
         on_part: called in the part's thread when S3 has stored it.
 
     Returns:
@@ -398,11 +394,9 @@ def put_parts(
                     raise errors[0]
 
         in_flight: set[Future[None]] = set()
-        numbers = count(first)  # `enumerate` would keep a reference to the last part
+        numbers = count(1)  # `enumerate` would keep a reference to the last part
         for part in parts_of(until_error(), part_bytes, size):
-            number = next(numbers)
-            if is_wanted(number, part):
-                in_flight.add(begin(partial(send, number, part)))
+            in_flight.add(begin(partial(send, next(numbers), part)))
             del part
             while len(in_flight) > connections:
                 in_flight = wait(in_flight, return_when=FIRST_COMPLETED).not_done
