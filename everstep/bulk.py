@@ -45,7 +45,10 @@ Piece = bytes | bytearray | memoryview
 PART_BYTES: Final = 32 * 1024 * 1024
 """Least size of a part of an upload, in bytes."""
 MOST_PARTS: Final = 9_000
-"""Most parts of an upload. Source: S3 allows 10,000 parts (Amazon S3 User Guide, multipart upload limits)."""
+"""Maximum number of parts of an upload.
+
+Source: S3 allows 10,000 parts (Amazon S3 User Guide, multipart upload limits).
+"""
 CONNECTIONS: Final = 4
 """Connections per upload or read.
 
@@ -53,7 +56,7 @@ Source: Amazon S3 User Guide, performance design patterns: parallel requests for
 MB/s.
 """
 READ_ATTEMPTS: Final = 5
-"""Requests for a range whose body breaks off without any progress."""
+"""Maximum number of requests for one range. If the body of the last request breaks off, the read fails."""
 _READ_BYTES: Final = 1024 * 1024
 _GATHERED_BYTES: Final = 256 * 1024
 """Most total bytes of pieces that are joined and sent in one write."""
@@ -138,9 +141,9 @@ class Part:
         return self._bytes
 
     def read(self, _: int = -1) -> Piece:
-        """Return the next piece completely, even if the piece is longer than the requested length.
+        """Return the next piece, or the next small pieces joined.
 
-        HTTP connections allow longer results. Small pieces are joined.
+        The method ignores the requested length. The HTTP client sends a longer result in full.
         """
         first, gathered = self._next, 0
         while (
@@ -185,7 +188,7 @@ class Stored:
     etag: str
     """ETag without quotes."""
     sha256: str
-    """SHA-256 of the parts' SHA-256, one after another, hexadecimal."""
+    """Hex SHA-256 of the concatenated SHA-256 digests of the parts."""
     part_bytes: int
     """Size of the parts that `sha256` covers; the last part may be smaller."""
 
@@ -238,14 +241,14 @@ class Multipart:
         return cls(client, place, answer["UploadId"])
 
     def put(self, number: int, part: Part) -> StoredPart:
-        """Send one part; a part of the same number is replaced.
+        """Send one part. It replaces a stored part with the same number.
 
         Args:
             number: position of the part in the object, 1 to 10,000.
             part: content of the part, which may be read several times.
 
         Returns:
-            The facts with which the upload is completed.
+            The stored part, as `complete` requires it.
         """
         answer = self.client.upload_part(
             **self.place,
@@ -259,14 +262,16 @@ class Multipart:
     def complete(self, parts: Sequence[StoredPart]) -> Stored:
         """Complete the upload.
 
-        If S3 does not know the upload, either the first answer was lost and botocore retried, or the upload was ended
-        meanwhile. The object itself shows which of the two is the case.
+        S3 answers `NoSuchUpload` in two cases. Either S3 completed the upload, but its answer was lost and botocore
+        repeated the request. Or the upload was aborted in the meantime, for example by the bucket's rule for unfinished
+        uploads. The method accepts an object of the expected size as the completed upload. Otherwise it raises the
+        error.
 
         Args:
             parts: all parts of the object in the order of their numbers, without a gap.
 
         Returns:
-            The object's facts.
+            ETag and digest of the stored object, and the size of its parts.
         """
         crc = 0
         for part in parts:
@@ -323,12 +328,13 @@ def put(
         place: `Bucket` and `Key`.
         pieces: iterated in the calling thread until the first error; a piece must not change until the call returns.
         size: announced total of the bytes of all pieces.
-        part_bytes: size of a part; objects up to this size are one request.
-        connections: most parts that are sent at the same time. One more part is assembled meanwhile.
-        on_stored: called with the bytes of each part that S3 has stored, in the part's thread.
+        part_bytes: size of a part. An object of at most this size is sent in one request.
+        connections: maximum number of parts in flight. The calling thread assembles one more part meanwhile.
+        on_stored: called in the part's thread with the size of each part that S3 has stored, in bytes. Not called for
+            an object that is sent in one request.
 
     Returns:
-        The object's facts.
+        ETag and digest of the stored object, and the size of its parts.
 
     Raises:
         WrongLength: the pieces do not have `size` bytes.
@@ -368,11 +374,11 @@ def _put_parts(
     """Send the parts of an upload concurrently while the next part is assembled.
 
     Args:
-        upload: an upload that was begun and not ended.
+        upload: an upload that is neither completed nor aborted.
         pieces: content of the parts, iterated in the calling thread until the first error.
         size: announced total of the bytes of all pieces.
         part_bytes: size of a part; only the last part may be smaller.
-        connections: most parts that are sent at the same time. One more part is assembled meanwhile.
+        connections: maximum number of parts in flight. The calling thread assembles one more part meanwhile.
         on_part: called in the part's thread when S3 has stored it.
 
     Returns:

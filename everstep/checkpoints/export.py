@@ -57,12 +57,12 @@ class Exported:
     bytes: int
     """Total size of all tensors in the files, in bytes."""
     left_out: tuple[str, ...] = ()
-    """Names of the model's tensors outside of the stripped path. Tied names are not listed."""
+    """Names of the model's tensors that the export skipped, because they lack the prefix `strip`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A tensor of the files, and where it comes from."""
+    """A tensor to export: its source in the checkpoint, and its dtype in the written files."""
 
     tensor: LogicalTensor
     dtype: str
@@ -200,9 +200,9 @@ def _dtype_field(chosen: Mapping[str, _Saved]) -> dict[str, str]:
 
 
 def _chosen(checkpoint: Checkpoint, strip: str, dtype: str | None, *, is_tied: bool) -> dict[str, _Saved]:
-    """Return the tensors of the files by name.
+    """Return the tensors to export, by their names in the written files.
 
-    With `is_tied`, several names of the same stored elements become one tensor with the first name.
+    With `is_tied`, the export writes tensors that share their stored elements once, under the first of their names.
     """
     named = {
         tensor.name.removeprefix(PREFIX + strip): tensor

@@ -40,8 +40,8 @@ def saved(content: Any, tensor: torch.Tensor | None = None) -> Pieces:
 
     Args:
         content: an object that torch can pickle.
-        tensor: the contiguous tensor on the CPU within the content whose memory the pieces share. The caller keeps its
-            values unchanged while it uses the pieces. None: all pieces are copies.
+        tensor: a contiguous CPU tensor within `content`. The pieces share its memory, so the caller must not change the
+            tensor while it uses the pieces. None: all pieces are copies.
 
     Returns:
         The file's bytes, in order.

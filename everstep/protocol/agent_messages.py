@@ -233,11 +233,11 @@ class CheckpointPace(Message, frozen=True):
     """The due step and time of the next checkpoint, and the measurements that an automatic interval follows from."""
 
     due_step: Step = Step(-1)
-    """The next commit from this step on becomes a checkpoint; -1 if the number of steps makes none due."""
+    """The next commit from this step on becomes a checkpoint; -1 without checkpoints by number of steps."""
     due_at_seconds: float = 0.0
-    """Unix time from which on the next commit becomes a checkpoint; 0 if time makes none due."""
+    """Unix time from which on the next commit becomes a checkpoint; 0 if the job has no interval."""
     interval_seconds: float = 0.0
-    """The interval in force; 0 if time makes no checkpoint due, or nothing is measured yet."""
+    """The interval in force; 0 if the job has no interval, or if no upload is measured yet."""
     upload_seconds: float = 0.0
     """Duration of the newest upload of all shards; 0 if none is complete."""
     cost_seconds: float = 0.0

@@ -169,13 +169,13 @@ class CheckpointPlan(Message, frozen=True):
     """The checkpoint settings of the job."""
 
     every_steps: int
-    """Steps between two checkpoints; 0 means that the number of steps makes none due."""
+    """Steps between two checkpoints; 0 disables checkpoints by number of steps."""
     prefix: ObjectReference
     third_slot: bool = False
     stored_step: Step = FIRST_STEP
     """Step of the newest complete checkpoint on the path to the base; 0 if no checkpoint exists."""
     interval_seconds: float = 0.0
-    """Seconds between two checkpoints; 0 means that a fixed interval makes none due."""
+    """Seconds between two checkpoints; 0 disables checkpoints at a fixed interval."""
     max_overhead: float = 0.0
     """Overhead bound that the coordinator derives the interval from; 0 if the interval is not automatic.
 

@@ -279,7 +279,8 @@ class Target:
         """Check that the boxes cover the tensor.
 
         Raises:
-            CannotRelayout: elements have no box, because the framework divides the tensor in a way that has no names.
+            CannotRelayout: some elements have no box, because two shardings, or the script's own parallelism, divide a
+                dimension unevenly.
         """
         boxed = sum(count for _, count in {(part.start, part.elements) for part in self.parts})
         if not (self.is_own or self.is_padded) and boxed != math.prod(self.shape):

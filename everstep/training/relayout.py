@@ -80,14 +80,14 @@ def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size:
 
 
 def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, world_size: int) -> Relaid:
-    """Map the earlier shards that this rank needs, and plan the load. Writes nothing.
+    """Map the earlier shards that this rank needs, and plan the load.
 
-    Called once per rank, before the ranks agree to load.
+    The session calls this once per rank, before the ranks agree to load. The live state does not change.
 
     Args:
         shards: access to the earlier shards.
-        state: the rank's live state, whose layout the result has.
-        expected: the run and the step that the shards must have, and this rank.
+        state: the rank's live state. The result has the same layout.
+        expected: this rank, and the run and the step that the earlier shards must have.
         world_size: number of ranks of this launch.
 
     Returns:

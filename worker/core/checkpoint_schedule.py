@@ -147,13 +147,13 @@ class CheckpointSchedule:
 
     @property
     def due_at(self) -> float | None:
-        """Time at which the next checkpoint is due; in the past if it is overdue. None if time decides nothing."""
+        """Time at which the next checkpoint is due; in the past if it is overdue. None without an interval."""
         interval = self.present_interval
         return None if interval is None else self.begun_at + interval
 
     @property
     def present_interval(self) -> float | None:
-        """The interval in force, in seconds. None if time decides nothing.
+        """The interval in force, in seconds. None without a fixed or automatic interval.
 
         The automatic interval is 0 before the first upload, because nothing is measured yet.
         """

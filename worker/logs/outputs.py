@@ -136,7 +136,10 @@ class RankOutputs:
             shutil.rmtree(folder, ignore_errors=True)
 
     def forget_streams(self, plan: GenerationPlan) -> None:
-        """Delete the streams of a generation from this node, when its lines are uploaded. Called in any thread."""
+        """Delete the output streams of a generation from this node.
+
+        The agent calls this in any thread, after it has uploaded all lines of the generation.
+        """
         shutil.rmtree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
 
     async def _send(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:

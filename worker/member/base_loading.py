@@ -130,7 +130,7 @@ class BaseLoading:
     async def load_earlier(self, rank: Rank) -> SlotFile:
         """Load the shard of an earlier rank into a slot of this node, and verify it.
 
-        `EarlierShards` calls this after a relayout, once per shard. A slot of this node is preferred.
+        `EarlierShards` calls this after a relayout, once per shard. The load tries a source on this node first.
 
         Args:
             rank: an earlier rank.

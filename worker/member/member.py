@@ -458,9 +458,10 @@ class Member:
 
 
 def _schedule(plan: CheckpointPlan, *, unix_now: float, now: float) -> CheckpointSchedule:
-    """Return the schedule at the start of a generation. The interval began with the newest checkpoint, if there is one.
+    """Return the checkpoint schedule at the start of a generation.
 
-    The schedule counts in monotonic time, so the wall clock matters only once.
+    The current interval began at `CheckpointPlan.stored_at_seconds`, or begins now if that time is 0. The function
+    converts this Unix time once, because the schedule counts in monotonic time.
     """
     age = max(0.0, unix_now - plan.stored_at_seconds) if plan.stored_at_seconds else 0.0
     return CheckpointSchedule(

@@ -31,7 +31,7 @@ class StoredObject:
     etag: str
     """ETag without quotes. Its content has no meaning for callers."""
     sha256: str = field(default="", compare=False)
-    """SHA-256 of the parts' SHA-256, one after another, hexadecimal. Only puts return it."""
+    """Hex SHA-256 of the concatenated SHA-256 digests of the parts. Only puts return it."""
     part_bytes: int = field(default=0, compare=False)
     """Size of the parts that `sha256` covers; the last part may be smaller. Only puts return it."""
 

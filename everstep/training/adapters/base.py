@@ -345,10 +345,10 @@ class NamedOptimizer:
         return self.arenas[0]
 
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
-        """Return the state tensors that earlier shards hold of the parameters, on the meta device.
+        """Return meta tensors for the optimizer state that the mapped earlier shards hold.
 
-        They have the sizes of this rank. The entries of a parameter are known as soon as a mapped shard holds a part of
-        the parameter.
+        The tensors have the sizes of this rank. The state of a parameter is known as soon as a mapped shard holds a
+        part of the parameter.
         """
         found: list[StateTensor] = []
         for name, parameter in self.members:
@@ -369,9 +369,9 @@ class NamedOptimizer:
         return found
 
     def wanted(self, earlier: EarlierTensors) -> list[str]:
-        """Return the names of scalars that show whether a parameter had state, while no mapped shard shows it.
+        """Return the names of scalars that show whether the earlier optimizer had state for a parameter.
 
-        Only parameters of which this rank holds no elements need this.
+        The list covers the parameters of which this rank holds no elements and no mapped shard holds state.
         """
         return [
             f"{self.prefix}{name}/{key}"

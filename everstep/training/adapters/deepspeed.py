@@ -232,9 +232,10 @@ class DeepSpeedAdapter:
     def _state_targets(
         self, name: str, master: torch.Tensor, parts: Sequence[TensorPart], earlier: EarlierTensors
     ) -> list[Target]:
-        """Return the state tensors of one master weight.
+        """Return the targets for the optimizer state of one master weight.
 
-        Elements of a parameter that had no state become zeros, as DeepSpeed itself creates them.
+        If the earlier optimizer had no state for a parameter, the load fills the parameter's elements with zeros.
+        DeepSpeed itself also creates its state as zeros.
         """
         prefix = self._optimizer.prefix
         owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}

@@ -232,7 +232,10 @@ class PlainAdapter:
         }
 
     def _check_gradients(self, saved: Mapping[str, bytes]) -> None:
-        """Reject gradients that the script accumulates across boundaries: each rank has its own."""
+        """Reject a state with gradients that the script accumulates across a boundary.
+
+        Each rank accumulates its own gradients, so another number of ranks cannot use them.
+        """
         states = saved["gradients"]
         if len(states) != len(self._parameters):
             raise CannotRelayout(
