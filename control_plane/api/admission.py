@@ -291,7 +291,7 @@ def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Ite
 def _inelastic(
     request: CreateTrainingJobRequest, fleet: FleetRecord, max_node_count: int, quota: QuotaRecord | None
 ) -> Iterator[FieldError]:
-    """Yield the errors of the numbers of nodes between which the job may change."""
+    """Yield the errors of ElasticConfig: its limits must suit NodeCount, the fleet and the quota."""
     least, most = request.elastic_config.min_node_count, request.elastic_config.max_node_count
     if least is not None and least > request.node_count:
         message = f"{least} nodes; it must be at most NodeCount, which is {request.node_count}"

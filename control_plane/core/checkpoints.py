@@ -68,7 +68,7 @@ def contradictions(
     """Return the settings of a checkpoint policy that exclude each other.
 
     Args:
-        every_steps: 0 if the number of steps makes no checkpoint due.
+        every_steps: 0 without checkpoints by number of steps.
         interval_seconds: None without a fixed interval.
         max_overhead: None if the interval is not automatic.
         max_bytes_per_second: None without a bandwidth budget.

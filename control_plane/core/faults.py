@@ -417,7 +417,10 @@ def failed_sources(
 def _failed_earlier_shards(
     relayout: Relayout, report: MemberReport, nodes: Mapping[NodeId, NodeObserved]
 ) -> list[tuple[RefusedSource, bool]]:
-    """Return the sources of earlier shards that one node could not load, each with whether its content was wrong."""
+    """Return the sources of the earlier shards that one node failed to load.
+
+    The flag of a source is True if the node reported wrong content for the shard.
+    """
     return [
         (
             RefusedSource(

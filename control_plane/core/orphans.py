@@ -17,9 +17,9 @@ from everstep.protocol.ids import Generation
 
 PLACE = re.compile(r"gen=(?P<generation>\d+)/step=(?P<step>\d+)/", re.ASCII)
 KEPT_SECONDS = 3_600.0
-"""Age below which an object is never an orphan.
+"""Age in seconds below which an object is never an orphan.
 
-A decision about a manifest that was made before a new generation may still be stored.
+The control plane may decide on a manifest before a new generation begins, and store the manifest afterwards.
 """
 
 

@@ -224,7 +224,10 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 
 
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
-    """Return the ranks of a world of which no shard is in the memory of a node."""
+    """Return the ranks of which no node holds a shard in memory.
+
+    Only shards of states that `world_size` ranks made count.
+    """
     held = {
         rank
         for state, shards in found.items()

@@ -58,9 +58,9 @@ class IncidentRecord(NewIncident):
     lost_steps: int | None
     generation_after: int | None
     node_count_before: int
-    """Number of nodes of the generation that failed or stopped. 0 until the next plan."""
+    """Number of nodes of the generation that failed or stopped. 0 until the next generation has a plan."""
     node_count_after: int
-    """Number of nodes of the newest generation of the recovery. 0 until its plan."""
+    """Number of nodes of the newest generation of the recovery. 0 until that generation has a plan."""
     replacement_instance_ids: tuple[str, ...]
     replaced_at: datetime | None
     restored_at: datetime | None

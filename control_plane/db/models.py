@@ -521,7 +521,7 @@ class Incident(Base):
     lost_node_count: Mapped[int] = mapped_column(default=0)
     """Number of replaced nodes that failed or that AWS ended."""
     node_count_before: Mapped[int] = mapped_column(default=0)
-    """Number of nodes of the generation that failed or stopped. 0 until the next plan."""
+    """Number of nodes of the generation that failed or stopped. 0 until the next generation has a plan."""
     node_count_after: Mapped[int] = mapped_column(default=0)
     replacement_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     failed_at: Mapped[datetime]

@@ -32,7 +32,7 @@ class Counts:
     by_kind: Counter[tuple[str, str, Outcome]] = field(default_factory=Counter)
     """Number of corruptions by place, kind and outcome."""
     loaded: list[str] = field(default_factory=list)
-    """A description of each corruption that was loaded."""
+    """Descriptions of the corruptions with the outcome `LOADED`."""
 
     def add(self, place: str, kind: str, outcome: Outcome, description: str) -> None:
         """Count one corruption."""

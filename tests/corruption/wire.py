@@ -50,7 +50,7 @@ class Wire:
         self._step = 0
         self._sent: dict[int, bytes] = {}
         self._earlier = [bytes(64)] * 3
-        """Bytes of the messages of the transfer before."""
+        """Uncorrupted frames of the previous transfer. The corruption "stale generation" replays one of them."""
 
     async def close(self) -> None:
         """End the session and both nodes."""

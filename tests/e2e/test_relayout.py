@@ -1,4 +1,4 @@
-"""Jobs that continue from the shards of another number of ranks, over real agents, ranks and S3."""
+"""Jobs that continue from the shards of another number of ranks, with real agents, ranks and uploads to S3."""
 
 from __future__ import annotations
 

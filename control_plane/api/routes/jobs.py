@@ -386,9 +386,9 @@ class JobCondition:
 
 
 def job_condition(session: Session, text: str | None, caller: Caller) -> JobCondition:
-    """Return the conditions for the TrainingJobName of a list.
+    """Return the conditions by which a list of events or drills filters on TrainingJobName.
 
-    Events and drills outlive their job and have no run id, so a run id is replaced by name and project of its job. A
+    These lists filter by job name and project, so the function replaces a run id by the name and project of its job. A
     name without a job is valid. If the caller has no project, a name selects the jobs of all projects.
 
     Args:

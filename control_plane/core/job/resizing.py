@@ -62,7 +62,10 @@ def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
 
 
 def shrink_words(view: JobView, roll: launch.Roll) -> str:
-    """Return a clause about the fewer nodes on which a waiting job continues. Empty if its number never changes."""
+    """Return a clause that says with how many nodes a waiting job continues, or how many it needs to continue.
+
+    The clause is empty if the job may not continue with fewer nodes.
+    """
     spec, count = view.spec, len(roll.places) - roll.vacancy_count
     if spec.least_node_count >= max(spec.node_count, elastic.needed_count(spec, view.record)):
         return ""

@@ -41,9 +41,9 @@ class JobSettings:
     copies: int
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     checkpoint_every_steps: int = 0
-    """Steps between two checkpoints. 0: the number of steps makes no checkpoint due."""
+    """Steps between two checkpoints. 0 disables checkpoints by number of steps."""
     checkpoint_interval_seconds: int | None = None
-    """Seconds between two checkpoints. None: a fixed interval makes no checkpoint due."""
+    """Seconds between two checkpoints. None disables checkpoints at a fixed interval."""
     checkpoint_max_overhead: float | None = None
     """Overhead bound from which the interval follows. None: the interval is not automatic."""
     checkpoint_max_bytes_per_second: int | None = None
@@ -92,8 +92,8 @@ class JobSpec(JobSettings):
     initial_checkpoint: str = ""
     """Description of the other job's checkpoint from which the job starts.
 
-    Empty if the job starts from the script's own initial state. Otherwise the lineage and the checkpoints contain it
-    under generation 0.
+    Empty if the job starts from the script's own initial state. Otherwise, the job's lineage and checkpoints contain
+    the other job's checkpoint as generation 0.
     """
     fleets: tuple[FleetName, ...] = ()
     """Fleets where the job may start, in the user's order, `fleet` among them.
@@ -314,7 +314,7 @@ class Memo:
     vacant_since: float | None = None
     """Time since when a member of the next generation is missing. None if no member is missing."""
     growth: Growth | None = None
-    """The growth for which a running job has nodes. None if it has none."""
+    """Ready nodes with which the running job can grow. None without such nodes."""
     gang_attempts: int = 0
     """Number of attempts with an incomplete gang since the last complete gang."""
     not_before: float | None = None

@@ -115,7 +115,7 @@ def keep(session: TrainingSession, registered: dict[str, Any], directory: Path, 
 
 
 def keep_payload(session: TrainingSession, directory: Path, rank: int) -> None:
-    """Write the rank's state as a slot's payload, and the place of its index."""
+    """Write the rank's state as a slot's payload, and the offset and size of its index as JSON."""
     state = state_of(session)
     observed = state.observe()
     plan = CapturePlan.make(observed.tensors, state.parts(observed.tensors))

@@ -1,4 +1,4 @@
-"""A step that one kind and number of ranks saved loads into every other: all logical tensors keep their digests."""
+"""Steps load into any other kind of training and number of ranks: all logical tensors keep their digests."""
 
 from __future__ import annotations
 
@@ -139,7 +139,10 @@ def launch(scenarios: Scenarios, directory: Path, world: int, until: int, agent:
 
 
 def samples_of(results: list[dict[str, Any]]) -> dict[int, list[int]]:
-    """Return the samples of every step in the order that all ranks' batches form."""
+    """Return the samples of every step, interleaved over the ranks.
+
+    In each round of batches, the first sample of every rank comes first, then the second sample of every rank.
+    """
     found: dict[int, list[int]] = {}
     for step in results[0]["steps"]:
         for batches in zip(*(result["steps"][step] for result in results), strict=True):

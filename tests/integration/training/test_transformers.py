@@ -87,7 +87,7 @@ def test_a_tied_parameter_is_written_once_and_a_dtype_is_what_from_pretrained_lo
 
 
 def test_a_configuration_of_the_caller_replaces_that_of_the_checkpoint(scenarios: Scenarios, tmp_path: Path) -> None:
-    """Without tied words in the configuration, both names are written, because transformers then reads both."""
+    """If the caller's configuration does not tie the embeddings, the export writes both, as transformers reads both."""
     manifest = trained(scenarios, tmp_path, "ddp")
     with open_checkpoint(str(manifest)) as checkpoint:
         fields = json.loads(checkpoint.pretrained["net"])

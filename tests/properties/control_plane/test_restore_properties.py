@@ -36,7 +36,7 @@ class Story:
     committed: Step = NO_STEP
     base: Step = FIRST_STEP
     base_origin: Generation = NO_GENERATION
-    """The generation that made the base; 0 if the running generation has no slot of the base to commit first."""
+    """The generation that made the shards of the base. 0 after a relayout, and if the base is step 0."""
 
     @property
     def path(self) -> recovery.Path:
@@ -94,7 +94,10 @@ class Story:
         return {(slot.origin_generation, slot.step) for slot in held if slot.step <= self.base}
 
     def receive(self, node: NodeId, rank: int, origin: Generation, step: Step) -> bool:
-        """Store a content on a node, over one that the node need not keep. Return False if it keeps every slot."""
+        """Store a shard of one step on a node. Return False if the node must keep the contents of all its slots.
+
+        Without a free slot, the shard replaces the oldest step that the node need not keep.
+        """
         held = [slot for slot in self.slots[node] if slot.owner_rank == rank]
         if any((slot.origin_generation, slot.step) == (origin, step) for slot in held):
             return True
@@ -156,7 +159,10 @@ class Story:
     # -- invariants
 
     def complete_steps(self) -> set[int]:
-        """Return by brute force every step on the path of which one generation's ranks all have a source."""
+        """Return all complete steps on the path, by brute force.
+
+        A step of a generation is complete if nodes or checkpoints hold the shards of all ranks of that generation.
+        """
         found = set()
         for record in self.lineage:
             held = {

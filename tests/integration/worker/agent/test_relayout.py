@@ -30,7 +30,7 @@ async def trained(fleet: Fleet, *, per_node: int = 1) -> None:
 
 
 async def shrink(fleet: Fleet) -> GenerationPlan:
-    """Lose the last node, and load a generation on the other two."""
+    """Stop the last node, and load the base of the next generation on the other two."""
     lost = fleet.nodes[-1]
     fleet.nodes = fleet.nodes[:-1]
     await lost.gone()

@@ -75,7 +75,7 @@ def kept(
 
 
 def surplus(kept: list[KeptCheckpoint], now: float = 0.0, **limits: int) -> tuple[tuple[int, int], ...]:
-    """Return the surplus after the newest checkpoint was verified."""
+    """Return generation and step of each surplus checkpoint, where only the newest checkpoint is verified."""
     newest = max(kept, key=lambda each: each.key[::-1], default=None)
     verified = [replace(each, is_verified=each is newest) for each in kept]
     return checkpoints.surplus(verified, Retention(**limits), now)

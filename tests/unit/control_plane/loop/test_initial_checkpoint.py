@@ -1,4 +1,4 @@
-"""Jobs that start from another job's checkpoint, over the real loops."""
+"""Jobs that start from another job's checkpoint, with the real loops of the control plane."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def exported(manifest: str, to: Path) -> Path:
 
 
 def test_plain_load_reads_an_export_into_a_model_and_its_optimizer(manifest: str, tmp_path: Path) -> None:
-    """The state of the optimizer was trained by ZeRO, and becomes the state of torch's AdamW."""
+    """torch's AdamW loads the optimizer state that ZeRO saved."""
     to = exported(manifest, tmp_path / "to")
     model = torch.nn.ModuleDict({"net": torch.nn.Linear(5, 7, bias=False)})
     model["net"].w = model["net"].weight  # the name that the checkpoint has
