@@ -48,11 +48,11 @@ class CheckpointActivity(TypedDict):
     Policy: str
     """What makes checkpoints due, in words."""
     NextStep: NotRequired[int]
-    """The next commit from this step on becomes a checkpoint. Absent if the number of steps makes none due."""
+    """The next commit from this step on becomes a checkpoint. Absent without EverySteps."""
     NextTime: NotRequired[datetime]
-    """From this time on, the next commit becomes a checkpoint. Absent if time makes none due."""
+    """From this time on, the next commit becomes a checkpoint. Absent if the job has no interval."""
     IntervalSeconds: NotRequired[float]
-    """The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead. Absent if time makes no checkpoint due, and until the first upload is measured."""
+    """The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead. Absent if the job has no interval, or until the first upload is measured."""
     LastUploadSeconds: NotRequired[float]
     """Duration of the last upload of all shards. Absent before the first."""
     LastUploadCostSeconds: NotRequired[float]
@@ -61,7 +61,7 @@ class CheckpointActivity(TypedDict):
 class CheckpointConfig(TypedDict):
     """Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint."""
     EverySteps: NotRequired[int]
-    """Steps between two checkpoints in S3. 0: the number of steps makes no checkpoint due. 0 unless given."""
+    """Steps between two checkpoints in S3. 0 disables checkpoints by number of steps. 0 unless given."""
     IntervalInSeconds: NotRequired[int]
     """Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps: whatever comes first counts."""
     MaxOverhead: NotRequired[float]
@@ -96,7 +96,7 @@ class CheckpointConfigUpdate(TypedDict):
     MaxCount: NotRequired[int]
     """New number of newest checkpoints to keep. 0 removes the limit."""
     KeepEverySteps: NotRequired[int]
-    """New distance of the checkpoints that are kept beyond the limits. 0 keeps none."""
+    """New value of KeepEverySteps, in steps. 0 disables the rule, so only the limits decide what to keep."""
     MaxAgeInSeconds: NotRequired[int]
     """New age limit of checkpoints, at least 60. 0 removes the limit."""
 
@@ -235,7 +235,7 @@ class ElasticConfig(TypedDict):
     MaxNodeCount: NotRequired[int]
     """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. Other jobs then wait for the nodes that it uses."""
     PatienceInSeconds: NotRequired[int]
-    """Seconds for which the job waits for a missing node before it continues with fewer nodes. A running job waits as long for the last missing node before it grows with the nodes that it has. 60 unless given."""
+    """Seconds for which the job waits for a missing node before it continues with fewer nodes. If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows. 60 unless given."""
 
 class Event(TypedDict):
     """A record of a change or an incident of a fleet, a job or a node. Events never change."""
@@ -848,7 +848,7 @@ class TrainingJob(TypedDict):
     CheckpointConfig: CheckpointConfig
     CheckpointActivity: CheckpointActivity
     InitialCheckpoint: NotRequired[InitialCheckpoint]
-    """The other job's checkpoint from which this job started or will start, with all fields. Absent without one."""
+    """The checkpoint of another job from which this job started or will start. Everstep sets all its fields. Absent if the job starts from the script's own initial state."""
     InputDataConfig: list[Channel]
     OutputDataConfig: OutputDataConfig
     StoppingCondition: StoppingCondition
@@ -929,7 +929,7 @@ class TrainingJobPlan(TypedDict):
     WorldSize: int
     Copies: int
     Elasticity: NotRequired[str]
-    """A sentence about the numbers of nodes between which the job may change. Absent if it never changes its number."""
+    """A sentence about how far the job may shrink or grow. Absent if the job always has NodeCount nodes."""
     SlotsPerNode: int
     """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank."""
     NodeMemoryBytes: NotRequired[int]

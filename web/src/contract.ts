@@ -50,11 +50,11 @@ export interface Checkpoint {
 export interface CheckpointActivity {
   /** What makes checkpoints due, in words. */
   Policy: string
-  /** The next commit from this step on becomes a checkpoint. Absent if the number of steps makes none due. */
+  /** The next commit from this step on becomes a checkpoint. Absent without EverySteps. */
   NextStep?: number
-  /** From this time on, the next commit becomes a checkpoint. Absent if time makes none due. */
+  /** From this time on, the next commit becomes a checkpoint. Absent if the job has no interval. */
   NextTime?: Timestamp
-  /** The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead. Absent if time makes no checkpoint due, and until the first upload is measured. */
+  /** The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead. Absent if the job has no interval, or until the first upload is measured. */
   IntervalSeconds?: number
   /** Duration of the last upload of all shards. Absent before the first. */
   LastUploadSeconds?: number
@@ -64,7 +64,7 @@ export interface CheckpointActivity {
 
 /** Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint. */
 export interface CheckpointConfig {
-  /** Steps between two checkpoints in S3. 0: the number of steps makes no checkpoint due. 0 unless given. */
+  /** Steps between two checkpoints in S3. 0 disables checkpoints by number of steps. 0 unless given. */
   EverySteps?: number
   /** Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps: whatever comes first counts. */
   IntervalInSeconds?: number
@@ -100,7 +100,7 @@ export interface CheckpointConfigUpdate {
   ThirdSlot?: boolean
   /** New number of newest checkpoints to keep. 0 removes the limit. */
   MaxCount?: number
-  /** New distance of the checkpoints that are kept beyond the limits. 0 keeps none. */
+  /** New value of KeepEverySteps, in steps. 0 disables the rule, so only the limits decide what to keep. */
   KeepEverySteps?: number
   /** New age limit of checkpoints, at least 60. 0 removes the limit. */
   MaxAgeInSeconds?: number
@@ -255,7 +255,7 @@ export interface CreateTrainingJobRequest {
   /** How snapshots protect the job. The default is two copies, or one copy for a job of one node. */
   Protection?: ProtectionConfig
   CheckpointConfig?: CheckpointConfig
-  /** Checkpoint of another job from which this job starts. The default is the script's own initial state. The other job must belong to a project that the caller may see. It may have another number of ranks. Keep the checkpoint until this job has stored one of its own: PinCheckpoint keeps it from the other job's limits. */
+  /** Checkpoint of another job from which this job starts. The default is the script's own initial state. The other job must belong to a project that the caller may see. It may have another number of ranks. Keep the checkpoint until this job has stored one of its own. PinCheckpoint protects the checkpoint from the other job's retention limits. */
   InitialCheckpoint?: InitialCheckpoint
   /** Inputs that each node provides before its ranks start. If an input is missing, the job fails before any rank starts. */
   InputDataConfig?: Channel[]
@@ -422,7 +422,7 @@ export interface ElasticConfig {
   MinNodeCount?: number
   /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. Other jobs then wait for the nodes that it uses. */
   MaxNodeCount?: number
-  /** Seconds for which the job waits for a missing node before it continues with fewer nodes. A running job waits as long for the last missing node before it grows with the nodes that it has. 60 unless given. */
+  /** Seconds for which the job waits for a missing node before it continues with fewer nodes. If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows. 60 unless given. */
   PatienceInSeconds?: number
 }
 
@@ -1392,7 +1392,7 @@ export interface TrainingJob {
   Protection: ProtectionConfig
   CheckpointConfig: CheckpointConfig
   CheckpointActivity: CheckpointActivity
-  /** The other job's checkpoint from which this job started or will start, with all fields. Absent without one. */
+  /** The checkpoint of another job from which this job started or will start. Everstep sets all its fields. Absent if the job starts from the script's own initial state. */
   InitialCheckpoint?: InitialCheckpoint
   InputDataConfig: Channel[]
   OutputDataConfig: OutputDataConfig
@@ -1475,7 +1475,7 @@ export interface TrainingJobPlan {
   RanksPerNode: number
   WorldSize: number
   Copies: number
-  /** A sentence about the numbers of nodes between which the job may change. Absent if it never changes its number. */
+  /** A sentence about how far the job may shrink or grow. Absent if the job always has NodeCount nodes. */
   Elasticity?: string
   /** Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. */
   SlotsPerNode: number

@@ -74,7 +74,7 @@ class CheckpointConfig(Request):
     """
 
     every_steps: int = Field(default=0, ge=0, le=1_000_000_000)
-    """Steps between two checkpoints in S3. 0: the number of steps makes no checkpoint due."""
+    """Steps between two checkpoints in S3. 0 disables checkpoints by number of steps."""
     interval_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint.
 
@@ -224,7 +224,7 @@ class ElasticConfig(Request):
     patience_in_seconds: int = Field(default=DEFAULT_PATIENCE_SECONDS, ge=0, le=MAX_RUNTIME_SECONDS)
     """Seconds for which the job waits for a missing node before it continues with fewer nodes.
 
-    A running job waits as long for the last missing node before it grows with the nodes that it has.
+    If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows.
     """
 
 
@@ -283,7 +283,8 @@ class CreateTrainingJobRequest(Request):
     """Checkpoint of another job from which this job starts. The default is the script's own initial state.
 
     The other job must belong to a project that the caller may see. It may have another number of ranks. Keep the
-    checkpoint until this job has stored one of its own: PinCheckpoint keeps it from the other job's limits.
+    checkpoint until this job has stored one of its own. PinCheckpoint protects the checkpoint from the other job's
+    retention limits.
     """
     input_data_config: Annotated[list[Channel], Field(max_length=20)] = Field(default_factory=list)
     """Inputs that each node provides before its ranks start.
@@ -468,13 +469,13 @@ class CheckpointActivity(Shape):
     policy: str
     """What makes checkpoints due, in words."""
     next_step: int | None
-    """The next commit from this step on becomes a checkpoint. Absent if the number of steps makes none due."""
+    """The next commit from this step on becomes a checkpoint. Absent without EverySteps."""
     next_time: datetime | None
-    """From this time on, the next commit becomes a checkpoint. Absent if time makes none due."""
+    """From this time on, the next commit becomes a checkpoint. Absent if the job has no interval."""
     interval_seconds: float | None
     """The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead.
 
-    Absent if time makes no checkpoint due, and until the first upload is measured.
+    Absent if the job has no interval, or until the first upload is measured.
     """
     last_upload_seconds: float | None
     """Duration of the last upload of all shards. Absent before the first."""
@@ -518,7 +519,10 @@ class TrainingJob(Shape):
     checkpoint_config: CheckpointConfig
     checkpoint_activity: CheckpointActivity
     initial_checkpoint: InitialCheckpoint | None
-    """The other job's checkpoint from which this job started or will start, with all fields. Absent without one."""
+    """The checkpoint of another job from which this job started or will start.
+
+    Everstep sets all its fields. Absent if the job starts from the script's own initial state.
+    """
     input_data_config: list[Channel]
     output_data_config: OutputDataConfig
     stopping_condition: StoppingCondition

@@ -43,7 +43,7 @@ class CheckpointConfigUpdate(Request):
     max_count: int | None = Field(default=None, ge=0, le=100_000)
     """New number of newest checkpoints to keep. 0 removes the limit."""
     keep_every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
-    """New distance of the checkpoints that are kept beyond the limits. 0 keeps none."""
+    """New value of KeepEverySteps, in steps. 0 disables the rule, so only the limits decide what to keep."""
     max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
     """New age limit of checkpoints, at least 60. 0 removes the limit."""
 
