@@ -98,7 +98,10 @@ def _most(what: str, seconds: float, limit: float, samples: Sequence[float]) -> 
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the page's placeholders."""
+    """Return the text for each placeholder of the page, by the placeholder's name.
+
+    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    """
     return {
         "machine": run.machine.words(),
         "writes": f"{run.writes_per_second:.0f}" if run.describe_rates else None,

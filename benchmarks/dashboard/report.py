@@ -49,7 +49,10 @@ def _row(what: str, samples: Sequence[float], share: float, limit: float, unit: 
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the page's placeholders."""
+    """Return the text for each placeholder of the page, by the placeholder's name.
+
+    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    """
     samples = [run.interactive_seconds, run.shown_seconds, *run.frames_ms.values()]
     spreads = {
         row.what: f"{number(statistics.median(each))}, {number(min(each))} to {number(max(each))} {row.unit}"

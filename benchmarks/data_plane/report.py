@@ -70,7 +70,10 @@ def rows(run: Run) -> list[Figure]:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the page's placeholders."""
+    """Return the text for each placeholder of the page, by the placeholder's name.
+
+    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    """
     plain = [figure for figure in rows(run) if not figure.metric.startswith("char_gpt")]
     model = [figure for figure in rows(run) if figure.metric.startswith("char_gpt")]
     peers, notes = _peers(plain) if any(figure.system != EVERSTEP for figure in plain) else (None, None)

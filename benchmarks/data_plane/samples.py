@@ -6,10 +6,10 @@ A span is the wait between two snapshots that replaces forward and backward.
     blocked_tight         blocked time of the training thread per snapshot, spans of twice a copy's duration
     unblocked             blocked time of a step without a snapshot
     commits               committed steps ÷ steps, long spans
-    first_commit          time to the first snapshot's commit ÷ that of later snapshots without an audit
-    first_commit_audited  time to the first snapshot's commit ÷ that of the other audited snapshots
-    first_blocked         first snapshot's blocked time ÷ that of the other audited snapshots
-    first_raw             first snapshot's blocked time ÷ that of snapshots without an audit
+    first_commit          time to commit of the first snapshot ÷ time to commit of later snapshots without an audit
+    first_commit_audited  time to commit of the first snapshot ÷ time to commit of the other audited snapshots
+    first_blocked         blocked time of the first snapshot ÷ blocked time of the other audited snapshots
+    first_raw             blocked time of the first snapshot ÷ blocked time of snapshots without an audit
     commit                time until both nodes hold both ranks' snapshots
     restore_local         time from the rank's call of restore, from the memory of the rank's node
     restore_local_all     restore_local and the agent's verification before it

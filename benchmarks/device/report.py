@@ -86,7 +86,10 @@ def earlier(
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the page's placeholders."""
+    """Return the text for each placeholder of the page, by the placeholder's name.
+
+    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    """
     device = run.device
     texts: dict[str, str | None] = {
         "machine": run.machine.words(),

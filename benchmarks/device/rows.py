@@ -29,12 +29,12 @@ from benchmarks.measures import (
 from benchmarks.rows import Row
 
 LEAST_STATE_BYTES = 8 * GIB
-"""Bytes that a capture must move at least. The rate of a smaller capture gets no verdict."""
+"""Minimum bytes of a capture. The rate of a smaller capture gets no verdict."""
 LEAST_RATE_RATIO = 0.9
 """Lower limit of the copy rate with registered slot pages, relative to the rate of pinned memory."""
 MOST_SLOWDOWN_RATIO = 0.01
 LEAST_PAIRS = 4
-"""Pairs of blocks that a slowdown must have at least. With fewer pairs, its verdict is inconclusive."""
+"""Minimum number of pairs of blocks for a verdict on a slowdown. With fewer pairs, the verdict is inconclusive."""
 
 
 def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:

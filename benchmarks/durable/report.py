@@ -83,7 +83,10 @@ def rows(run: Run) -> list[Row]:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the page's placeholders."""
+    """Return the text for each placeholder of the page, by the placeholder's name.
+
+    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    """
     return {
         "machine": run.machine.words(),
         "connections": str(CONNECTIONS),

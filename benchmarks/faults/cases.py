@@ -40,7 +40,7 @@ LEFT_MIB = 16
 SURE_SECONDS = 0.2
 """Seconds without progress after which a transfer from a stopped sender counts as stuck."""
 STRIKE_SECONDS = 30.0
-"""Most seconds to wait for the right moment to inject a fault."""
+"""Longest wait for the right moment to inject a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

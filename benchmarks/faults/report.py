@@ -43,7 +43,10 @@ def row(figure: Figure) -> Row:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the page's placeholders."""
+    """Return the text for each placeholder of the page, by the placeholder's name.
+
+    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    """
     fewest = min(run.observed, key=lambda each: each.span_seconds / each.copy_seconds)
     return {
         "machine": run.machine.words("torch"),

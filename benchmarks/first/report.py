@@ -46,7 +46,10 @@ class Run(BenchmarkRun):
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the page's placeholders."""
+    """Return the text for each placeholder of the page, by the placeholder's name.
+
+    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    """
     found = run.results
     return {
         "machine": run.machine.words(*run.machine.versions),

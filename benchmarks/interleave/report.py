@@ -35,7 +35,10 @@ def judged(run: Run, figure: Figure) -> Row:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the page's placeholders."""
+    """Return the text for each placeholder of the page, by the placeholder's name.
+
+    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    """
     first, case = run.figures[0], run.figures[0].case
     return {
         "machine": run.machine.words("torch"),

@@ -15,7 +15,7 @@ BLOCKING_COST = 0.10
 """Smallest slowdown by the scheme BLOCKING for a verdict. Below it, the case cannot show a difference."""
 KEPT_RATIO = 0.95
 LEAST_KEPT = 3
-"""Fewest kept snapshots in a case where the budget selects steps (`Case.is_crowded`).
+"""Minimum number of kept snapshots in a case where the budget selects steps (`Case.is_crowded`).
 
 A scheme that keeps fewer snapshots has a small slowdown for this reason alone, so the case misses its limit.
 """

@@ -125,7 +125,10 @@ def _row(
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the page's placeholders."""
+    """Return the text for each placeholder of the page, by the placeholder's name.
+
+    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    """
     return {
         "machine": run.machine.words("torch", "deepspeed"),
         "step_seconds": f"{STEP_SECONDS:g}",

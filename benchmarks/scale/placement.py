@@ -113,10 +113,11 @@ def domain_figure(count: int, copies: int, *, calls: int = CALLS) -> DomainFigur
 
 
 def known_figures() -> list[Known]:
-    """Return Everstep's probabilities with the values that GEMINI's paper publishes or implies.
+    """Return the recovery probabilities that Everstep computes, each with the expected value.
 
-    Source: for 16 nodes, every set of lost nodes was enumerated. The ring's 0.600 in the paper's Figure 9 is a union
-    bound.
+    The expected values are published in GEMINI's paper or follow from it. The values for 16 nodes were checked against
+    an enumeration of all sets of lost nodes. For the ring, the expected value is exact; Figure 9 of the paper shows
+    0.600, which is a union bound.
     """
     groups = {
         (16, 2): 0.9333,

@@ -66,7 +66,10 @@ def _odds(known: Known) -> Row:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the page's placeholders."""
+    """Return the text for each placeholder of the page, by the placeholder's name.
+
+    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    """
     known = [[each.what, f"{each.found:.4f}", f"{each.expected:.4f}", verdict_of(_odds(each))] for each in run.known]
     return {
         "machine": run.machine.words(),

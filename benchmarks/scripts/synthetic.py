@@ -33,7 +33,7 @@ SPAN_COPIES = 3
 """Duration of the replacement of forward and backward, as a multiple of a copy of the whole state."""
 MIN_SPAN_SECONDS = 0.05
 MAX_STEPS = 5000
-"""Most steps per measurement. If snapshots are missing after them, the script reports the snapshots it has."""
+"""Maximum steps per measurement. If snapshots are then missing, the script reports the snapshots that it has."""
 
 settings = everstep.training.hyperparameters(state_mib=64, snapshots=30, floor_steps=12)
 

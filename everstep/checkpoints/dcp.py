@@ -90,12 +90,13 @@ class CheckpointReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the boxes that the plan names into the planner's tensors.
+        """Read the parts of tensors that the plan requests, and copy them into the planner's tensors.
 
-        A box is read once, even if the plan names several parts of it. Memory: one box.
+        The checkpoint stores each tensor in boxes. A box is read once, even if the plan requests several parts of the
+        box. Memory: one box at a time.
 
         Args:
-            plan: the boxes that this rank needs.
+            plan: the requested parts of boxes on this rank.
             planner: provides the tensors that receive the data, on this rank.
 
         Returns:

@@ -38,7 +38,10 @@ from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.safetensors import DTYPE_NAMES
 
 FILE_BYTES: Final = 5_000_000_000
-"""Most bytes of tensors per file, unless one tensor is larger. Source: the default of `save_pretrained`, 5 GB."""
+"""Maximum bytes of tensors in one file. A larger tensor gets a file of its own.
+
+Source: the default of `save_pretrained`, 5 GB.
+"""
 PREFIX: Final = "model/"
 WHOLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -97,7 +100,7 @@ def export_safetensors(
         config: content of `config.json`. None: the configuration that the training script's model had, if it came from
             transformers.
         progress: called with exported and total bytes after each piece.
-        file_bytes: most bytes of tensors per file.
+        file_bytes: maximum bytes of tensors in one file.
 
     Returns:
         The written files.

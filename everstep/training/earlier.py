@@ -48,7 +48,7 @@ class EarlierShards(Protocol):
         ...
 
     def fetch(self, rank: Rank) -> Path:
-        """Load the shard of an earlier rank. May wait until the agent has loaded it.
+        """Make the shard of an earlier rank available on this node. May wait for the agent to load the shard.
 
         Args:
             rank: the earlier rank that owns the shard.
@@ -81,7 +81,7 @@ class AgentShards:
         return self.layout.here
 
     def fetch(self, rank: Rank) -> Path:
-        """Load the shard of an earlier rank, and wait until the agent has loaded it.
+        """Request the shard of an earlier rank, and wait until the agent has loaded the shard into a slot.
 
         Args:
             rank: the earlier rank that owns the shard.

@@ -715,7 +715,7 @@ class LocalCluster:
     # The methods below end the cluster.
 
     def _end_all(self) -> None:
-        """End all processes of the cluster: recorded processes first, then unrecorded ones with the marker.
+        """End all processes of the cluster: first recorded processes, then other processes with the marker.
 
         The control plane ends first, so that it does not react to the end of its fleet.
         """
@@ -729,10 +729,10 @@ class LocalCluster:
             file.unlink(missing_ok=True)
 
     def _end_marked(self) -> None:
-        """End processes of the cluster that have no record.
+        """End all remaining processes that carry the cluster's marker in their environment, for example instances.
 
-        An instance ends by itself when the local AWS ends, even by a crash. This method kills an instance that has not
-        ended after two seconds.
+        Instances have no record. An instance ends by itself when the local AWS ends or crashes. This method kills an
+        instance that has not ended after two seconds.
         """
         for process in marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir)):
             end(process, grace_seconds=2.0)

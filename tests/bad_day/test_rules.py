@@ -61,7 +61,7 @@ def start(name: str, node_count: int = 2, committed_step: int = 3, status: str =
 
 
 def never_begun(waits: Start) -> Day:
-    """Return a day without strikes, on which one of the two jobs committed no step."""
+    """Return a day without strikes. Job early trains, and `waits` is the start of job long."""
     unfinished = {"status": "InProgress", "ended_at": None, "result": []}
     jobs = [job("early", **unfinished), job("long", **unfinished, accounting_seconds={}, accounted_until=None)]
     return replace(well(), is_temptation=True, strikes=[], jobs=jobs, starts=[start("early"), waits])

@@ -95,7 +95,14 @@ def watched(
 
 @contextmanager
 def signed_in(browser: Browser, served: Served, role: Role = Role.ADMIN, **more: Any) -> Iterator[Page]:
-    """Open a page and sign in. The other arguments are those of `watched`."""
+    """Open a page and sign in with a token of the given role.
+
+    Args:
+        browser: a started browser.
+        served: the server to open.
+        role: role of the token.
+        **more: further arguments of `watched`.
+    """
     with watched(browser, served.url, **more) as page:
         sign_in(page, served.token(role))
         yield page

@@ -26,7 +26,7 @@ class MemoryObjectStore:
     def __init__(self, *buckets: str) -> None:
         self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
         self.unfinished: dict[str, set[str]] = {bucket: set() for bucket in buckets}
-        """Keys of uploads that were begun and not ended, which only tests create."""
+        """Keys of uploads that were started, but neither completed nor aborted. Only tests add keys."""
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
         """See `ObjectStore.put_bytes`."""

@@ -509,10 +509,10 @@ async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Ben
 
 
 async def test_a_start_that_the_agent_before_has_asked_for(bench: Bench) -> None:
-    """An agent dies before the shim reports the rank that it asked for.
+    """An agent requests the start of a rank and dies before the shim reports that the rank has started.
 
-    The next agent asks again, while the shim still starts the rank and after that. The shim starts one rank and
-    reports it to both agents.
+    A second agent repeats the request while the shim may still start the rank. A third agent repeats the request
+    afterwards. The shim starts only one rank, and reports this rank to the second and the third agent.
     """
     await bench.start(WAIT_FOR_EVER)
     for _ in range(2):
@@ -770,9 +770,9 @@ async def test_a_dead_template_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_warm_start_that_was_stopped_is_none_when_the_template_dies(tmp_path: Path) -> None:
-    """A template hangs and is killed before it forks the requested rank, which the agent has stopped meanwhile.
+    """The agent stops a rank before the hanging template has forked the rank. Then the template is killed.
 
-    The stopped rank is never started. A rank of a later generation starts cold.
+    The stopped rank is never started. The rank of the next generation starts cold.
     """
     bench = Bench(tmp_path, is_warm=True)
     await bench.supervisor.start()

@@ -143,7 +143,10 @@ class Options:
     has_uploads: bool = False
     """True if marked steps are uploaded, always so with periodic checkpoints."""
     is_fine: bool = False
-    """True if all messages, also from ranks to their agents, are in transit for a while."""
+    """True if a message is sent and received in two separate events, also between a rank and its agent.
+
+    False if every message is received immediately.
+    """
     coordinator: type[Coordinator] = Coordinator
     echo_of: Callable[[RankHalf, Step, StopState], tuple[Step, int]] = echo_of
     decide: Callable[[step_rules.RankView, AgentHalf], step_rules.Decision] = step_rules.decide
@@ -556,7 +559,7 @@ class LeavesNothing(Coordinator):
 
 
 class UploadsFirst(Coordinator):
-    """Proposes no final step while an upload uses the slot beside C."""
+    """Proposes no final step while an upload pins the slot that does not hold the committed step."""
 
     __slots__ = ()
 

@@ -103,9 +103,7 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
     only the committed content. Before the first commit the result is the plan's keep list and the base.
 
     Args:
-        committed: the newest committed content of the generation that this node has received a report of; None before
-            the
-            first commit.
+        committed: the newest committed content of the generation that this node knows; None before the first commit.
         planned: the plan's keep list for this shard: every content up to the base that this node should keep.
         base: the content that the generation was restored from; None if it started from the beginning.
 

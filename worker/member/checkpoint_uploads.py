@@ -169,16 +169,16 @@ class CheckpointUploads:
         self._uploading[shard.rank] = self._background.begin(work(), f"upload rank {shard.rank} step {step}")
 
     async def _try_upload(self, shard: OwnedShard, slot: Slot, step: Step, failures: int) -> float | None:
-        """Try to upload a step whose slot is pinned, and report the result.
+        """Try once to upload a step from its pinned slot, and record the result.
 
         Args:
-            shard: owner of the slot, whose rank the report of a failure names.
-            slot: sealed, and pinned until the upload has ended.
+            shard: the shard to upload. If the upload fails, the reported fault names the shard's rank.
+            slot: the sealed slot; pinned until the upload has ended.
             step: content of the slot.
-            failures: earlier tries of this upload.
+            failures: number of earlier attempts, which all failed.
 
         Returns:
-            The longest pause before another try, in seconds; None if no other try follows.
+            The longest pause before the next attempt, in seconds; None if no further attempt follows.
         """
         subject = f"rank {shard.rank}"
         try:

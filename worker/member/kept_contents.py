@@ -1,4 +1,8 @@
-"""The contents of shards that this node must keep: the committed one, or the plan's until the base is committed."""
+"""The contents of shards that this node must keep during a generation.
+
+Until the node learns of the generation's first commit, it keeps the contents that the plan names. Afterwards, it keeps
+only the committed content of each shard.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ class KeptContents:
 
         Args:
             plan: plan of the running generation; never changes.
-            here: this node in the plan, with the contents that it keeps until the base is committed.
+            here: this node in the plan, with the contents to keep until the first commit.
         """
         self.committed: Step = NONE
         """The newest committed step that this node has heard of, or `NONE`."""
@@ -50,7 +54,7 @@ class KeptContents:
             committed: a committed step from another source, for example from an owner's message.
 
         Returns:
-            The committed content, or the plan's contents until the base is committed.
+            The committed content. Before the first commit, the contents that the plan names and the base.
         """
         step, base = max(self.committed, committed), self.base(rank)
         if self.is_loading_earlier:

@@ -18,12 +18,14 @@ pip reads nothing of the job except the requirements file and the files that it 
 environment that the agent creates (`pip_environment`), with an empty home. pip installs wheels only, unless the agent
 allows builds: a build executes code of the package.
 
-If each job has its own user, pip runs as the job's user. If pip may build in the source, it uses a copy of the source.
+If each job has its own user, pip runs as the job's user. If builds are allowed and the requirements name files of the
+job's source, pip gets a copy of the source that belongs to that user.
+
 The agent kills every process that pip leaves behind (`worker.ranks.contained_program`, `end_processes`). The agent then
 takes ownership of the files, before the layer gets its final name.
 
-Invariant: code of a job that an installation runs never sees the node's AWS credentials, and runs as root only if ranks
-also run as root. No process of an installation outlives it.
+Invariant: code that an installation executes, such as a package's build script, never sees the node's AWS credentials.
+The code runs as root only if ranks also run as root. No process of an installation outlives the installation.
 """
 
 from __future__ import annotations
@@ -339,7 +341,7 @@ def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
     Args:
         work: folder to create files in; receives mode 0700.
         order: installation whose environment and user apply to pip.
-        is_built: True if pip may build in the source.
+        is_built: True if pip may build packages from the source.
 
     Returns:
         The order, with a copy of the source if pip builds as another user.

@@ -32,7 +32,7 @@ OTHERS_WARM_UP_STEPS = 8
 writes.
 """
 SETTLE_STEPS = 20
-"""Most steps after the measurement until all ranks reach a kept step."""
+"""Maximum number of steps that a system trains after the measurement, until it has kept its last step."""
 LOOK_SECONDS = 0.02
 """Seconds between two checks for a commit.
 

@@ -101,7 +101,8 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
     copier = hardware.copier(registration)
     result: dict[str, object] = {"payload_bytes": slot.plan.index_offset, "tensors": len(slot.plan.entries)}
     try:
-        result["bounce"] = _kind(hardware, copier, slot, rounds + 1)  # the first capture creates the pages
+        # One more capture than rounds: the first capture allocates the slot's pages, so its rate does not count.
+        result["bounce"] = _kind(hardware, copier, slot, rounds + 1)
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()

@@ -35,7 +35,7 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader
 from everstep.training.session import TrainingSession
 
 SETTLE_SECONDS = 5.0
-"""Most seconds to wait for a step's commit. The commit does not come if the step has no snapshot."""
+"""Longest wait for a step's commit. A step without a snapshot is never committed."""
 TAKE_SECONDS = 0.2
 LOOK_SECONDS = 0.005
 NO_BOUNDARY_SECONDS = 600.0

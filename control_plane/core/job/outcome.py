@@ -117,7 +117,8 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
     if is_opened or charged.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
         seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
     else:
-        seemed = accounting.Bucket.TRAIN  # an agent reported an earlier time of the failure only now
+        # An agent has now reported that the failure is older. The time since the failure was booked as training.
+        seemed = accounting.Bucket.TRAIN
     stalled_since = None if before.suspicion is None else before.suspicion.began_at
     return accounting.follow(
         record,

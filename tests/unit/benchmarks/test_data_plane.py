@@ -295,7 +295,8 @@ def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     assert values["blocked_audited"] == pytest.approx([160.0, 80.0, 120.0] * 2)
     assert values["unblocked"] == pytest.approx([2.0] * 2)
     assert values["first_blocked"] == pytest.approx([0.040 / 0.025] * 2)
-    assert values["first_commit"] == pytest.approx([0.6 / 0.2] * 2)  # compared with later snapshots without an audit
+    # The later snapshots without an audit take 0.2 s each.
+    assert values["first_commit"] == pytest.approx([0.6 / 0.2] * 2)
     assert values["first_commit_audited"] == pytest.approx([0.6 / 0.4] * 2)
     assert values["first_raw"] == pytest.approx([0.040 / 0.002] * 2)
     assert values["agent"] == [16.0]

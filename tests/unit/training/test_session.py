@@ -146,7 +146,10 @@ def test_the_guard_waits_in_every_compiled_step(
     ],
 )
 def test_log_refuses_the_same_values_everywhere(place: str, name: str, value: Any, reason: str) -> None:
-    """A script that runs without an agent gets the error that an agent would otherwise raise hours later."""
+    """`log` rejects the same values with an agent, without an agent and after `close`.
+
+    A trial run without an agent therefore shows an error that would otherwise end a long run under an agent.
+    """
     session = session_of(AgentLink() if place == "under an agent" else Link())
     if place == "closed":
         session.close()

@@ -133,7 +133,7 @@ class Link:
 
 
 class Unplannable(torch.Tensor):
-    """A tensor whose planning fails unexpectedly, as a sharded tensor's does."""
+    """A tensor for which planning a snapshot raises an unexpected error, as for some sharded tensors."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

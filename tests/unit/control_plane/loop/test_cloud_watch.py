@@ -326,7 +326,7 @@ async def test_a_database_that_is_away_for_a_moment_ends_no_look_at_aws(
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    """Yield an executor with real threads for the calls beside the loop."""
+    """Yield an executor with real threads. The calls to AWS run in these threads, outside of the event loop."""
     with ThreadPoolExecutor(4) as executor:
         yield executor
 

@@ -12,9 +12,9 @@ from worker.core.broken_line import CUTS, BrokenLine
 
 
 def cut(count: int) -> BrokenLine:
-    """Return the state of a connection after `count` interrupted transfers in a row, the last one of step 10.
+    """Return the state of a connection after `count` interrupted transfers of consecutive steps.
 
-    A further transfer completed each interrupted step.
+    The last interrupted transfer was of step 10. After each interruption, a second transfer completed the step.
     """
     line = BrokenLine()
     for left in reversed(range(count)):

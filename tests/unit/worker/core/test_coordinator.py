@@ -266,9 +266,10 @@ class TestRestart:
         assert core.request_stop().stop == 10
 
     def test_a_stop_that_was_only_announced_is_withdrawn_and_its_number_is_not_used_again(self) -> None:
-        """Rank 0 has agreed to stop at step 10, and the coordinator restarts.
+        """Both ranks have agreed to stop at step 10, but the coordinator restarts before it confirms the stop.
 
-        A new stop at step 10 would count the old agreement, although rank 0 may have passed step 10 by then.
+        The next stop gets another step, 11. If the coordinator announced step 10 again, it would count the old
+        agreement of a rank that may have passed step 10 meanwhile.
         """
         answer = {"heard_stop": Step(10), "echo_step": Step(10), "echo": 1}
         core = self.recovered(*both(9, 7, 8, **answer))
