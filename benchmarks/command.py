@@ -45,7 +45,7 @@ class Begun:
     home: Path = HOME
     """Folder for the run's files, empty at the start."""
     results: Path = HOME / "results.json"
-    """Path of the results. The file still has the results of the run before."""
+    """Path of the results. During the run, the file still contains the results of the previous run."""
     document: Path = HOME / "page.md"
     """Path of the page."""
     arguments: argparse.Namespace = field(default_factory=argparse.Namespace)
@@ -95,7 +95,7 @@ def run(
     Args:
         page: the benchmark's page.
         measure: returns the results without the facts that all runs have; raises BenchmarkFailed.
-        argv: the command line's arguments; None: those of the process.
+        argv: the command line's arguments; None: the arguments of this process.
         parts: names of the parts that `--only` selects.
         options: adds the benchmark's own options.
         needs_quiet: whether a full run waits for a quiet machine.

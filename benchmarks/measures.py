@@ -72,7 +72,7 @@ class Floor:
 
     @property
     def median(self) -> float:
-        """Mean of two medians: of the timings before, and of the timings after."""
+        """Mean of the medians of `before` and `after`."""
         return (self.before.median + self.after.median) / 2
 
     @property

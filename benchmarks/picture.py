@@ -1,4 +1,4 @@
-"""Draws measured values as SVG: horizontal bars, split into parts or beside a floor.
+"""Draws measured values as SVG: horizontal bars, each split into parts or drawn with its floor.
 
 The functions are pure.
 """

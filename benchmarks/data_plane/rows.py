@@ -69,7 +69,7 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
 The range scales with the sum of the named floors. Without named floors, the range is constant.
 """
 EVERY_STEP = "snapshots ÷ steps 1.00"
-"""Note beside the blocked times of a compared system: it takes a snapshot at every step.
+"""Note on the blocked times of a compared system, which takes a snapshot at every step.
 
 The loop calls the system at every step, and each call first waits for the snapshot before. So no step lacks a snapshot.
 For Everstep, the note shows commits ÷ steps, which the compared systems do not report.

@@ -17,7 +17,7 @@ INSTALL_SECONDS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A checkpointing system that the benchmark compares with the others."""
+    """One of the checkpointing systems that the benchmark compares."""
 
     name: str
     adapter: str

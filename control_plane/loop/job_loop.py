@@ -128,7 +128,7 @@ class JobLoop:
         self._scheduler.cancel()
 
     async def _process(self, run: RunId) -> None:
-        """Make a pass over a job, and log its failure. The scheduler calls this, never twice for one job at once."""
+        """Make a pass over a job, and log a failure. The scheduler never runs two passes of one job at once."""
         job = self._live.get(run)
         if job is None:
             return  # the job has ended, or another server manages its fleet

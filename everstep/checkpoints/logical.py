@@ -100,7 +100,10 @@ def join(indexes: Mapping[int, SlotIndex]) -> Joined:
 
 
 def _overlap(boxes: Sequence[Box]) -> bool:
-    """Return whether two boxes share an element. Compares boxes that overlap in the dimension with most offsets."""
+    """Return whether two boxes share an element.
+
+    The search compares only boxes that overlap in the dimension with the most distinct offsets.
+    """
     if len(boxes) < 2 or not boxes[0].offsets:
         return len(boxes) > 1
     axis = max(range(len(boxes[0].offsets)), key=lambda each: len({box.offsets[each] for box in boxes}))

@@ -3,7 +3,7 @@
     payload range ─▶ chunks of 4 MiB ─▶ one ranged read each ─▶ digest compared with the header ─▶ bytes
 
 The header of the object holds the digest of each chunk of the payload (`everstep.protocol.safetensors`), and the
-manifest holds the digest of all of them.
+manifest holds the digest of all chunk digests.
 
 Invariant: `read_into` returns only bytes that hash to the manifest's digest. The index is verified when the object is
 opened.
@@ -45,7 +45,7 @@ class ChunkCache:
             return chunk
 
     def put(self, key: tuple[int, int], chunk: bytearray) -> None:
-        """Keep a chunk, and forget the one that was not read for longest."""
+        """Add a chunk to the cache. A full cache drops its least recently used chunk."""
         with self._lock:
             self._chunks[key] = chunk
             while len(self._chunks) > CACHED_CHUNKS:

@@ -206,7 +206,7 @@ class Pages:
         Args:
             service: botocore client of this service.
             operation: client method that supports pagination, for example `list_training_jobs`.
-            **query: the operation's arguments without those of pagination. Arguments that are None are left out.
+            **query: arguments of the operation, except the arguments for pagination. None leaves an argument out.
 
         Returns:
             The operation's answer, with `NextToken` if the list has more items.

@@ -508,7 +508,7 @@ class AgentReport(Message, frozen=True):
 
     node_id: NodeId
     sequence: int
-    """Number of the report, higher by one than that of the previous report.
+    """Number of the report. Each report has the number of the previous report plus one.
 
     The control plane drops a report with a lower number.
     """

@@ -103,8 +103,8 @@ def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], l
         Three values:
 
         - the records of each message, of at most `MESSAGE_BYTES`
-        - the remaining records, from the first one that would exceed `MAX_LOGGED_BYTES`
-        - the number of records before that one that are too large for any message
+        - the remaining records, from the first record that would exceed `MAX_LOGGED_BYTES`
+        - the number of records that precede the remaining records and are too large for any message
     """
     pieces: list[list[LogRecord]] = []
     left: list[LogRecord] = []

@@ -175,11 +175,11 @@ class _Verdict:
 class _Tensors:
     """The tensors of a plan that are the same objects at every boundary.
 
-    Some are copied at the boundary, and the others later in the background.
+    A snapshot copies some of these tensors at the boundary, and the remaining tensors later in the background.
 
     Args:
         lists: the observed lists of tensors.
-        unstable: names of tensors that changed outside an optimizer step before. They are copied at the boundary.
+        unstable: names of tensors that once changed outside an optimizer step. They are copied at the boundary.
     """
 
     def __init__(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> None:

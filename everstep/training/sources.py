@@ -31,9 +31,9 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Versions and addresses of some tensors, which show changes of the tensors.
+    """Versions and addresses of some tensors. Different marks show that a tensor has changed.
 
-    They change when torch changes a tensor in place or replaces its memory. They stay the same after a write through
+    Marks change when torch changes a tensor in place or replaces its memory. They stay the same after a write through
     `.data`, a numpy view or a kernel of the script. Torch counts an in-place operation when the operation ends.
     """
 

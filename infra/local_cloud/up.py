@@ -208,7 +208,7 @@ class LocalCluster:
             options: None: the defaults.
 
         Raises:
-            PreflightFailed: this machine cannot run the cluster, or it is already up; nothing was started.
+            PreflightFailed: this machine cannot run the cluster, or the cluster already runs. Nothing was started.
             StartFailed: a part did not start. All started parts have been ended; their logs are kept.
         """
         options = options or ClusterOptions()

@@ -43,7 +43,7 @@ The control plane starts in three seconds, or five on a busy machine. Then it wa
 FLAP_SECONDS: Final = 120.0
 """Maximum time between two changes of desired capacity that count as flapping."""
 SILENT_STEPS: Final = 2
-"""Steps that a silent node's rank may still make: those in progress when its link broke.
+"""Number of steps that a silent node's rank may still make: steps that were in progress when the node's link broke.
 
 A rank that makes more steps than these was not silent (docs/design.md#failures).
 """

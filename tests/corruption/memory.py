@@ -79,7 +79,7 @@ class Memory:
         other = self._draw.choice([each for each in paths if each != path])
         match kind:
             case "bit flip":
-                # Half of the flips hit the fields of the header, which are short beside the payload.
+                # Half of the flips hit the header's fields. A uniform choice would rarely hit these few bytes.
                 end = 256 if self._draw.random() < 0.5 else len(data)
                 begin = 0 if end == 256 else HEADER_BYTES
                 return {path: data[:begin] + flipped(data[begin:end], self._draw) + data[end:]}

@@ -99,7 +99,7 @@ def test_what_is_refused_creates_nothing(place: Workplace, field: str, wrong: di
 def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
     """The group has room for six instances, and a running job uses five.
 
-    Of three waiting jobs, the second is stopped. The third does not fit beside the first, so it waits for the first.
+    Of three waiting jobs, the second is stopped. The third job waits for the first, because both do not fit together.
     """
     with room_for(place, 6):
         first = place.submit("queue-first", SHAPES[5], adapter="plain", steps=10, holds=("1:4",))

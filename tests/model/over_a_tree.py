@@ -348,7 +348,7 @@ def follow_stop(
     """Walk at random from the start of a job until every rank has closed.
 
     Args:
-        options: options of the stop model, which runs in its fine form.
+        options: options of the stop model. `is_fine` is set to True.
         seeds: seeds, one walk for each.
         arity: children per node of the tree.
         length: most events per walk.

@@ -313,7 +313,7 @@ class Lifecycle:
         self._begin(self._watch(promise, member))
 
     async def _start_ranks(self, promise: Promise, member: Member, supplied: Supplied) -> None:
-        """Start those of this node's ranks that have not been started yet."""
+        """Start this node's ranks. A rank that was started before is not started again."""
         entry = Path(promise.entry_point)
         for rank in member.here.ranks:
             await self._supervisor.start_rank(

@@ -1,6 +1,6 @@
 """The log lines of the running ranks: their upload, and the live lines for users who follow them.
 
-Invariant: at most one `LogShipper` uploads at a time, the one of the generation whose ranks were started last.
+Invariant: at most one `LogShipper` uploads at a time: the shipper of the generation whose ranks were started last.
 """
 
 from __future__ import annotations

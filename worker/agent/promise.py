@@ -87,7 +87,8 @@ class PromiseFile:
 class CurrentPromise:
     """The newest promise of this node, in memory and on disk. Only the agent's `Lifecycle` and `Departure` change it.
 
-    Invariant: after a restart, the agent finds a promise that is at most one phase older than the one in memory.
+    Invariant: after a restart, the promise that the agent reads from disk is at most one phase older than the promise
+    that it had in memory.
     """
 
     def __init__(self, file: PromiseFile, full_disks: FullDisks, *, on_run: Callable[[RunId], None]) -> None:

@@ -128,7 +128,7 @@ class Reports:
             is_connected: whether the agent is connected to the control plane.
 
         Returns:
-            The newest report and the counters beside it.
+            The newest report, the state of the connection, and the counters of logged steps.
         """
         return AgentFacts(self._newest, is_connected, len(self._outbox), self._outbox.dropped_count)
 

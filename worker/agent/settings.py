@@ -40,7 +40,7 @@ class AgentSettings:
     rank_user: RankUser | None = None
     """Users that ranks run as; None means the agent's own user."""
     allows_builds: bool = False
-    """True if pip may build those of a job's requirements that have no wheel."""
+    """True if pip may build packages for which no wheel exists. A build executes the package's code."""
     exposure: str = ""
     """Sentence that names what a job's code can reach on this node beyond its own job; empty for nothing.
 

@@ -1,6 +1,6 @@
 """Source archives that an idle node fetches ahead of its next job.
 
-Invariant: the archives on disk are those of the newest request. A node with a job fetches none.
+Invariant: the disk holds only archives of the newest request. A node with a job fetches no archives.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 The first three kinds of evidence count only for a process that ended by SIGKILL without a request of the agent: the
 rank, or a DataLoader worker whose end is the rank's last exception. The node's counter covers every process of the
-machine, so the killed process may be another one.
+machine, so the kernel may have killed another process.
 
 Invariant: a value that was not measured is None, never estimated.
 """

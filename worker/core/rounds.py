@@ -52,7 +52,7 @@ class Shard:
     unheard: frozenset[NodeId] = frozenset()
     """Dropped peers that have not answered since the owner dropped them.
 
-    Acknowledgements from before the drop do not return them to the view.
+    An acknowledgement that a peer sent before the drop does not return the peer to the view.
     """
     committed: Step = NONE
     proposed: Step = NONE
@@ -284,7 +284,7 @@ class Coordinator:
     strayed: frozenset[Rank] = frozenset()
     """Ranks whose protection the coordinator announces (`worker.core.strays.strayed`).
 
-    The set consists of the ranks whose shard is a stray on some node, and the other ranks on the nodes of these ranks.
+    The set holds each rank whose shard is a stray on some node, and all ranks that share a node with such a rank.
     """
     is_relayout: bool = False
     """True if another number of ranks made the base. No node has a slot of the base in the new layout, so the base is

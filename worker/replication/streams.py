@@ -185,7 +185,7 @@ class Streams:
             done.exception()  # mark as retrieved: a cancelled caller does not read it
 
     async def cut(self, *lines: socket.socket) -> None:
-        """Break those of the given connections on which a thread is working.
+        """Break each given connection on which a thread is working.
 
         Return when these threads have finished their work.
         """

@@ -113,7 +113,7 @@ class SlotFile:
         Args:
             path: path of a slot whose content is not trusted. If there is no file, or it is shorter than a header, the
                 slot gets no file.
-            header: an EMPTY header; its capacity is replaced by that of the file.
+            header: an EMPTY header. The capacity of the file replaces the capacity in this header.
 
         Returns:
             The slot.

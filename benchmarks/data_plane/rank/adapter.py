@@ -33,7 +33,7 @@ class Adapter(Protocol):
         """
 
     def replica(self) -> list[torch.Tensor]:
-        """Return this rank's tensors of the other rank's last snapshot, in the order of `State.dump`."""
+        """Return this rank's copy of the other rank's last snapshot: its tensors, in the order of `State.dump`."""
 
     def restore_local(self) -> None:
         """Restore the last snapshot from this node's memory into the model."""

@@ -77,7 +77,7 @@ class CommitWatch:
         threading.Thread(target=self._look, daemon=True).start()
 
     def expect(self, step: int) -> None:
-        """Start to check for the commit of this step, whose boundary the script has just passed.
+        """Start to check whether this step is committed. Called when the script has just passed the step's boundary.
 
         If an earlier step is not committed yet, the checks start without the usual pause.
         """

@@ -8,7 +8,7 @@ that fetch ends before a rank has built its model. Here, the harness starts the 
 
 A line on stdin is a command. The answer is one line of JSON on stdout.
 
-Invariant: the measured code is the product's own. Only the control plane is missing, which this program replaces.
+Invariant: the measured code is the product's own. This program replaces only the control plane.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def _incident_of(
 ) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
     """Return the incident that the faults close, if any, and the incident to which they belong.
 
-    A failure before training has resumed belongs to the same recovery. A later failure closes the open incident, whose
-    rework ends there, and opens another one.
+    A failure before training has resumed belongs to the same recovery. A later failure ends the rework of the open
+    incident, closes that incident and opens another incident.
     """
     before = view.record.incident
     if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):

@@ -243,7 +243,8 @@ class DeepSpeedAdapter:
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[Target] = []
         if not any(known.values()):
-            # A partition of padding, beside shards of padding: another shard shows whether there was state.
+            # Neither this partition nor the mapped shards hold state; for example, they are only padding. A shard that
+            # is not mapped yet shows whether there was state.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
             found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))
@@ -279,7 +280,7 @@ class DeepSpeedAdapter:
         zero: dict[str, Tree] = {"zero": live["zero"], "scaler": saved.get("scaler", live["scaler"])}
         scheduler = values.scheduler()
         if live["scheduler"] is None and not values.is_of_engine:
-            scheduler = None  # The script has registered it beside the engine.
+            scheduler = None  # The script registered the scheduler itself, separately from the engine.
         if (scheduler is None) != (live["scheduler"] is None):
             had = "no scheduler" if scheduler is None else "a scheduler"
             raise CannotRelayout(

@@ -1,4 +1,4 @@
-"""An agent in a thread, for tests: real socket, real pages, real slot files. Its rounds are those of a single node.
+"""An agent in a thread, for tests. Socket, pages and slot files are real; the rounds cover only a single node.
 
 The agent proposes a step and waits until every rank has captured it or one rank has abandoned it. Then it seals and
 commits the step, and proposes the next. `hold` stops further proposals, and `finish` answers ranks that wait in

@@ -254,7 +254,7 @@ def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool
 
 
 class Branches(nn.Module):
-    """A module with two branches, of which each step uses one: the other half of the parameters gets no gradient."""
+    """A module with two branches. Each step uses one branch; the parameters of the other branch get no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,8 +337,9 @@ class Heads(nn.Module):
 
 
 def tensor_parallel(wraps: bool = False) -> Scenario:
-    """Return a scenario whose parameters are DTensors without a wrapper, beside plain parameters with another
-    optimizer.
+    """Return a scenario with two optimizers: one for DTensors, and one for plain parameters.
+
+    With `wraps`, DDP wraps the model.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

@@ -25,10 +25,12 @@ def may_have_one() -> bool:
 
 
 def in_own_mounts(body: Callable[[Path, Path], Awaitable[None]], *opened: Path) -> None:
-    """Run a test's body on an event loop in a thread of its own, whose threads and children all use the new namespace.
+    """Run a test's body on an event loop in a new thread with a mount namespace of its own.
+
+    Threads and processes that the body starts use the same namespace.
 
     Args:
-        body: receives a folder on disk and one on tmpfs, which all users can enter; both are removed afterwards.
+        body: receives a folder on disk and a folder on tmpfs. All users can enter both; both are removed afterwards.
         opened: folders that every user can reach. Other content of the closed folders above them is hidden.
     """
 

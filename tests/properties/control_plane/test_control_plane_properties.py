@@ -298,7 +298,7 @@ def test_a_second_loss_during_the_restore_costs_no_committed_step(
 PARTS_OF_A_SHARD_PAIR = 0b0000_0000_0010_0000
 """Value of the lag bits for which a single replica lags.
 
-The replica is that of the first rank of a node with two ranks, at holder i-1.
+This replica is at holder i-1, and belongs to the first rank of a node with two ranks.
 """
 
 

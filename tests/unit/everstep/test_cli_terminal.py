@@ -32,7 +32,7 @@ FLAGS = Path(__file__).parents[2] / "tidy" / "flags.txt"
 OTHERS = {"configure", "doctor", "local", "server", "agent", "wait"}
 """Commands that print no text of a job."""
 ENDLESS = {"jobs wait"}
-"""Commands that end with the job, which never ends in these answers.
+"""Commands that return when the job ends. In these tests, no job ever ends.
 
 `jobs wait` prints with `line_of`, as `jobs top` does.
 """

@@ -1,4 +1,4 @@
-"""State that Everstep keeps of a DeepSpeed engine and of objects beside the engine.
+"""State of a DeepSpeed engine, and of objects that the script registers in addition to the engine.
 
 Objects with the class name of an engine replace real engines.
 """

@@ -1,8 +1,7 @@
 """Start of a rank inside its new process: from the fork to the first line of the user's script.
 
-A cold rank execs `python -u script`. A warm rank becomes that program without an exec. The script sees no difference:
-`__main__`, `sys.argv`, `sys.path`, stdio, signals, exit codes, `atexit` and open files at exit are those of `python -u
-script`.
+A cold rank execs `python -u script`. A warm rank becomes that program without an exec. The script sees no difference in
+`__main__`, `sys.argv`, `sys.path`, stdio, signals, exit codes, `atexit` and open files at exit.
 
 Invariant: no function here returns into the loop of the shim or the template; the rank's process ends here.
 """

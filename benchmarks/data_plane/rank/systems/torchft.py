@@ -1,4 +1,4 @@
-"""Adapters of torchft's transports, with which a live replica sends its state to a joining replica.
+"""Adapters of torchft's transports. A live replica uses a transport to send its state to a joining replica.
 
 torchft keeps no copy per step.
 """

@@ -129,7 +129,7 @@ async def test_ranks_of_a_node_that_need_the_same_shard_share_one_fetch(
     plan = await shrink(fleet)
     await fleet.start()
     check_fetched(fleet, plan)
-    # Node 0 lacks the shards of node 1, and node 1 those of node 2.
+    # Node 0 lacks the shards of node 1, and node 1 lacks the shards of node 2.
     assert sorted(rank for _, rank in fetched) == [2, 3, 4, 5]
 
 

@@ -77,7 +77,7 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     loopback.unlimited()
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     step = 1
-    # Continue until a step is sent fast, which is the next step unless the machine is slow.
+    # Continue until a step is sent fast. On a machine that is not slow, this is the next step.
     while pair.shard.slow_holders or sender.link.carries:
         step += 1
         pair.hear(step - 1, step)

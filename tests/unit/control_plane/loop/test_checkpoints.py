@@ -231,9 +231,9 @@ async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_
 async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
     world: World, monkeypatch: pytest.MonkeyPatch, is_taken: bool, expected: int
 ) -> None:
-    """The upload of a manifest may take longer than a lease lasts, because passes continue beside it.
+    """The upload of a manifest may take longer than a lease lasts, because passes continue during the upload.
 
-    If another server held the job's lease in between, the decision is made again.
+    If another server held the job's lease during the upload, the decision is made again.
     """
     world.submit()
     await world.running()

@@ -44,7 +44,7 @@ async def watched(world: World, seconds: float) -> None:
 
 
 async def low_and_high(world: World) -> None:
-    """Train a preemptible job to step 7, then submit a job of higher priority that does not fit beside it."""
+    """Train a preemptible job to step 7, then submit a job of higher priority. The fleet has no room for both."""
     world.submit("low", nodes=4, preemptible=True)
     await world.running("low")
     await world.train(7, "low")
