@@ -6,6 +6,7 @@ from benchmarks.api.report import PAGE as API
 from benchmarks.dashboard.report import PAGE as DASHBOARD
 from benchmarks.data_plane.report import PAGE as DATA_PLANE
 from benchmarks.device.report import PAGE as DEVICE
+from benchmarks.durable.report import PAGE as DURABLE
 from benchmarks.faults.report import PAGE as FAULTS
 from benchmarks.first.report import PAGE as FIRST
 from benchmarks.interleave.report import PAGE as INTERLEAVE
@@ -13,7 +14,7 @@ from benchmarks.interruption.report import PAGE as RECOVERY
 from benchmarks.page import render_again
 from benchmarks.scale.report import PAGE as SCALE
 
-PAGES = (API, DASHBOARD, DATA_PLANE, DEVICE, FAULTS, FIRST, INTERLEAVE, RECOVERY, SCALE)
+PAGES = (API, DASHBOARD, DATA_PLANE, DEVICE, DURABLE, FAULTS, FIRST, INTERLEAVE, RECOVERY, SCALE)
 
 if __name__ == "__main__":
     for page in PAGES:

@@ -420,6 +420,7 @@ def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else at(seconds)
 
 
+resolve(CheckpointPace)
 resolve(Memo)
 resolve(Suspicion)
 resolve(FailureRecord)

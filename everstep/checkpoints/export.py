@@ -49,6 +49,8 @@ CONFIG: Final = "config.json"
 FLOATS: Final = ("float64", "float32", "bfloat16", "float16")
 """Types that `dtype` converts. The export does not change other types, such as integers."""
 
+_FIELDS: Final = msgspec.json.Decoder(dict[str, object])
+
 
 @dataclass(frozen=True, slots=True)
 class Exported:
@@ -190,7 +192,7 @@ def _fields(config: str | None) -> dict[str, object] | None:
     if config is None:
         return None
     try:
-        fields = msgspec.json.decode(config, type=dict[str, object])
+        fields = _FIELDS.decode(config)
     except msgspec.DecodeError as error:
         raise CheckpointError(f"the model's configuration is no JSON object: {error}") from error
     return {key: value for key, value in fields.items() if key != "torch_dtype"}

@@ -470,7 +470,7 @@ GOOD = {"TrainingJobName": "gpt", "Source": {"SourceId": SOURCE_ID}, "EntryPoint
         ),
         (
             {"StoppingCondition": {"MaxWaitTimeInSeconds": 1}},
-            "does not have; use StoppingCondition.MaxPendingTimeInSeconds",
+            "does not support; use StoppingCondition.MaxPendingTimeInSeconds",
         ),
         (
             {"NodeCount": 0, "RanksPerNode": 65},

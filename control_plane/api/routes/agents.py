@@ -314,10 +314,7 @@ def _require_not_joined(session: Session, node_id: NodeId) -> None:
         # The reason must fit into a close frame: at most 123 bytes.
         raise _Refusal(
             ALREADY_JOINED,
-            (
-                f"{node_id} has joined before. Join with its session token, or run: everstep nodes reset-session "
-                f"{node_id}"
-            ),
+            (f"{node_id} joined before. Use its session token, or run: everstep nodes reset-session {node_id}"),
         )
 
 

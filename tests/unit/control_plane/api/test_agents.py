@@ -237,7 +237,7 @@ async def test_who_is_not_a_member_does_not_join(service, token, node):
         await opened.send(encode(hello(node)))
         code, reason = await closed(opened)
     assert code == 4403
-    assert "EC2 says" in reason or "not a member" in reason
+    assert "EC2 reports" in reason or "not a member" in reason
 
 
 async def test_who_is_about_to_leave_does_not_join(service, token, node):

@@ -97,7 +97,7 @@ def test_the_permissions_of_a_role_that_a_project_was_given_decide_what_its_jobs
 def test_no_submitter_raises_a_priority_beyond_the_projects(client, member):
     source = {"SourceId": hashlib.sha256(CODE).hexdigest()}
     member.create_training_job(TrainingJobName="a", Source=source, EntryPoint="train.py", NodeCount=1)
-    with refused("ValidationException", match="may set 0 at most"):
+    with refused("ValidationException", match="may set at most 0"):
         member.update_training_job(TrainingJobName="a", Priority=1)
     member.update_training_job(TrainingJobName="a", Priority=-1)
     client.update_training_job(TrainingJobName="a", Priority=9)
@@ -113,7 +113,7 @@ def test_a_source_belongs_to_the_projects_that_uploaded_it(service, client, memb
         assert not stranger.create_source(SourceId=source_id, Bytes=len(CODE))["IsStored"]
         with refused("ConflictException"):  # this project has uploaded no archive with this digest
             stranger.complete_source(SourceId=source_id)
-        with refused("ValidationException", match="no source"):
+        with refused("ValidationException", match="was not uploaded"):
             ask(stranger)
         stranger.put_source(SourceId=source_id, Body=CODE)
         ask(stranger)

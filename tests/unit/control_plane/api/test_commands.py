@@ -181,7 +181,7 @@ def test_a_job_without_ranks_has_nothing_to_look_at(service, client, fleet, sour
 
 def test_an_agent_that_is_not_there_or_refuses_is_told(service, client, job, monkeypatch) -> None:
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
-    with refused("ServiceUnavailableException", "nothing was run"):
+    with refused("ServiceUnavailableException", "the command was not run"):
         execute(client)
     refusal = "rank 1 of generation 1 does not run"
     with (

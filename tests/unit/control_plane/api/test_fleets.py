@@ -76,7 +76,7 @@ def test_of_a_group_that_fits_nothing_is_changed_and_a_surplus_is_told(client, s
     assert [(change["Setting"], change["Before"], change["After"]) for change in told] == [
         ("DesiredCapacity", "3", "1")
     ]
-    assert "idle ones are ended" in told[0]["Reason"]
+    assert "terminates idle instances" in told[0]["Reason"]
     assert client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=3)["Changes"] == []
 
 

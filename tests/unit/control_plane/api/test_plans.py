@@ -99,7 +99,7 @@ def test_memory_is_counted_as_the_agents_count_it(service, client, fleet, wanted
 def test_it_can_start_where_enough_nodes_are_free_and_connected(service, client, fleet, wanted):
     spares(service, 3)
     assert (planned(client, wanted)["CanStartNow"], planned(client, wanted)["NodesToLaunch"]) == (False, 1)
-    assert planned(client, wanted)["WaitsFor"] == "1 more node: 3 of 4 are free now"
+    assert planned(client, wanted)["WaitsFor"] == "1 more node; 3 of 4 are free now"
     plan = planned(client, wanted, NodeCount=3)
     assert (plan["CanStartNow"], plan["FreeNodeCount"], plan["NodesToLaunch"], "WaitsFor" in plan) == (
         True,
@@ -115,7 +115,7 @@ def test_its_place_is_the_one_that_it_would_have(client, fleet, wanted):
     client.create_training_job(**{**real, "TrainingJobName": "head", "NodeCount": 8, "Priority": 3})
     plan = planned(client, wanted)
     assert (plan["QueuePosition"], plan["QueuedBehind"], plan["NodesToLaunch"]) == (2, ["head"], 0)
-    assert plan["WaitsFor"] == "place 2 of 2 in the queue, behind head (priority 3): needs 4 nodes, 2 of 8 are free"
+    assert plan["WaitsFor"] == "place 2 of 2 in the queue, behind head (priority 3): needs 4 nodes; 2 of 8 are free"
     assert planned(client, wanted, Priority=4)["QueuePosition"] == 1
 
 

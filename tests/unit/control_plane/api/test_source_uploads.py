@@ -309,7 +309,7 @@ def test_what_grows_while_it_is_looked_at_is_not_read_to_its_end(client, store, 
     "body", [b"", b"not gzip at all", archive(special("link", b"2", "/etc/passwd"))], ids=["empty", "no gzip", "link"]
 )
 def test_an_archive_that_could_hurt_is_refused_and_deleted(client, store, body) -> None:
-    with refused("ValidationException", "The source is refused"):
+    with refused("ValidationException", "The source was rejected"):
         client.upload_source(Body=body)
     assert (client.calls, store.keys()) == (["CreateSource", "CompleteSource"], [])
 
@@ -356,7 +356,7 @@ def test_a_project_cannot_complete_the_upload_of_another_project(client, store, 
     store.put(reference, BODY)
     with (
         closing(service.client(service.token(Role.SUBMITTER, "other"))) as stranger,
-        refused("ConflictException", "Nothing was put"),
+        refused("ConflictException", "No archive was uploaded"),
     ):
         stranger.complete_source(SourceId=ID)
     assert client.complete_source(SourceId=ID)["SourceId"] == ID

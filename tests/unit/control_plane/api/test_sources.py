@@ -164,7 +164,7 @@ def test_an_archive_is_inspected_in_a_process_that_the_kernel_bounds(tmp_path, m
         monkeypatch.setattr(
             archives.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, -9, b"", b"")
         )
-        with pytest.raises(RefusedArchive, match="more than 30 s or 536870912 bytes of memory"):
+        with pytest.raises(RefusedArchive, match="more than 30 s of CPU time or 536870912 bytes of memory"):
             inspect_apart(file, len(body), SourceLimits())
 
 

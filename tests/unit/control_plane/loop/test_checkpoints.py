@@ -187,9 +187,9 @@ async def test_a_checkpoint_that_a_restore_found_damaged_is_marked_with_a_reason
     await world.until(lambda: world.job().generation == 3)
     assert world.plan().base_step == 3
     found = {record.step: record.verdict for record in world.checkpoints()}
-    assert found == {3: "", 5: f"{reader.node_id}: a source did not verify"}
+    assert found == {3: "", 5: f"{reader.node_id}: a source failed verification"}
     (told,) = [message for message in world.events() if message.startswith("the checkpoint of step 5, generation 1,")]
-    assert told.endswith("a source did not verify")
+    assert told.endswith("a source failed verification")
 
 
 async def test_an_object_that_was_only_unreachable_leaves_its_checkpoint_usable(world: World) -> None:

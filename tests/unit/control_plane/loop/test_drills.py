@@ -62,7 +62,7 @@ async def test_a_killed_rank_is_an_incident_of_the_drill_and_nobodys_failure(wor
     (incident,) = world.incidents()
     assert incident.cause == "drill"
     assert any(
-        f"a drill ({asked.id}): ann had kill-rank done to rank 1 on {node_id}" in words for words in incident.evidence
+        f"a drill ({asked.id}): ann requested kill-rank on rank 1 on {node_id}" in words for words in incident.evidence
     )
     # The evidence also names the observed fault.
     assert any("rank 1 on" in words and "signal 9" in words for words in incident.evidence)

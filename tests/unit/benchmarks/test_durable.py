@@ -1,0 +1,71 @@
+"""The benchmark of bulk transfers: its limits and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.durable.report import NAMES, RAW, Run, Sample, rows
+from benchmarks.durable.transfer import MIB
+from benchmarks.measures import Verdict
+from tests.unit.benchmarks.machine import MACHINE
+
+SECONDS = {"boto3": 1.0, "awscrt": 1.4, "obstore": 0.9, "everstep": 1.1}
+
+
+def samples(*, round_count: int = 3) -> Sequence[Sample]:
+    return [
+        Sample(
+            server="SeaweedFS",
+            client=client,
+            is_upload=is_upload,
+            bytes=64 * MIB,
+            seconds=SECONDS[client] + 0.01 * number,
+            cpu_seconds=0.2,
+            extra_bytes=4 * MIB,
+            is_intact=True,
+        )
+        for is_upload in (True, False)
+        for client in NAMES
+        for number in range(round_count)
+    ]
+
+
+RUN = Run(machine=MACHINE, is_quick=False, seconds=100.0, samples=samples())
+
+
+def verdicts(run: Run) -> dict[str, Verdict]:
+    return {row.what: row.verdict for row in rows(run)}
+
+
+def test_every_limit_passes_in_a_good_run() -> None:
+    assert set(verdicts(RUN).values()) == {Verdict.PASS}
+    assert len(verdicts(RUN)) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"seconds": 1.5}, "upload of 64 MiB, throughput ÷ that of boto3 with s3transfer"),
+        ({"extra_bytes": 65 * MIB}, "upload of 64 MiB, extra memory"),
+    ],
+)
+def test_a_slow_or_large_upload_falls_short(change: dict[str, float], what: str) -> None:
+    changed = [
+        replace(sample, **change) if sample.client == "everstep" and sample.is_upload else sample
+        for sample in RUN.samples
+    ]
+    found = verdicts(replace(RUN, samples=changed))
+    assert [name for name, verdict in found.items() if verdict is not Verdict.PASS] == [what]
+    assert found[what] is Verdict.SHORT
+
+
+def test_a_download_with_other_bytes_falls_short_even_on_a_busy_machine() -> None:
+    first, *others = [sample for sample in RUN.samples if not sample.is_upload and sample.client == RAW]
+    kept = [sample for sample in RUN.samples if sample is not first]
+    busy = replace(MACHINE, load_average=(9.0, 9.0, 9.0))
+    found = verdicts(replace(RUN, machine=busy, samples=[*kept, replace(first, is_intact=False)]))
+    assert others
+    assert found["downloads with other bytes than the upload"] is Verdict.SHORT
