@@ -172,9 +172,8 @@ def settings(arguments: list[str]) -> AgentSettings:
             parser.error(f"--control-plane-url {url!r} is not an http or https URL")
         if urlsplit(url).scheme == "http" and not is_loopback(url) and not given.allow_non_loopback:
             parser.error(
-                f"--control-plane-url {url} is plain http to another machine: this node's token would cross the "
-                "network in "
-                "the clear. Use its https URL, or say --allow-non-loopback if the network is yours"
+                f"--control-plane-url {url} is plain http to another machine: the token would cross the network "
+                "unencrypted. Use the https URL, or add --allow-non-loopback if the network is yours"
             )
     if bool(given.fleet) != bool(given.server_id) or (given.fleet and not given.region):
         parser.error("to join by the instance's role, --fleet, --server-id and --region are all needed")

@@ -500,7 +500,7 @@ class Told(logging.Handler):
         self.count = threading.Semaphore(0)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "took nothing" in record.getMessage():
+        if "received nothing" in record.getMessage():
             self.count.release()
 
 

@@ -112,6 +112,7 @@ class Many:
                 "revision": 1,
                 "parent": number - 1,
                 "base_step": 0,
+                "world_size": len(ranks),
                 "plan": encode(made),
                 "node_ids": tuple(ids),
             }

@@ -524,6 +524,7 @@ async def test_a_start_that_the_agent_before_has_asked_for(bench: Bench) -> None
         (record,) = bench.supervisor.records
         assert (await bench.living()) == record
         assert record.end is None
+        await bench.until(lambda: bench.files().stdout.read_text().endswith("\n"))
         assert bench.files().stdout.read_text() == "up\n"
 
 

@@ -53,7 +53,7 @@ def test_a_processor_whose_stores_have_no_order_is_refused(
     with pytest.raises(SystemExit):
         settings(arguments(tmp_path / "state"))
     assert (
-        "nodes need x86_64 processors; this node has aarch64. Choose another instance type" in capsys.readouterr().err
+        "nodes need x86_64 processors; this node has aarch64: choose another instance type" in capsys.readouterr().err
     )
     assert not (tmp_path / "state").exists()
 

@@ -58,6 +58,7 @@ def add_generations(session: Session, run_id: str, numbers: range) -> None:
                 number=number,
                 parent=number - 1,
                 base_step=number,
+                world_size=2,
                 plan=b"plan",
                 created_at=NOW,
                 started_at=NOW,

@@ -33,7 +33,7 @@ async def test_a_hang_is_found_across_a_restart_and_its_time_adds_up(world: Worl
     assert sum(job.accounting.values()) == (job.accounted_until - job.created_at) // timedelta(microseconds=1)
     (incident,) = world.incidents()
     with world.database.read() as session:
-        within = {"project": "default", "job_name": "gpt", "since": incident.opened_at, "until": incident.closed_at}
+        within = {"project": "", "job_name": "gpt", "since": incident.opened_at, "until": incident.closed_at}
         assert events.newest_of(session, hangs.PROVEN, **within) == told[1].id  # type: ignore[arg-type]
         assert events.newest_of(session, hangs.PROVEN, **{**within, "job_name": "other"}) is None  # type: ignore[arg-type]
     assert {rank for group in told[1].detail["stacks"] for rank in group["ranks"]} == {0, 1, 2, 3}

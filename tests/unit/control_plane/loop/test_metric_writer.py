@@ -45,7 +45,14 @@ def database(tmp_path: Path) -> Iterator[Database]:
         for number, nodes in ((1, ("i-1", "i-2")), (2, ("i-4",))):
             session.add(
                 models.Generation(
-                    run_id=job.run_id, number=number, parent=0, base_step=0, plan=b"", node_ids=nodes, created_at=NOW
+                    run_id=job.run_id,
+                    number=number,
+                    parent=0,
+                    base_step=0,
+                    world_size=len(nodes),
+                    plan=b"",
+                    node_ids=nodes,
+                    created_at=NOW,
                 )
             )
     yield made
