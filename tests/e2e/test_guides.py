@@ -34,6 +34,7 @@ def run_shell(text: str, what: str) -> str:
     return done.stdout
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # DCP reads in one process
 def test_every_block_of_the_guides_runs(place: Workplace, reader: Path) -> None:
     told = []
     for page in GUIDES:

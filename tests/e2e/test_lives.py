@@ -154,7 +154,9 @@ def test_logs_and_outputs_come_back_by_the_command_line(place: Workplace, tmp_pa
     job.let_go(first)
     job.kill_rank(1)
     job.wait_ended()
-    printed = everstep(place, "jobs", "logs", job.name, "--rank", "0", "-o", "text", "--query", "Message")
+    printed = everstep(
+        place, "jobs", "logs", job.name, "--rank", "0", "--stream", "stdout", "-o", "text", "--query", "Message"
+    )
     assert printed.stdout.splitlines() == [f"rank 0 of 2, generation {generation} says hello" for generation in (1, 2)]
     assert [job.log("stdout", 1, rank).strip() for rank in range(2)] == [
         f"rank {rank} of 2, generation 1 says hello" for rank in range(2)
