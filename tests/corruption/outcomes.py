@@ -16,7 +16,7 @@ CHUNK_BYTES = 512
 
 
 class Outcome(StrEnum):
-    """What a reader did with a corrupted shard."""
+    """The outcome of reading a corrupted shard."""
 
     REFUSED = "refused"
     HARMLESS = "harmless"

@@ -128,7 +128,7 @@ describe('events that come faster than answers', () => {
     }
     asked.at(-1)!.answer(4)
     await vi.advanceTimersByTimeAsync(1_000)
-    expect([fleets.getCurrentResult().data, asked.length]).toEqual([4, 5]) // what came last was asked for behind it, and nothing after that
+    expect([fleets.getCurrentResult().data, asked.length]).toEqual([4, 5]) // the last event causes one more request, and no request follows it
     gone()
   })
   test('wait for what they change alone', async () => {

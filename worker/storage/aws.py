@@ -121,7 +121,7 @@ _ADVICE = {
     "SignatureDoesNotMatch": _KEYS,
     "SlowDown": "S3 limits the request rate of a prefix. The agent tries again.",
 }
-"""What a person can do about an error, by its code."""
+"""Advice to the user for an error, by the code of the error."""
 
 
 class Aws(Protocol):
