@@ -19,6 +19,9 @@ from tests.postgresql import PostgreSql
 from tests.warm_parent import WarmParent
 
 
+_WARM_PARENT = pytest.StashKey[WarmParent]()
+
+
 def _seed_torch(seed: int) -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)
@@ -91,11 +94,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the process that forks ranks, if a test uses it, and wait until it is ready.
+
+    On a fresh machine the process compiles an operator of DeepSpeed first, which can take longer than one test may.
+    """
+    items = [item for item in session.items if isinstance(item, pytest.Function)]
+    if session.config.option.collectonly or not any("warm_parent" in item.fixturenames for item in items):
+        return
+    parent = WarmParent()
+    session.config.add_cleanup(parent.close)
+    parent.wait_until_ready()
+    session.config.stash[_WARM_PARENT] = parent
+
+
 @pytest.fixture(scope="session")
-def warm_parent() -> Iterator[WarmParent]:
+def warm_parent(request: pytest.FixtureRequest) -> WarmParent:
     """Return the process that forks the ranks of training tests."""
-    with contextlib.closing(WarmParent()) as parent:
-        yield parent
+    return request.config.stash[_WARM_PARENT]
 
 
 @pytest.fixture(scope="session")

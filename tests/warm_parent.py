@@ -76,8 +76,7 @@ class Launch:
         The code of a killed rank is the negative signal number.
 
         Args:
-            until_one_fails: True kills the other ranks after the first failure, because they could wait for the failed
-                rank
+            until_one_fails: True kills the other ranks after the first failure, because they could wait for the failed rank
                 forever. Use False where every rank is expected to fail.
         """
         try:
@@ -107,7 +106,10 @@ class Launch:
 
 
 class WarmParent:
-    """The tests' handle to the process. The process starts immediately and is ready some seconds later."""
+    """The tests' handle to the process.
+
+    The process starts immediately. It is ready some seconds later, or about a minute later on a fresh machine.
+    """
 
     def __init__(self) -> None:
         # DeepSpeed calls ninja by name, so PATH contains the environment's bin. Killed DataLoader workers leave sockets
@@ -129,6 +131,10 @@ class WarmParent:
         )
         self._lock = threading.Lock()
         self._count = 0
+
+    def wait_until_ready(self) -> None:
+        """Wait until the process has imported its modules and compiled DeepSpeed's operator."""
+        self.ask({"wait": [], "until_one_fails": False})
 
     def fork(
         self,
