@@ -18,7 +18,6 @@ from tests import fast
 from tests.postgresql import PostgreSql
 from tests.warm_parent import WarmParent
 
-
 _WARM_PARENT = pytest.StashKey[WarmParent]()
 
 
@@ -86,24 +85,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exclude the collected objects from garbage collection.
+    """Exclude the collected objects from garbage collection and start the process that forks ranks.
 
-    These objects live until the end of the run. Without this hook, every full collection would scan them again.
+    The collected objects live until the end of the run; without `gc.freeze`, every full collection would scan them.
     """
     gc.collect()
     gc.freeze()
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the process that forks ranks, if a test uses it, and wait until it is ready.
-
-    On a fresh machine the process compiles an operator of DeepSpeed first, which can take longer than one test may.
-    """
     items = [item for item in session.items if isinstance(item, pytest.Function)]
     if session.config.option.collectonly or not any("warm_parent" in item.fixturenames for item in items):
         return
     parent = WarmParent()
     session.config.add_cleanup(parent.close)
+    # On a fresh machine the process compiles an operator of DeepSpeed, which can take longer than one test may.
     parent.wait_until_ready()
     session.config.stash[_WARM_PARENT] = parent
 
