@@ -4,6 +4,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.set-up
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# torch is in no lock: its index offers a CPU build beside the CUDA build, under the same version and with other hashes.
+TORCH := torch==2.13.0
+LOCK := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 # A test that not even its own time limit can end takes its process with it, and says where it stood.
 HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 # In the order of the folders: unit tests, whose files are short, come last and end together. By its own, files of few and long tests would.
@@ -11,19 +15,26 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 FAST_FOLDERS := tests/contract tests/golden tests/properties tests/unit
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-fast test-durations test-full test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable
+.PHONY: help setup lock demo check fix web pictures test test-fast test-durations test-full test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP)  ## virtual environment with everything, skipped when nothing changed
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml requirements/build.txt requirements/development.txt
 	@echo "==> set-up: virtual environment in .venv (about a minute and a half the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Everstep needs Python 3.11 or newer; this is " + sys.version)'
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP) --require-hashes --no-deps -r requirements/build.txt
+	@$(PIP) --require-hashes --no-deps --no-build-isolation -r requirements/development.txt
+	@$(PIP) $(TORCH)
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
+
+lock: setup  ## requirements/*.txt: the newest versions within the bounds of pyproject.toml, with the hashes of all platforms
+	@$(LOCK) --group build -o requirements/build.txt
+	@$(LOCK) pyproject.toml --extra dev --extra check --extra web --overrides requirements/overrides.txt --no-emit-package torch --no-emit-package setuptools -o requirements/development.txt
 
 demo:  ## set-up, then the main job: a training run that survives lost processes, instances and a lost group; KEEP=1: stays up, with the dashboard
 	@$(PYTHON) examples/demo/preflight.py
@@ -34,7 +45,6 @@ check: setup  ## lint, types, contracts, and that what is made from the API is c
 	@$(BIN)/ruff format --check --quiet . || { echo "formatting differs: run make fix"; exit 1; }
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@test -x $(BIN)/pyright || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[check]'
 	@$(BIN)/pyright
 	@$(BIN)/pydoclint --quiet everstep control_plane worker infra
 	@$(BIN)/python -m pytest -q --no-header --no-summary tests/tidy/test_public_docstrings.py -k raises
@@ -50,7 +60,6 @@ fix: setup  ## format, mend what can be mended mechanically, renew generated doc
 web: $(DASHBOARD)  ## the dashboard: types, tests, and its build into control_plane/static, skipped when nothing changed; node comes from PyPI
 
 $(DASHBOARD): $(STAMP) docs/runbook.md $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
 	@$(BIN)/python web/build.py
 
 pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents and the seeded world that its tests use

