@@ -558,6 +558,13 @@ class Logged(Message, frozen=True):
     dropped_count: int = 0
 
 
+PERMANENT_RANK_FAULTS = frozenset({"cannot_resume", "cannot_relayout"})
+"""Codes of errors that a restarted rank raises again, because the script or its parameters cause them.
+
+The control plane ends the job instead of restarting its ranks.
+"""
+
+
 class RankFault(Message, frozen=True):
     """The rank's report of an error after which its session cannot continue.
 

@@ -17,6 +17,7 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, Rank, RunId
 from everstep.protocol.plan import GenerationPlan
 from everstep.protocol.rank_messages import (
+    PERMANENT_RANK_FAULTS,
     Abandoned,
     Boundary,
     Captured,
@@ -269,7 +270,7 @@ class RankLines:
                 if rank == 0:  # Only rank 0's values are stored.
                     self._outbox.add(self.run, self._points(message), message.dropped_count)
             case RankFault():
-                is_permanent = message.code == "cannot_resume"
+                is_permanent = message.code in PERMANENT_RANK_FAULTS
                 self.faults.report(message.code, f"rank {rank}: {message.message}", is_permanent=is_permanent)
             case _:
                 log.warning("rank %d sends %s", rank, type(message).__name__)

@@ -7,8 +7,16 @@ from pathlib import Path
 
 from everstep.protocol.codec import LENGTH, decode, frame_length
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.rank_messages import MAX_RANK_MESSAGE_BYTES, Abandoned, RankFault, RankHello, RankToAgent
+from everstep.protocol.rank_messages import (
+    MAX_RANK_MESSAGE_BYTES,
+    PERMANENT_RANK_FAULTS,
+    Abandoned,
+    RankFault,
+    RankHello,
+    RankToAgent,
+)
 from everstep.training.agent_link import MAX_REASON_CHARACTERS, UnixAgentLink
+from everstep.training.errors import CannotRelayout, CannotResume
 
 HELLO = RankHello(job=JobName("job"), run=RunId("ab" * 16), generation=Generation(1), rank=Rank(0), pid=1)
 
@@ -40,3 +48,8 @@ def test_what_an_exception_says_is_told_whatever_its_length_and_its_characters(t
     told = "\\ud800 " + "é" * (MAX_REASON_CHARACTERS - 2)
     assert abandoned == Abandoned(generation=Generation(1), step=Step(7), reason=told)
     assert fault == RankFault(generation=Generation(1), code="cannot_resume", message=told)
+
+
+def test_the_permanent_errors_are_errors_of_the_training_hooks() -> None:
+    codes = {error.code for error in (CannotResume, CannotRelayout)}
+    assert codes == PERMANENT_RANK_FAULTS

@@ -66,6 +66,7 @@ from everstep.protocol.rank_messages import (
     FetchShard,
     Phase,
     RankHalf,
+    RankFault,
     RankHello,
     SlotsGranted,
     SlotsRequest,
@@ -324,6 +325,10 @@ class ScriptedRank:
         assert self.half_captured is not None
         self._settle(Captured(**self._capture(self.half_captured.step, self.half_captured.slot)))  # type: ignore[arg-type]
         self.half_captured = None
+
+    def fail(self, code: str) -> None:
+        """Report an error of the session, as a session does before it raises the error."""
+        self._send(RankFault(generation=self.plan.generation, code=code, message="no"))
 
     def give_up(self) -> None:
         """Abandon a paused capture, as if its state had changed during the copy."""

@@ -235,3 +235,11 @@ async def test_no_slot_is_granted_while_a_rank_of_the_node_loads(fleet: Fleet, m
     await until("ranks", lambda: all(rank.boundary >= 0 for rank in fleet.ranks))
     waiting.step()
     await until("slots", lambda: ready.slots is not None)
+
+
+@pytest.mark.parametrize(("code", "is_permanent"), [("cannot_relayout", True), ("restore_mismatch", False)])
+async def test_a_state_that_fits_no_other_layout_ends_the_job(fleet: Fleet, code: str, is_permanent: bool) -> None:
+    await fleet.launch()
+    fleet.ranks[0].fail(code)
+    await until(lambda: faults_of(fleet, fleet.nodes[0]) != ())
+    assert [(fault.code, fault.is_permanent) for fault in faults_of(fleet, fleet.nodes[0])] == [(code, is_permanent)]
