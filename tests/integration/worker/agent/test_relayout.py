@@ -241,5 +241,5 @@ async def test_no_slot_is_granted_while_a_rank_of_the_node_loads(fleet: Fleet, m
 async def test_a_state_that_fits_no_other_layout_ends_the_job(fleet: Fleet, code: str, is_permanent: bool) -> None:
     await fleet.launch()
     fleet.ranks[0].fail(code)
-    await until(lambda: faults_of(fleet, fleet.nodes[0]) != ())
+    await until("the fault", lambda: faults_of(fleet, fleet.nodes[0]))
     assert [(fault.code, fault.is_permanent) for fault in faults_of(fleet, fleet.nodes[0])] == [(code, is_permanent)]
