@@ -1177,13 +1177,13 @@ class EverstepClient(Protocol):
     def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InitialCheckpoint: InitialCheckpoint = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., ElasticConfig: ElasticConfig = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Create a training job, which starts once enough nodes are free. The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan. Raises ValidationException if the name has the form of a RunId, 32 hexadecimal digits. Raises ConflictException if the project has a job with this name."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
-        """Delete a checkpoint from S3. Fails for a pinned checkpoint, and for the one from which an unfinished job would be restored next."""
+        """Delete a checkpoint from S3. Raises ConflictException for a pinned checkpoint, for the one from which an unfinished job would be restored next, and for the initial state of an unfinished job."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
         """End a fleet's nodes and delete the fleet. Fails while jobs of the fleet have not ended. Repeated calls change nothing."""
     def delete_project_quota(self, *, Project: str) -> ProjectQuota:
         """Delete a project's quota."""
     def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
-        """Delete the records of a training job that has ended. Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it would delete. Raises ConflictException if the job has not ended, if a node still works for it, or if DeleteObjects is set and a checkpoint is pinned."""
+        """Delete the records of a training job that has ended. Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it would delete. Raises ConflictException if the job has not ended, if a node still works for it, if an unfinished job starts from one of its checkpoints, or if DeleteObjects is set and a checkpoint is pinned."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
         """Describe one fleet."""
     def describe_incident(self, *, IncidentId: str) -> Incident:

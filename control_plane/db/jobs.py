@@ -384,6 +384,12 @@ def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobReco
     return tuple(replace(record_of_row(row), project_quota=quota) for row, quota in session.execute(query))
 
 
+def starting_from(session: Session, run_id: str) -> tuple[JobRecord, ...]:
+    """Return the unfinished jobs of all projects whose initial state is a checkpoint of the given run, oldest first."""
+    query = select(Job).where(Job.spec["initial"]["run_id"].as_string() == run_id, Job.ended_at.is_(None))
+    return tuple(record_of_row(row) for row in session.scalars(query.order_by(Job.created_at, Job.run_id)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedRun:
     """A run with its newest generation."""

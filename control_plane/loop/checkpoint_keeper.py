@@ -11,7 +11,7 @@ server continues. Deletion is idempotent.
 Before that, a later checkpoint must be verified: the keeper requests this verification, and waits for its verdict.
 
 Invariant: the retention limits never delete a pinned checkpoint, the newest one, the one that the job would restore
-next, or one that no later verified checkpoint supersedes.
+next, the initial state of another unfinished job, or one that no later verified checkpoint supersedes.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class CheckpointKeeper:
                 if each.state == checkpoints.COMPLETE and each.completed_at is not None
             }
             needed = restorable(session, job)
+            dependents = (each.spec.initial for each in jobs.starting_from(session, run_id))
+            initial_states = {(each.generation, each.step) for each in dependents if each is not None}
             usable = {(each.generation, each.step) for each in _all_restorable(session, job)}
             kept = [
                 KeptCheckpoint(
@@ -108,7 +110,8 @@ class CheckpointKeeper:
                     completed_at=(each.completed_at or each.created_at).timestamp(),
                     is_needed=each.pinned_at is not None
                     or each.verify_requested_at is not None
-                    or is_same(each, needed),
+                    or is_same(each, needed)
+                    or key in initial_states,
                     is_counted=each.pinned_at is None,
                     is_restorable=key in usable,
                     is_verified=each.verified_at is not None and not each.verdict,

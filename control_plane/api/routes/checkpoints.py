@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from control_plane.api import views
 from control_plane.api.auth import Caller, User
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
-from control_plane.api.routes.jobs import find_job
+from control_plane.api.routes.jobs import find_job, require_no_dependent
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.core.states import JobState
@@ -141,7 +141,8 @@ def delete_checkpoint(
 ) -> checkpoints_schemas.Checkpoint:
     """Delete a checkpoint from S3.
 
-    Fails for a pinned checkpoint, and for the one from which an unfinished job would be restored next.
+    Raises ConflictException for a pinned checkpoint, for the one from which an unfinished job would be restored next,
+    and for the initial state of an unfinished job.
     """
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)
@@ -168,6 +169,7 @@ def _require_complete(found: CheckpointRecord) -> None:
 def _require_not_needed(session: Session, job: JobRecord, found: CheckpointRecord) -> None:
     if found.pinned_at is not None:
         raise Conflict(f"the checkpoint of step {found.step} is pinned; unpin it first (UnpinCheckpoint)")
+    require_no_dependent(session, job, (found.generation, found.step))
     if job.ended_at is not None:
         return
     if is_same(found, restorable(session, job)):

@@ -19,7 +19,7 @@ from fastapi import Query
 
 from control_plane.api.auth import User
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
-from control_plane.api.routes.jobs import find_job
+from control_plane.api.routes.jobs import find_job, require_no_dependent
 from control_plane.api.routes.results import has_own_outputs
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectInfo
@@ -59,12 +59,13 @@ def delete_training_job(
     """Delete the records of a training job that has ended.
 
     Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it
-    would delete. Raises ConflictException if the job has not ended, if a node still works for it, or if DeleteObjects
-    is set and a checkpoint is pinned.
+    would delete. Raises ConflictException if the job has not ended, if a node still works for it, if an unfinished job
+    starts from one of its checkpoints, or if DeleteObjects is set and a checkpoint is pinned.
     """
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         jobs.require_ended(session, job)
+        require_no_dependent(session, job)
         rows = jobs.rows_of(session, job.run_id)
         pinned = checkpoints.pinned_steps(session, job.run_id) if delete_objects else ()
     if pinned:

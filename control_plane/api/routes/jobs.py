@@ -377,6 +377,28 @@ def find_job(session: Session, text: str, caller: Caller) -> JobRecord:
     return jobs.get(session, text, caller.project_filter)
 
 
+def require_no_dependent(session: Session, job: JobRecord, checkpoint: tuple[int, int] | None = None) -> None:
+    """Check that no unfinished job starts from a checkpoint of a job.
+
+    Args:
+        session: from `Database.read` or `Database.write`.
+        job: the job whose checkpoint a request deletes.
+        checkpoint: generation and step of the checkpoint. None: any checkpoint of the job.
+
+    Raises:
+        Conflict: an unfinished job starts from it. The message names that job only if both jobs have the same project.
+    """
+    for other in jobs.starting_from(session, job.run_id):
+        initial = other.spec.initial
+        assert initial is not None
+        if checkpoint is None or checkpoint == (initial.generation, initial.step):
+            which = repr(other.name) if other.project == job.project else "a job of another project"
+            raise Conflict(
+                f"the checkpoint of step {initial.step} of {job.name!r} is the initial state of {which}; wait until "
+                "that job has ended, or stop it (StopTrainingJob)"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class JobCondition:
     """Conditions that a list of events or drills applies, as name and project. None does not restrict the list."""

@@ -17,7 +17,7 @@ from control_plane.loop.checkpoint_keeper import CheckpointKeeper
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.plan import ObjectReference
 from tests.postgresql import BOTH_ENGINES
-from tests.unit.control_plane.api.conftest import BUCKET, START
+from tests.unit.control_plane.api.conftest import BUCKET, START, refused
 from tests.unit.control_plane.api.test_results import Job
 
 
@@ -115,6 +115,22 @@ def test_what_a_job_would_be_restored_from_stays_though_a_newer_one_is_there(ser
     job.checkpoint(30)  # a step of generation 1 that is newer than the base of generation 2
     collect(service)
     assert steps(client) == [30, 10]
+
+
+@pytest.mark.parametrize("engine", BOTH_ENGINES)
+def test_the_initial_state_of_an_unfinished_job_stays(service, client, make, source):
+    job = make(MaxCount=1)
+    for step in (10, 20, 30, 40):
+        job.checkpoint(step)
+    request = {"TrainingJobName": "next", "Source": source, "EntryPoint": "train.py", "NodeCount": 2}
+    dependent = client.create_training_job(InitialCheckpoint={"TrainingJobName": "gpt", "Step": 20}, **request)["RunId"]
+    collect(service)
+    assert steps(client) == [40, 20]
+    with refused("ConflictException", match="step 20 of 'gpt' is the initial state of 'next'; wait until"):
+        client.delete_checkpoint(TrainingJobName="gpt", Step=20)
+    job.end(dependent)
+    collect(service)
+    assert steps(client) == [40]
 
 
 @pytest.mark.parametrize("engine", BOTH_ENGINES)

@@ -191,6 +191,20 @@ def test_a_job_can_be_deleted_once_the_waiter_for_its_end_returns(service, clien
     assert client.delete_training_job(**GPT)["IsDeleted"]
 
 
+@pytest.mark.parametrize(("project", "which"), [("default", "'next'"), ("speech", "a job of another project")])
+def test_a_job_from_whose_checkpoint_an_unfinished_job_starts_stays(service, client, source, fleet, project, which):
+    job = Job(service, client, source)
+    job.launch(1)
+    job.checkpoint(8)
+    end(service, job)
+    request = {"TrainingJobName": "next", "Source": source, "EntryPoint": "train.py", "NodeCount": 2}
+    dependent = client.create_training_job(Project=project, InitialCheckpoint={"RunId": job.run}, **request)["RunId"]
+    with refused("ConflictException", match=f"step 8 of 'gpt' is the initial state of {which}; wait until"):
+        client.delete_training_job(**GPT)
+    job.end(dependent)
+    assert client.delete_training_job(**GPT)["IsDeleted"]
+
+
 def test_others_may_not(service, client, job):
     end(service, job)
     with (
