@@ -129,7 +129,7 @@ def test_a_secret_that_is_binary_is_refused(url: str) -> None:
     )
     client.create_secret(Name="binary", SecretBinary=b"\x00hunter2")
     client.close()
-    with pytest.raises(StoreRefused, match="secretsmanager:binary: it is binary") as refused:
+    with pytest.raises(StoreRefused, match="secret secretsmanager:binary is binary") as refused:
         NodeAws(environment(url)).secret("secretsmanager:binary", None)
     assert "hunter2" not in str(refused.value)
 

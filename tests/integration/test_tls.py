@@ -139,7 +139,7 @@ async def test_an_agent_verifies_the_servers_certificate_before_it_sends_its_tok
     running = asyncio.create_task(client.run())
     async with asyncio.timeout(20):
         # the agent shows the failure only in its log
-        while "line to the control plane" not in caplog.text:  # noqa: ASYNC110
+        while "no connection to the control plane" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     running.cancel()
     with suppress(asyncio.CancelledError):

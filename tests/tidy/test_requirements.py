@@ -1,4 +1,4 @@
-"""The locked packages: each has a hash, and each requirement of pyproject.toml has a locked version within its bounds."""
+"""The locked packages: each has a hash, and a locked version satisfies each requirement of pyproject.toml."""
 
 from __future__ import annotations
 

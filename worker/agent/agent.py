@@ -1,12 +1,12 @@
-"""The agent of a node: this module creates its parts and runs them; each part has a module of its own.
+"""The agent of a node: creates its parts, connects them and runs them. Each part has its own module.
 
     control plane ─▶ ControlClient ─▶ Commands ─┬─▶ Lifecycle ─▶ Member, Supervisor    promise, load, start, exits
                           ▲                     ├─▶ Departure                          release of a run
                           │                     └─▶ RankInspection, RankLogLines, SourcePrefetch, Evidence
                           └──────── Reports ◀── all parts
 
-Invariant: no part starts work before `Agent.run`, and all work has ended when `run` returns. Only the ranks, the slots
-and the promise remain, for the next agent process.
+Invariant: no part starts work before `Agent.run`, and all work has ended when `run` returns. The ranks, the slots and
+the promise remain for the next agent process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """The agent of one node; `run` lasts for the lifetime of the process. Its parts are public for tests and logs."""
+    """The agent of one node. Its process calls `run` once. The parts are public for tests and logs."""
 
     def __init__(
         self,
@@ -246,9 +246,9 @@ class Agent:
         return {"node": self.settings.node_id, **of_job}
 
     def _listen(self) -> None:
-        """Listen for peers at the port of this node's earlier agent.
+        """Listen for peers at the port that this node's earlier agent process used.
 
-        The plan of a running generation contains that port.
+        Peers of a running generation connect to this port, because their plan contains it.
         """
         address, kept = self.settings.address, KeptPort(self.settings.state / "peer_port")
         _, *more_cards = network_cards(address)
@@ -258,7 +258,9 @@ class Agent:
         except OSError as error:
             if port == self.settings.peer_port:
                 raise
-            words = "port %d of the earlier agent is taken, peers of a running generation will not find this node: %s"
+            words = (
+                "another process uses port %d of the earlier agent, so peers of a running generation cannot connect: %s"
+            )
             log.warning(words, port, error)
             self.listener.start(address, more_cards=more_cards)
         kept.keep(self.listener.port)
@@ -286,7 +288,7 @@ class Agent:
     def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send a report immediately.
 
-        Called in the thread of the health watch, which may outlive the event loop by one reading.
+        The thread of the health watch calls this method. It may do so once after the event loop has ended.
         """
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self.control.changed.notify)

@@ -1,9 +1,9 @@
-"""Joining without a token: the agent signs an STS request, which proves on which EC2 instance the agent runs.
+"""Joins without a token: a signed STS request proves to the control plane on which EC2 instance the agent runs.
 
 See `everstep.protocol.attestation` for the protocol.
 
-Invariant: the role's credentials never leave this process. Only a signature leaves it. The signature is valid for one
-server, one nonce and one kind of STS request.
+Invariant: this process never sends the role's credentials, only a signature. The signature is valid for one server, one
+nonce and one kind of STS request.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def sign(claim: Claim, credentials: Credentials, nonce: str) -> dict[str, str]:
     """
     if not credentials.token:
         raise AttestationFailed(
-            "the AWS credentials here are not those of the instance's role: they have no session token"
+            "the AWS credentials of this process have no session token, so they do not belong to the instance's role"
         )
     request = AWSRequest(
         method=attestation.METHOD,
@@ -78,7 +78,7 @@ def sign(claim: Claim, credentials: Credentials, nonce: str) -> dict[str, str]:
 
 
 def join(url: str, claim: Claim, tls: ssl.SSLContext | None) -> str:
-    """Return a session token for this instance. Blocks, so it is called in a thread.
+    """Obtain a session token for this instance from the control plane. Blocks; call it in a thread.
 
     Args:
         url: URL of the control plane.
@@ -89,11 +89,12 @@ def join(url: str, claim: Claim, tls: ssl.SSLContext | None) -> str:
         The token; it opens new connections for one hour.
 
     Raises:
-        AttestationFailed: no credentials, or the control plane rejects the signature or does not answer.
+        AttestationFailed: the instance has no AWS credentials, or the control plane rejects the signature or does not
+            answer.
     """
     found = botocore.session.Session().get_credentials()
     if found is None:
-        raise AttestationFailed("there are no AWS credentials: does the instance have an instance profile?")
+        raise AttestationFailed("this instance has no AWS credentials. Attach an instance profile.")
     nonce = _post(url, "/v1/agents/nonce", {}, tls).get("Nonce", "")
     signature = sign(claim, found.get_frozen_credentials(), str(nonce))
     answer = _post(
@@ -131,5 +132,5 @@ def _post(url: str, path: str, body: dict[str, Any], tls: ssl.SSLContext | None)
         line.close()
     if not isinstance(said, dict) or answer.status not in (200, 201):
         words = said.get("Message", "") if isinstance(said, dict) else ""
-        raise AttestationFailed(f"the control plane does not let this instance join ({answer.status}): {words}")
+        raise AttestationFailed(f"the control plane rejects this instance ({answer.status}): {words}")
     return said

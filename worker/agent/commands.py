@@ -1,8 +1,8 @@
-"""The commands of the control plane, executed one after another.
+"""Executes the commands of the control plane, one after another.
 
-Two messages bypass the queue: a halt of ranks takes effect immediately, and a confirmation of metrics has no order.
+Two messages bypass the queue: a halt of ranks must take effect immediately, and confirmations of metrics need no order.
 
-Invariant: a command for another generation than the promised one changes nothing on this node.
+Invariant: a command for a generation other than the promised one changes nothing on this node.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _OutputsStored:
-    """Internal command: the output of a departing run is uploaded, or permanently abandoned."""
+    """Internal command: all output of the released run is uploaded, or its upload has stalled."""
 
     membership: Membership
 
@@ -75,10 +75,10 @@ class Commands:
         Args:
             agent_id: random name of this agent process; confirmations for another process are ignored.
             lifecycle: executes Prepare, Load and Start.
-            departure: executes Release in two parts.
+            departure: executes Release: begins the departure, and finishes it after the uploads.
             supervisor: halts ranks, and kills them for drills.
             inspection: samples stacks and runs commands beside ranks.
-            lines: sends log lines to followers.
+            lines: sends log lines to users who follow them.
             sources: fetches source archives on an idle node.
             evidence: stores the logs of this agent in S3.
             outbox: holds metrics until they are confirmed.
@@ -155,7 +155,7 @@ class Commands:
                 if self._lifecycle.promise.value is None:  # A node with a job ignores the request.
                     await self._sources.want(sources)
             case _:
-                log.debug("%s is not for what this node has promised", type(command).__name__)
+                log.debug("%s ignored: it is not for this node's promised generation", type(command).__name__)
         self._on_change()
 
     def _is_current(self, run: RunId, generation: Generation) -> bool:
@@ -163,7 +163,7 @@ class Commands:
 
     @property
     def _rounds(self) -> RoundServer | None:
-        """The coordinator of the running generation; None on every other node."""
+        """The coordinator of the running generation, if it runs on this node; else None."""
         return self._lifecycle.member.server if self._lifecycle.member is not None else None
 
     def _kill(self, run: RunId, generation: Generation, rank: Rank | None, drill: str) -> None:

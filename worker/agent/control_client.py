@@ -1,7 +1,7 @@
 """The agent's connection to the control plane: one websocket that the agent opens and reopens forever.
 
-Invariant: only the newest report waits to be sent. The client sends a report at every change, and at least every third
-of the lease. A full or broken disk never ends the connection.
+Invariant: no older report waits behind the newest one. The client sends a report at every change, and otherwise every
+third of the lease. A full or broken disk never ends the connection.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
 """Seconds after which an unfinished connection attempt ends and the client tries the next server.
 
-After the first welcome, the length of the lease is the limit. So a disconnected agent reaches another server within
-that server's grace period.
+After the control plane's first welcome, the limit is the length of the lease. A disconnected agent then reaches another
+server within this server's grace period for agents.
 """
 MAX_LINES_WAITING = 64
-"""Maximum number of messages with log lines that wait to be sent. A further message replaces the oldest."""
+"""Maximum number of messages with log lines that wait to be sent. A further message replaces the oldest message."""
 MAX_ANSWERS_WAITING = 8
 
 
@@ -71,12 +71,10 @@ class ControlClient:
             urls: http or https URLs of the control plane's servers. The client starts with a random URL and tries the
                 URLs in turn.
             join_token: token from the instance's user data. The client uses it until the control plane has issued a
-                session
-                token.
-            token_path: file that keeps the session token for this node's next agent, mode 0600.
+                session token.
+            token_path: file with mode 0600 that stores the session token for this node's next agent process.
             attest: obtains a session token by attestation from the server with the given URL; blocks. The client calls
-                it
-                if it has no other token.
+                it if it has no other token.
             tls: context that verifies the control plane's certificate; None uses the system's certificates.
             hello: returns the first message of a connection.
             report: returns the newest state; called right before each send.
@@ -106,7 +104,8 @@ class ControlClient:
     def send_lines(self, lines: LogLines) -> None:
         """Queue log lines of ranks if the client is connected.
 
-        On a slow connection the oldest queued lines are dropped. Followers then read these lines from the object store.
+        On a slow connection, the client drops the oldest queued lines. Users who follow the lines then read them from
+        the object store.
         """
         if self.is_connected:
             self._lines.append(lines)
@@ -149,7 +148,7 @@ class ControlClient:
                 AttestationFailed,
             ) as error:
                 if failures == 0 or self.is_connected:
-                    log.warning("line to the control plane: %s", error)
+                    log.warning("no connection to the control plane: %s", error)
                 if _is_unauthorized(error):
                     # Try both tokens in turn. The stored session may belong to another node while the join token is
                     # valid, or a proxy may have refused a valid session. The session stays on disk until a welcome
@@ -169,11 +168,11 @@ class ControlClient:
         if self._join_token or self._attest is None:
             return self._join_token
         token = await asyncio.to_thread(self._attest, url)
-        self._keep(token)  # With the stored token, a new connection needs no new signature.
+        self._keep(token)  # Store the token, so that the next connection needs no new signature.
         return token
 
     def _keep(self, token: str) -> None:
-        """Use a new session token, and store it for this node's next agent if the disk permits."""
+        """Use a new session token, and store it for this node's next agent process if the disk accepts the write."""
         self._session = token
         scratch = self._token_path.with_suffix(".new")
         try:
@@ -182,7 +181,7 @@ class ControlClient:
             scratch.replace(self._token_path)
         except OSError as error:
             if self._is_kept:
-                log.warning("the session cannot be kept for the next agent of this node: %s", error)
+                log.warning("the session token cannot be stored for the next agent process of this node: %s", error)
             self._is_kept = False
         else:
             self._is_kept = True
@@ -192,7 +191,7 @@ class ControlClient:
         async with asyncio.timeout(self._open_seconds):
             welcome = self._decode(await line.recv())
         if not isinstance(welcome, AgentWelcome):
-            raise ProtocolError(f"the control plane begins with {type(welcome).__name__}")
+            raise ProtocolError(f"the control plane's first message is {type(welcome).__name__}, not AgentWelcome")
         self._keep(welcome.session_token)
         self._interval_seconds = welcome.timeouts.lease_seconds / 3
         self._open_seconds = welcome.timeouts.lease_seconds
@@ -226,7 +225,7 @@ class ControlClient:
     @staticmethod
     def _decode(data: str | bytes) -> Message:
         if isinstance(data, str):
-            raise ProtocolError("a text frame from the control plane")
+            raise ProtocolError("the control plane sent a text frame, and only binary frames are valid")
         message: Message = decode(data, ControlToAgent)  # type: ignore[arg-type]
         return message
 

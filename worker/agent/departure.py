@@ -1,10 +1,10 @@
-"""The end of a run on this node: its outputs are uploaded, then its files and processes are removed.
+"""Ends a run on this node: waits for the uploads of the run's output, then removes its files and processes.
 
-    Release ─▶ Departure.begin ─▶ outputs uploaded or stalled ─▶ Departure.finish ─▶ release
-    Prepare of another run ─▶ Departure.make_way ─────────────────────────────────▶ release
+    Release ─▶ Departure.begin ─▶ outputs uploaded or stalled ─▶ Departure.finish ─▶ release Prepare of another run ─▶
+    Departure.make_way ─────────────────────────────────▶ release
 
-Invariant: the node reports the run until its release, so that the node gets no other job before. After a release, no
-file, process or promise of the run remains on this node.
+Invariant: the node reports the run until the release, so that the control plane assigns no other job to the node
+before. After a release, no file, process or promise of the run remains on this node.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
-"""Maximum seconds for which a node that another job needs still uploads output of its previous job."""
+"""Maximum seconds for which a node uploads output of its previous job after another job needs the node."""
 LOOK_SECONDS = 1.0
 """Seconds between two checks of the progress of uploads."""
 
@@ -52,7 +52,7 @@ class Departure:
         rank_outputs: RankOutputs,
         archives: SourceArchives,
     ) -> None:
-        """Create the object; nothing departs yet.
+        """Create the object; `begin` or `make_way` starts a departure.
 
         Args:
             settings: names the folders of this node.
@@ -88,8 +88,8 @@ class Departure:
 
         Args:
             run: the run that the control plane releases; another run is ignored.
-            then: called when the wait for uploads is over. The caller must then call `finish`, in turn with other
-                commands.
+            then: called with the run's membership when the wait for uploads is over. The caller must then call
+                `finish`, after the commands that it has already queued.
         """
         if self._promise.run not in (None, run) or self.has_begun:
             return
@@ -105,8 +105,8 @@ class Departure:
         if self._outputs.is_pending:
             self._lifecycle.fault(
                 "output_missing",
-                f"outputs of ranks of run {membership.run} that are not in S3 are lost with their node's release: "
-                "nothing has reached S3 for too long",
+                f"run {membership.run}: outputs of ranks that are not in S3 are lost when their node is released, "
+                "because nothing has reached S3 for too long",
             )
         then(membership)
 
@@ -116,7 +116,7 @@ class Departure:
             await self._release(membership.run, wait_seconds=0.0)
 
     async def make_way(self, run: RunId) -> None:
-        """Release another run than `run` if there is one, because the control plane has assigned this node to `run`."""
+        """Release this node's run unless it is `run`, because the control plane has assigned the node to `run`."""
         other = self._promise.run
         if other is not None and other != run:
             await self._release(other)
@@ -134,7 +134,7 @@ class Departure:
         await self._lifecycle.end_member()
         await self._outputs.wait(wait_seconds)
         if self._outputs.is_pending:
-            log.error("run %s is released although not all that its ranks have left is in S3: the rest is lost", run)
+            log.error("run %s is released before all output of its ranks is in S3; the rest is lost", run)
             self._outputs.abandon()
         self._promise.lapse()
         await self._store.release()
@@ -145,11 +145,13 @@ class Departure:
 
     def _forget_files(self, run: RunId) -> None:
         if left := end_processes(self._settings.rank_user, seconds=self._supervisor.gone_seconds):
-            log.error("run %s has left what cannot be ended, and no job starts here meanwhile: %s", run, left)
+            log.error(
+                "processes of run %s cannot be ended, and no job starts on this node until they end: %s", run, left
+            )
         self._supervisor.forget(run)
         self._rank_outputs.forget(run)
         self._archives.keep(())
-        # The pattern includes an unfinished tree of a killed agent.
+        # The pattern also matches a source tree that a killed agent left unfinished.
         trees = (self._settings.state / "sources").glob(f"{run}*")
         for folder in (*trees, home_of(self._settings.state, run)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -157,5 +159,5 @@ class Departure:
             clear(self._settings.rank_user)
 
     async def close(self) -> None:
-        """End the wait. The control plane repeats its Release to the next agent process."""
+        """Stop waiting. The control plane sends Release again to the next agent process."""
         await end(self._waiting)

@@ -55,7 +55,7 @@ class RankInspection:
         """Stack samples of the running ranks; created at the control plane's first request."""
 
     def run_command(self, command: RunCommand, *, is_current: bool) -> None:
-        """Run a command beside a rank. The command is refused if that rank does not run here.
+        """Run a command beside a rank. The command is refused unless the rank runs on this node.
 
         Args:
             command: the request of the control plane.
@@ -97,14 +97,14 @@ class RankInspection:
         return self._stacks.shown() if self._stacks is not None else ()
 
     async def close(self) -> None:
-        """End all commands and samples. New ones may be requested for the next generation."""
+        """End all commands and samples. Users may request new ones for the next generation."""
         await self._commands.close()
         stacks, self._stacks = self._stacks, None
         if stacks is not None:
             await stacks.close()
 
     def _environment(self, run: RunId) -> dict[str, str]:
-        """Return the inherited environment of commands that run beside a run's ranks."""
+        """Return the environment variables of a command that runs beside the run's ranks."""
         user, inherited = self._user(run), node_environment(os.environ, card_of(self._settings.address))
         return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
 

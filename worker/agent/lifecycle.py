@@ -1,10 +1,9 @@
-"""The generations of this node, one after another: promise, load, start, and the exits of the ranks.
+"""Leads the node through one generation after another: promise, load, start, and the exits of the ranks.
 
-    Prepare ─▶ promise ─▶ Load ─▶ load ─▶ Start ─▶ start ─▶ exits of all ranks
-                  ▲ a higher Prepare, from any phase
+    Prepare ─▶ promise ─▶ Load ─▶ load ─▶ Start ─▶ start ─▶ exits of all ranks ▲ a higher Prepare, from any phase
 
-`worker.core.generation` decides which phase follows. The promise on disk changes before the agent acts (`promise`), so
-that a restarted agent resumes the phase (`Lifecycle.resume`).
+`worker.core.generation` decides which phase follows. The agent changes the promise on disk before it acts (`promise`),
+so that a restarted agent resumes the phase (`Lifecycle.resume`).
 
 Invariant: this node never acts on a generation below the promised one, and works for at most one generation at a time.
 """
@@ -54,7 +53,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """Slots and pages of older generations, read when the promise is made. Valid in phase PROMISED."""
+    """Data that older generations left on this node, read for a new promise. Valid in phase PROMISED."""
 
     inventory: tuple[SlotRecord, ...] = ()
     ended: EndedRanks | None = None
@@ -97,16 +96,16 @@ class Lifecycle:
             supplies: provides inputs, packages and secrets.
             rank_outputs: uploads the outputs of ranks.
             lines: uploads the log lines of ranks.
-            outputs: uploads what ended generations have left.
+            outputs: uploads the log lines and outputs of ended generations.
             inspection: commands and stack samples, which end with their generation.
             full_disks: records each write that a disk refuses.
-            on_change: called after a change that is reported immediately.
+            on_change: called after a change that the agent reports immediately.
         """
         self.promise = promise
         self.member: Member | None = None
         """The generation that this node works for; None between generations."""
         self.is_unsettled = False
-        """True while the old membership ends and the new promise is not fulfilled. No membership is reported."""
+        """True from the end of the old membership until the new promise is fulfilled; no membership is reported."""
         self.remains = Remains()
         self.exits: dict[Rank, RankExit] = {}
         self.faults: tuple[NodeFault, ...] = ()
@@ -139,7 +138,7 @@ class Lifecycle:
         promise = self.promise.resume()
         if promise is None:
             return
-        log.info("taking up run %s generation %d, %s", promise.run, promise.generation, promise.phase)
+        log.info("resuming run %s generation %d in phase %s", promise.run, promise.generation, promise.phase)
         self._node.store.open_run(promise.membership.job, promise.membership.run)
         match promise.phase:
             case MemberPhase.PROMISED | MemberPhase.LOAD_FAILED:
@@ -158,7 +157,7 @@ class Lifecycle:
     # -- promise
 
     def must_promise(self, command: Prepare) -> bool:
-        """Return whether a Prepare is new. A repeated or late one changes nothing."""
+        """Return whether the node must promise the generation of a Prepare. False for a repeated or late Prepare."""
         answer = answer_prepare(self.promise.membership, command.run, command.generation)
         if answer is not Answer.PROMISE:
             log.debug("Prepare of generation %d: %s", command.generation, answer)
@@ -178,9 +177,9 @@ class Lifecycle:
         """Assign a user to the run's ranks and store the assignment. Return False if the disk refuses the write."""
         try:
             user_of(run, self._settings.state, self._settings.rank_user)
-        except OSError as error:  # the node's health reports a disk that is full or broken
+        except OSError as error:  # the agent reports the full or broken disk as a fault
             self._full_disks.note(error)
-            log.warning("the user of run %s cannot be written: %s", run, error)
+            log.warning("the user of run %s cannot be stored on disk: %s", run, error)
             return False
         return True
 
@@ -204,7 +203,7 @@ class Lifecycle:
     def load(self, plan: GenerationPlan, key: bytes) -> None:
         """Begin to load a generation in the background, if the node has promised it and has not begun yet."""
         if not may_load(self.promise.membership, plan.run, plan.generation):
-            log.debug("Load of generation %d is not for what this node has promised", plan.generation)
+            log.debug("Load of generation %d ignored: it is not for this node's promised generation", plan.generation)
             return
         phase = MemberPhase.LOADING
         if self.promise.store(
@@ -270,7 +269,7 @@ class Lifecycle:
         return any((record.run, record.generation) == key and record.end is None for record in self._supervisor.records)
 
     def _open_to_ranks(self, member: Member) -> None:
-        """Accept connections of this member's ranks, and of no others. Upload their log lines."""
+        """Accept connections from this member's ranks only, and begin to upload their log lines."""
         user = user_of(member.plan.run, self._settings.state, self._settings.rank_user)
         self._ranks.admit(member.lines, user)
         self._lines.begin(member.plan, member.here)
@@ -289,7 +288,7 @@ class Lifecycle:
         await self._run_ranks(self.promise.value or promise, member)
 
     async def _run_ranks(self, promise: Promise, member: Member) -> None:
-        """Start those ranks that an earlier agent process has not started, and watch all ranks."""
+        """Start the ranks that an earlier agent process has not started, and watch all ranks."""
         if promise.phase is MemberPhase.RUNNING:
             unborn = set(member.here.ranks) - {
                 key.rank
@@ -351,9 +350,9 @@ class Lifecycle:
     # -- end
 
     async def end_member(self) -> None:
-        """End all work for the current generation. Ranks are ended first, then the member.
+        """End all work for the current generation: first its ranks, then the member.
 
-        What the ranks have left is uploaded in the background.
+        The ranks' log lines and outputs are uploaded in the background.
         """
         await end(self._working)
         self._working = None
@@ -385,7 +384,7 @@ class Lifecycle:
     # -- faults and background work
 
     def fault(self, code: str, message: str) -> None:
-        """Report a fault of this node that another attempt may avoid."""
+        """Report a fault of this node that is not permanent."""
         self.faults = (*self.faults, NodeFault(code=code, message=message, is_permanent=False))
         self._on_change()
 
@@ -407,10 +406,10 @@ class Lifecycle:
             return
         error = task.exception()
         assert error is not None
-        log.error("the member's work ended: %r", error, exc_info=error)
+        log.error("the node's work for its generation failed: %r", error, exc_info=error)
         fault = self._full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
         self.faults = (*self.faults, fault)
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.LOADING:
-            self._finish(Event.LOAD_FAILED)  # Without this report, the generation would wait for this node forever.
+            self._finish(Event.LOAD_FAILED)  # Without this report, the control plane would wait for this node forever.
         else:
             self._on_change()

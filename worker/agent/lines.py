@@ -1,4 +1,4 @@
-"""The log lines of the running ranks: their upload, and the live lines for users who follow them.
+"""Uploads the log lines of the running ranks, and sends live lines to users who follow them.
 
 Invariant: at most one `LogShipper` uploads at a time: the shipper of the generation whose ranks were started last.
 """
@@ -71,15 +71,15 @@ class RankLogLines:
             self._shipper.show_recent()
 
     async def printed(self, number: int) -> Tail:
-        """Return the newest log lines of this node's ranks, which other nodes of the job also store."""
+        """Return the newest log lines of this node's ranks. Other nodes of the job hold copies of these lines."""
         return await self._shipper.printed(number) if self._shipper is not None else Tail()
 
     async def finish(self) -> tuple[str, ...]:
-        """Upload all lines of ended ranks, and return a sentence for each loss."""
+        """Upload the remaining lines of ended ranks, and return one sentence per loss."""
         return await self._shipper.finish() if self._shipper is not None else ()
 
     def hand_over(self) -> LogShipper | None:
-        """Return the shipper of an ended generation. The caller finishes it."""
+        """Return the shipper of an ended generation. The caller must finish the shipper's upload."""
         shipper, self._shipper = self._shipper, None
         return shipper
 

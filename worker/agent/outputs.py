@@ -1,6 +1,6 @@
-"""Uploads of what the ranks of ended generations have left: log lines and outputs.
+"""Uploads the log lines and outputs that the ranks of ended generations have left on this node.
 
-A new generation of the same run does not wait for these uploads. A departure waits for them.
+A new generation of the same run does not wait for these uploads. The release of the run waits for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EndedOutputs:
         return bool(self._tasks)
 
     def store(self, member: Member, shipper: LogShipper | None, *, is_stored: bool) -> None:
-        """Upload what an ended generation has left in the background, then delete the local streams.
+        """Upload an ended generation's log lines and outputs in the background, then delete the local log streams.
 
         Args:
             member: the generation whose ranks have ended.
@@ -70,7 +70,7 @@ class EndedOutputs:
             await asyncio.wait(self._tasks, timeout=look_seconds)
 
     def abandon(self) -> None:
-        """Cancel the uploads. A thread that still waits for the store ends without help."""
+        """Cancel the uploads without waiting. A thread that still waits for the store ends later by itself."""
         for task in self._tasks:
             task.cancel()
 

@@ -1,4 +1,4 @@
-"""The newest part of the agent's own log, kept in memory for the diagnosis of a failed node.
+"""Holds the newest part of the agent's own log in memory, for the diagnosis of a failed node.
 
 Invariant: the log contains the newest lines, with at most `LIMIT_BYTES` in total. Logging never raises an exception.
 """
@@ -37,7 +37,7 @@ class ByteStore(Protocol):
 
 
 class OwnLog(logging.Handler):
-    """Log handler that keeps the newest lines of this process. The agent adds one handler to the root logger."""
+    """Log handler that stores the newest lines of this process. The agent adds one handler to the root logger."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,10 @@ class OwnLog(logging.Handler):
         self._bytes = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one line. `logging` calls this from any thread, under this handler's lock."""
+        """Append one line, and drop the oldest lines above the limit.
+
+        `logging` calls this method from any thread, under this handler's lock.
+        """
         try:
             line = f"{self.format(record)}\n".encode(errors="backslashreplace")[:LIMIT_BYTES]
         except Exception:
@@ -57,7 +60,7 @@ class OwnLog(logging.Handler):
             self._bytes -= len(self._lines.popleft())
 
     def text(self) -> bytes:
-        """Return the kept lines, oldest first."""
+        """Return the stored lines, oldest first."""
         self.acquire()
         try:
             return b"".join(self._lines)
@@ -96,13 +99,13 @@ class Evidence:
             state: the node's state directory, which contains the shim's log.
         """
         self.key = ""
-        """Key prefix of the newest stored logs; empty before the first."""
+        """Key prefix in S3 of the newest stored logs; empty before the first upload."""
         self._own_log = own_log
         self._objects = objects
         self._shim_log = state / "logs" / "shim.log"
 
     async def keep(self, place: ObjectReference) -> None:
-        """Store the logs at `place`, unless they are there already.
+        """Store the logs at `place`, unless they are already stored there.
 
         If the upload fails, the control plane's next request repeats it. The ranks' streams are stored separately, at
         the latest when the run is released.
@@ -112,6 +115,6 @@ class Evidence:
         try:
             await asyncio.to_thread(self._own_log.put, self._objects, place, self._shim_log)
         except (StorageError, OSError) as error:
-            log.warning("the evidence of this node is not in the store yet: %s", error)
+            log.warning("the logs of this agent cannot be stored in S3 yet: %s", error)
         else:
             self.key = place.key

@@ -1,7 +1,7 @@
 """Metrics of a node for Prometheus: the agent's newest report in Prometheus's format.
 
 The number of series is limited by the node's ranks (at most 64) and the kinds of faults. The node's job is a label;
-step numbers never are. Snapshot durations are counted here as they arrive, for all ranks of the node together.
+step numbers never are. This module counts snapshot durations as they arrive, for all ranks of the node together.
 
 Invariant: a scrape reads the agent's last report in its own thread and never calls into the agent.
 """
@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from everstep import __version__
 from everstep.protocol.agent_messages import AgentReport
 
-# Without this, the library adds a `_created` series with the start time to every counter.
+# Without this call, the library adds a `_created` series with the start time to every counter.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 SNAPSHOT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -47,32 +47,34 @@ def families(facts: AgentFacts) -> Iterator[Metric]:
     build.add_metric([], {"version": __version__})
     yield build
     yield GaugeMetricFamily(
-        "everstep_agent_connected", "1 while the line to the control plane is open.", value=facts.is_connected
+        "everstep_agent_connected", "1 while the agent is connected to the control plane.", value=facts.is_connected
     )
     yield GaugeMetricFamily(
         "everstep_agent_metrics_waiting_steps",
-        "Logged steps that the control plane has not kept yet.",
+        "Logged training steps that the control plane has not stored yet.",
         value=facts.waiting_count,
     )
     yield CounterMetricFamily(
-        "everstep_agent_metrics_dropped_steps", "Logged steps that were lost on this node.", value=facts.dropped_count
+        "everstep_agent_metrics_dropped_steps",
+        "Logged training steps that this node has dropped.",
+        value=facts.dropped_count,
     )
     report = facts.report
     if report is None:
         return
     yield CounterMetricFamily(
         "everstep_agent_refused",
-        "Sessions and lines of others that this agent refused or closed.",
+        "Connections and requests of peers and ranks that this agent refused.",
         value=report.refused_count,
     )
     yield GaugeMetricFamily(
-        "everstep_agent_warm", "1 while ranks can be started without importing first.", value=report.is_warm
+        "everstep_agent_warm",
+        "1 while ranks start from a process that has already imported their modules.",
+        value=report.is_warm,
     )
     yield from _of_memory(report)
     member = report.member
-    faults = GaugeMetricFamily(
-        "everstep_node_faults", "Faults of the node or its job that are told now.", labels=["code"]
-    )
+    faults = GaugeMetricFamily("everstep_node_faults", "Present faults of the node or its job.", labels=["code"])
     every = [*report.faults, *(member.faults if member is not None else ())]
     for code, count in sorted(Counter(fault.code for fault in every).items()):
         faults.add_metric([code], count)
@@ -83,10 +85,12 @@ def families(facts: AgentFacts) -> Iterator[Metric]:
         "everstep_node_generation", "The generation that the node has promised.", labels=["job"]
     )
     generation.add_metric([member.job], member.generation)
-    phase = GaugeMetricFamily("everstep_node_phase", "1 for the phase that the node is in.", labels=["job", "phase"])
+    phase = GaugeMetricFamily("everstep_node_phase", "1 for the node's present phase.", labels=["job", "phase"])
     phase.add_metric([member.job, member.phase.value], 1)
     load = GaugeMetricFamily(
-        "everstep_node_load_seconds", "How long the node took to load its shards for this generation.", labels=["job"]
+        "everstep_node_load_seconds",
+        "Seconds that the node took to load its shards for this generation.",
+        labels=["job"],
     )
     load.add_metric([member.job], member.load_seconds)
     yield from (generation, phase, load)
@@ -98,11 +102,13 @@ def families(facts: AgentFacts) -> Iterator[Metric]:
         labels=of_rank,
     )
     lag = GaugeMetricFamily(
-        "everstep_shard_replica_lag_steps", "From the rank's newest step to its shard's committed one.", labels=of_rank
+        "everstep_shard_replica_lag_steps",
+        "Steps from the shard's committed step to the rank's newest step.",
+        labels=of_rank,
     )
-    size = GaugeMetricFamily("everstep_shard_bytes", "The rank's shard, one copy.", labels=of_rank)
+    size = GaugeMetricFamily("everstep_shard_bytes", "Size of one copy of the rank's shard.", labels=of_rank)
     holders = GaugeMetricFamily(
-        "everstep_shard_holders", "Nodes that count as holders of the shard now, its own included.", labels=of_rank
+        "everstep_shard_holders", "Holders in view of the shard, including the rank's own node.", labels=of_rank
     )
     boundaries = {status.rank: max(status.boundary, 0) for status in member.ranks}
     for rank, boundary in sorted(boundaries.items()):
@@ -121,7 +127,7 @@ def _of_memory(report: AgentReport) -> Iterator[Metric]:
     if memory is None:
         return
     yield GaugeMetricFamily(
-        "everstep_node_memory_total_bytes", "Memory that agent and ranks can have at most.", value=memory.total_bytes
+        "everstep_node_memory_total_bytes", "Maximum memory for the agent and its ranks.", value=memory.total_bytes
     )
     yield GaugeMetricFamily(
         "everstep_node_memory_available_bytes", "Memory that can be allocated now.", value=memory.available_bytes
@@ -150,7 +156,7 @@ def snapshot_seconds() -> Histogram:
     """Return a new histogram of snapshot durations. Several threads may use it."""
     return Histogram(
         "everstep_snapshot_seconds",
-        "From a boundary until the state of it was in the node's shared memory, each rank's by itself.",
+        "Seconds from a boundary until the rank's state is in shared memory, per rank and snapshot.",
         buckets=SNAPSHOT_SECONDS,
         registry=None,
     )

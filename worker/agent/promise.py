@@ -58,7 +58,7 @@ class PromiseFile:
         """Read the promise.
 
         Returns:
-            The newest promise, or None if this node has never made one or has dropped it.
+            The newest promise, or None if no file exists because the node has made no promise or was released.
 
         Raises:
             msgspec.DecodeError: the file is damaged or of another version. An operator must check the node before it
@@ -136,9 +136,9 @@ class CurrentPromise:
         """
         try:
             self._file.write(promise)
-        except OSError as error:  # the node's health reports a full or broken disk
+        except OSError as error:  # the agent reports the full or broken disk as a fault
             self._full_disks.note(error)
-            words = f"generation {promise.generation} is not {promise.phase} on disk: {error}"
+            words = f"phase {promise.phase} of generation {promise.generation} cannot be written to disk: {error}"
             if words != self._refusal:
                 log.warning("%s", words)
             self._refusal = words
@@ -148,7 +148,7 @@ class CurrentPromise:
         return True
 
     def begin(self, event: Event) -> bool:
-        """Enter the phase after `event` if the disk accepts it. Return whether the phase has changed."""
+        """Enter the phase after `event` if the disk accepts the write. Return whether the phase has changed."""
         return self.store(self._after(event))
 
     def finish(self, event: Event) -> None:
@@ -167,7 +167,7 @@ class CurrentPromise:
     def lapse(self) -> None:
         """Remove the plan and key from the file, so that no later agent can resume the run.
 
-        Otherwise, if this agent is killed during the release, the next agent would start the ranks again.
+        Without this write, the agent that follows an agent killed during the release would start the ranks again.
         """
         if self.value is None:
             return
@@ -175,7 +175,12 @@ class CurrentPromise:
         try:
             self._file.write(lapsed)
         except OSError as error:  # a full disk must not prevent the release
-            log.warning("run %s is released while its promise says %s: %s", lapsed.run, self.value.phase, error)
+            log.warning(
+                "run %s is released, but its promise on disk still has phase %s: %s",
+                lapsed.run,
+                self.value.phase,
+                error,
+            )
 
     def drop(self, run: RunId) -> None:
         """Delete the promise of a released run."""
@@ -184,5 +189,5 @@ class CurrentPromise:
         except OSError as error:
             # After a restart, the agent finds a promise without a plan, and the control plane sends Release again.
             self._full_disks.note(error)
-            log.warning("run %s is released, and its promise stays on disk: %s", run, error)
+            log.warning("run %s is released, but its promise cannot be deleted from disk: %s", run, error)
         self.value = None

@@ -68,7 +68,7 @@ class Reports:
             metadata: AWS's notices; None outside of EC2.
         """
         self.exposure = settings.exposure
-        """Sentence that names what a job's code can reach beyond its own job; empty for nothing."""
+        """Sentence that names what a job's code can reach beyond its own job; empty if it can reach nothing."""
         self._settings = settings
         self._agent_id = agent_id
         self._lifecycle = lifecycle

@@ -1,4 +1,4 @@
-"""Source archives that an idle node fetches ahead of its next job.
+"""Fetches source archives on an idle node before the node receives its next job.
 
 Invariant: the disk holds only archives of the newest request. A node with a job fetches no archives.
 """
@@ -38,7 +38,7 @@ class SourcePrefetch:
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """Digests of the archives that are on this node or that can never be used."""
+        """Digests of requested archives that are stored on this node, or that can never be used."""
         return tuple(sorted({*self._archives.held, *self._unsound}))
 
     async def run(self) -> None:
@@ -55,24 +55,24 @@ class SourcePrefetch:
                     await asyncio.to_thread(self._archives.get, source)
                 except (StorageError, OSError) as error:
                     self._full_disks.note(error)
-                    log.info("the source %s is not to be had ahead: %s", source.sha256[:12], error)
+                    log.info("source archive %s cannot be fetched yet: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    # The node has received a job, so it stops prefetching source archives.
+                    # After a newer request, or once the node has received a job, an unusable archive does not matter.
                     if source in self._wanted:
-                        log.warning("a source that this node is to have ready: %s", error)
+                        log.warning("a requested source archive is unusable: %s", error)
                         self._unsound.add(source.sha256)
                 self._on_change()
             await self._asked.wait(version)
 
     async def want(self, sources: tuple[SourceArchive, ...]) -> None:
-        """Prepare the given source archives and delete all others."""
+        """Request the given source archives, and delete all others from disk."""
         self._wanted = sources
         self._unsound &= {source.sha256 for source in sources}
         try:
             await asyncio.to_thread(self._archives.keep, {source.sha256 for source in sources})
         except OSError as error:
-            # The next request decides again about these archives.
-            log.info("sources that are not wanted any more stay on this node: %s", error)
+            # The next request tries again to delete these archives.
+            log.info("unneeded source archives cannot be deleted: %s", error)
         self._asked.notify()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The use of this node's devices and memory, for charts, reports and stack samples."""
+"""Reads the use of this node's devices and memory, for charts, reports and stack samples."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class CheckpointUploads:
         try:
             digests = await self._store.digests(slot)
             if digests is None:
-                raise CorruptCheckpoint(f"step {step} in memory no longer hashes to its digest")
+                raise CorruptCheckpoint(f"step {step} in memory no longer matches its digest")
             await self._cleaned.wait()
             uploaded = await self._upload(shard, step, slot.file, digests.known)
         except StorageError as error:

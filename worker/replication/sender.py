@@ -300,7 +300,7 @@ class ReplicaSender:
         if isinstance(outcome, ShardSealed):
             self._held_lines = held_lines
         if isinstance(outcome, ShardSealed) and not self.is_slow(queue):
-            self._shard.told_slow(self._peer, "")
+            self._shard.record_slow_link(self._peer, "")
             if self.link.carries and not self._crawls(queue, SUSPECT_RATIO * self._deadline):
                 self._held_to(SlowLink())
                 # Close the streams, because the kernel continues to pace a connection that once had a limit.
@@ -402,7 +402,7 @@ class ReplicaSender:
 
     def _tell_of(self, line: BrokenLine) -> None:
         self.line = line
-        self._shard.told_broken(self._peer, line.trouble)
+        self._shard.record_broken_connection(self._peer, line.trouble)
 
     def _paused(self, count: int) -> None:
         self._paused_count += count
@@ -416,7 +416,7 @@ class ReplicaSender:
         if filled is not None and seconds > filled[1] and self._crawls(queue, SUSPECT_RATIO * self._deadline):
             link = link.found((sent - filled[0]) / (seconds - filled[1]), sent, seconds)
         if link.carries and self.is_slow(queue):
-            self._shard.told_slow(
+            self._shard.record_slow_link(
                 self._peer,
                 f"its link carries {link.carries / 1e6:.3g} MB/s; a step has taken {queue.busy_seconds:.0f} s "
                 "of sending so far",

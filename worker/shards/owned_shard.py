@@ -1,11 +1,12 @@
-"""A shard that this node owns: it keeps the pure `Shard`, the slots and the rank's page consistent.
+"""One shard of this node: keeps the shard's state in the rounds, its slots and its rank's page consistent.
 
     rank, holders, coordinator ──event──▶ OwnedShard ──▶ pure `Shard` ──▶ page ──▶ senders and the next report
 
-Each event is one method. Only this class holds the pure `Shard`; callers read the properties.
+Each method handles one event. Only this class holds the pure `Shard` (`worker.core.rounds`); callers read the
+properties. The page is memory that the agent shares with the rank.
 
-Invariant: the committed step, the proposed step and the vote are written to the page before they are sent anywhere. A
-task that waits on `changed` sees the state that woke it.
+Invariant: the agent writes the committed step, the proposed step and the vote to the page before it sends them. A task
+that waits on `changed` sees the state that woke the task.
 
 The module has more than 500 lines. Each event must leave shard, slots and page consistent, so the events cannot be
 divided.
@@ -30,14 +31,14 @@ from worker.shm.store import Slot, SlotStore
 from worker.tasks import Signal
 
 TROUBLE_COUNT = 3
-"""Number of consecutive abandoned steps after which protection is reported as degraded.
+"""Number of abandoned steps in a row after which the agent reports the shard's protection as degraded.
 
 Single abandoned steps are normal: for example, a rank's layout may change, or an audit may find a single error.
 """
 
 
 class OwnedShard:
-    """One rank's shard on the node that owns it. The node's `Member` owns the object."""
+    """The shard of one rank, on the rank's node. The node's `Member` owns the object."""
 
     def __init__(
         self,
@@ -59,13 +60,14 @@ class OwnedShard:
             rank: the rank that owns the shard.
             generation: number of the running generation.
             core: initial state of the shard in the rounds.
-            base: the content that the generation was restored from; None if there is none in this layout.
+            base: the content that the generation was restored from; None if no restored content has this generation's
+                layout.
             base_step: step that the generation starts from; used only if `base` is None.
             store: this node's slots.
             page: the rank's page.
             now: returns Unix time, for timestamps that users see.
-            on_change: called after every change that the agent reports.
-            on_progress: called after a boundary, which only the coordinator must hear of.
+            on_change: called after every change that the agent must report.
+            on_progress: called when the rank reaches a boundary, which the agent reports to the coordinator only.
         """
         self.rank = rank
         self.generation = generation
@@ -73,46 +75,47 @@ class OwnedShard:
         self.page = page
         self.changed = Signal()
         self.pinned: Step = NONE
-        """Step that is being uploaded, or `NONE`."""
+        """Step that the agent is uploading to S3, or `NONE`. Its slot must not be overwritten."""
         self.uploaded: Step = NONE
-        """The newest step whose upload was started."""
+        """The newest step whose upload to S3 was started, or `NONE`."""
         self.stored: Step = NONE
-        """The newest step that is completely uploaded."""
+        """The newest step that is completely uploaded to S3, or `NONE`."""
         self.granted_slot = -1
         self.arriving: Arriving | None = None
-        """Message about the base that this node fetches. None before the index of the base has arrived."""
+        """Message to the rank about the base that this node fetches. None until the index of the base has arrived."""
         self.refusal = ""
         """Reason why no snapshot of this rank can be taken at the moment; empty if snapshots work."""
         self.reserved: tuple[int, bytes] | None = None
-        """(capacity, layout hash) of the rank's present slots; None before the rank's first request."""
+        """(capacity in bytes, layout hash) of the rank's present slots; None before the rank's first request."""
         self.unready: frozenset[NodeId] = frozenset()
-        """Holders that have not yet created slots as described by `reserved`."""
+        """Holders that have not yet created slots with the capacity and layout in `reserved`."""
         self.holder_troubles: dict[NodeId, str] = {}
-        """Reason, per holder, why the holder has not sealed the sent step.
+        """Reason, per holder, why the holder has not sealed the step that this node sent.
 
         The holder reports the reason, or the connection to the holder failed. The entry is removed when the holder
         seals a step.
         """
         self.slow_holders: dict[NodeId, str] = {}
-        """Holders whose slow links delay steps, each with a description."""
+        """Description of the slow link, for each holder whose slow link delays steps."""
         self.broken_lines: dict[NodeId, str] = {}
-        """Holders that answer, but whose connections break before a step is complete, each with a description."""
+        """Description of the failures, for each holder whose connections break before a step is complete."""
         self.verified: dict[NodeId | None, tuple[Step, float]] = {}
-        """Newest step that each holder has verified, and the Unix time at which the holder verified it.
+        """Newest step that each holder has verified, and the Unix time at which this node recorded the step.
 
         The key None stands for this node.
         """
         self.acked: tuple[Step, float] = (NONE, 0.0)
-        """The newest step that every holder in view has verified, and the time of the last verification (monotonic)."""
+        """The newest step that every holder in view has verified, and the time of the last acknowledgement (monotonic).
+        """
         self.passed: tuple[Step, float] = (NONE, 0.0)
         """The newest boundary of the rank and the Unix time at which the rank passed it."""
         self.first_passed_at = 0.0
-        """Unix time at which the rank finished its first step after the base; 0 until `note_first` sets it."""
+        """Unix time at which the rank finished its first step of this generation; 0 until `note_first` sets it."""
         self._core = core
         self._base_step = base_step if base is None else base.step
         self._now = now
         self._given_up: list[str] = []
-        """Reasons why steps were abandoned since the last commit, except lateness."""
+        """Reasons of the steps that were abandoned since the last commit. Steps abandoned for lateness do not count."""
         self._store = store
         self._on_change = on_change
         self._on_progress = on_progress
@@ -120,7 +123,7 @@ class OwnedShard:
 
     @property
     def trouble(self) -> str:
-        """Reason why this rank has abandoned `TROUBLE_COUNT` or more steps in a row; empty otherwise."""
+        """Reason of the last abandoned step after `TROUBLE_COUNT` or more abandoned steps in a row; otherwise empty."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
 
     # -- state in the rounds
@@ -137,7 +140,7 @@ class OwnedShard:
 
     @property
     def foundation(self) -> Step:
-        """The committed step, or the base before the first commit, or `NONE`."""
+        """The newest committed step. Before the first commit it is the base; without a base, `NONE`."""
         return self._core.foundation
 
     @property
@@ -167,17 +170,17 @@ class OwnedShard:
 
     @property
     def view(self) -> frozenset[NodeId]:
-        """Peers whose acknowledgement a vote requires."""
+        """Peers whose acknowledgement the vote ACKED requires."""
         return self._core.view
 
     @property
     def returning(self) -> frozenset[NodeId]:
-        """Peers outside the view that answer again (`Shard.returning`)."""
+        """Peers outside the view that answer again and receive the steps that they lack (`Shard.returning`)."""
         return self._core.returning
 
     @property
     def held(self) -> frozenset[tuple[NodeId, Step]]:
-        """Steps that peers have acknowledged and not revoked."""
+        """Pairs (peer, step): the peer has acknowledged the step and has not revoked the acknowledgement."""
         return self._core.held
 
     @property
@@ -187,7 +190,7 @@ class OwnedShard:
 
     @property
     def lacks_base(self) -> bool:
-        """True if this node has lost the base and no later step is committed. The shard cannot vote meanwhile."""
+        """True while this node lacks its copy of the base and no step is committed. The shard cannot vote then."""
         base = self._core.base
         return bool(base) and self._core.committed == NONE and base not in self._core.sealed
 
@@ -204,7 +207,7 @@ class OwnedShard:
 
     @property
     def reported(self) -> tuple[object, ...]:
-        """The facts whose change is reported to the control plane immediately."""
+        """The facts that the agent reports to the control plane immediately when they change."""
         return (
             self._core.view,
             tuple(self.slow_holders),
@@ -219,11 +222,11 @@ class OwnedShard:
         return self._core.wanted(peer)
 
     def awaits(self, peer: NodeId) -> bool:
-        """Return whether a vote waits for `peer`."""
+        """Return whether the shard's vote waits for an acknowledgement of `peer`."""
         return peer in self._core.awaited
 
     def is_owed(self, peer: NodeId) -> bool:
-        """Return whether a step must be sent to `peer`, or `peer` has not created its slots yet."""
+        """Return whether this node must still send a step to `peer`, or `peer` has not created its slots yet."""
         return self._core.wanted(peer) != NONE or peer in self.unready
 
     def needs_slot(self) -> bool:
@@ -231,13 +234,16 @@ class OwnedShard:
         return self.granted_slot < 0 and self._core.is_capturable(self.page.rank())
 
     def may_wait(self) -> bool:
-        """Return whether the rank may wait at a boundary, so that it reads its page only after a message."""
+        """Return whether the rank may be waiting at a boundary. A waiting rank reads its page only after a message."""
         return self.page.agent.stop_state is StopState.ANNOUNCED or self.page.rank().standing is not Standing.MOVING
 
     # -- slots
 
     def content(self, step: Step) -> Content:
-        """Return the content of `step` in this generation. The base keeps the generation that captured it."""
+        """Return the content of `step`: the step and the generation that captured it.
+
+        The base was captured in an earlier generation; all other steps were captured in this one.
+        """
         return self.base if self.base is not None and step == self.base.step else Content(self.generation, step)
 
     def slot(self, step: Step) -> Slot | None:
@@ -276,10 +282,10 @@ class OwnedShard:
         self.granted_slot = half.slot
 
     def begin_load(self) -> None:
-        """Start to fetch the base, or to fetch it again.
+        """Show on the page that a fetch of the base begins, for the first time or again.
 
-        The parts that the rank has already copied become void. The page shows this before any byte of the base is
-        written.
+        The caller calls this method before it writes any byte of the base. The parts that the rank has already copied
+        become void.
         """
         self.arriving = None
         self.page.write(replace(self.page.agent, load=self.page.agent.load + 1, verified=0))
@@ -289,8 +295,8 @@ class OwnedShard:
 
         Args:
             file: the slot file that receives the base.
-            header: the slot's header, as it is or will be sealed.
-            verified_bytes: length of the prefix that was verified against the plan's digest.
+            header: the header with which the slot is or will be sealed.
+            verified_bytes: length of the payload's prefix that was verified against the plan's digest.
         """
         self.page.write(replace(self.page.agent, verified=verified_bytes))
         self.arriving = self.arriving or Arriving(
@@ -315,7 +321,7 @@ class OwnedShard:
         self.changed.notify()
 
     def ready(self, peer: NodeId, capacity_bytes: int, layout_hash: bytes) -> None:
-        """Record that `peer` has created its slots."""
+        """Record that `peer` has created its slots. Ignored if the rank's slots were reserved again meanwhile."""
         if self.reserved == (capacity_bytes, layout_hash):
             self.unready -= {peer}
             self.changed.notify()
@@ -335,8 +341,8 @@ class OwnedShard:
 
         Args:
             boundary: step of the boundary.
-            at_seconds: time at which the rank passed it, on the node's monotonic clock; stored as Unix time. 0 if the
-                rank reached the boundary without passing it.
+            at_seconds: time at which the rank passed the boundary, on the node's monotonic clock. 0 if the rank has
+                reached the boundary and not passed it yet.
         """
         if at_seconds:
             self.passed = boundary, self._unix(at_seconds)
@@ -345,8 +351,8 @@ class OwnedShard:
     def note_first(self, half: RankHalf) -> None:
         """Record when the rank finished its first step.
 
-        Called at each reading of the page. The time is converted to Unix time once, so that later clock adjustments do
-        not change it.
+        The agent calls this method whenever it reads the page. Only the first call after the step changes the time, so
+        that later adjustments of the clock do not change it.
 
         Args:
             half: the part of the shared page that the rank writes. Messages are not used, because they can be lost
@@ -383,17 +389,17 @@ class OwnedShard:
 
     def give_up_damaged(self, step: Step) -> None:
         """Forget and abandon a captured step whose bytes no longer match its digests."""
-        self._apply(self._core.forget(step).abandon(step, "what the rank captured no longer hashes to its digests"))
+        self._apply(self._core.forget(step).abandon(step, "the captured bytes no longer match their digests"))
 
     def grant(self, slot: int) -> None:
-        """Write to the page that the rank may capture the proposed step into `slot`, an index."""
+        """Grant the rank the slot with index `slot` for the proposed step, and write the grant to the page."""
         self.granted_slot = slot
         self._publish()
 
     # -- events of the coordinator
 
     def hear(self, announcement: Announcement) -> bool:
-        """Apply an announcement and write it to the page. Return whether the rank must get a message.
+        """Apply the coordinator's announcement and write it to the page. Return whether the rank needs a message.
 
         A rank that may wait at a boundary reads its page only after a message. A training rank reads its page at every
         boundary, and a message would delay its step.
@@ -409,7 +415,7 @@ class OwnedShard:
         self._apply(self._core.answer(peer))
 
     def drop(self, peer: NodeId) -> None:
-        """Record that `peer` missed the holder deadline."""
+        """Record that `peer` missed the holder deadline, so that the peer leaves the view."""
         self._apply(self._core.drop(peer))
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:
@@ -420,23 +426,23 @@ class OwnedShard:
             self._apply(self._core.acknowledge(peer, content.step))
 
     def _note(self, holder: NodeId | None, steps: frozenset[Step]) -> None:
-        """Record the newest step that a holder has verified, and the time if the step is new."""
+        """Record the newest of `steps` as verified by `holder` (None: this node), and the time if it is new."""
         newest = max(steps, default=NONE)
         if newest != self.verified.get(holder, (NONE, 0.0))[0]:
             self.verified[holder] = newest, self._now()
 
-    def told_slow(self, peer: NodeId, trouble: str) -> None:
-        """Record a description of a slow link to `peer`. An empty description removes the record."""
-        self._told(self.slow_holders, peer, trouble)
+    def record_slow_link(self, peer: NodeId, trouble: str) -> None:
+        """Record a description of the slow link to `peer`. An empty description removes the record."""
+        self._record_trouble(self.slow_holders, peer, trouble)
 
-    def told_broken(self, peer: NodeId, trouble: str) -> None:
-        """Record a description of a connection to `peer` that keeps breaking.
+    def record_broken_connection(self, peer: NodeId, trouble: str) -> None:
+        """Record a description of the failures, if connections to `peer` keep breaking.
 
         An empty description removes the record.
         """
-        self._told(self.broken_lines, peer, trouble)
+        self._record_trouble(self.broken_lines, peer, trouble)
 
-    def _told(self, troubles: dict[NodeId, str], peer: NodeId, trouble: str) -> None:
+    def _record_trouble(self, troubles: dict[NodeId, str], peer: NodeId, trouble: str) -> None:
         was_troubled = troubles.pop(peer, "")
         if trouble:
             troubles[peer] = trouble
@@ -444,7 +450,7 @@ class OwnedShard:
             self._on_change()
 
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
-        """Record the sealed slots of `peer`.
+        """Record which slots `peer` reports as sealed.
 
         A slot of the peer counts only if a sealed slot of this node has the same content and digest.
         """
@@ -484,7 +490,7 @@ class OwnedShard:
     def _why_out(self, peer: NodeId) -> str:
         """Return the reason why a holder is out of view."""
         if peer in self._core.returning:
-            return "it answers again and is sent what it lacks"
+            return "it answers again and receives the steps that it lacks"
         return self.holder_troubles.get(peer, "it does not answer")
 
     def round(self) -> RankRound:
@@ -536,7 +542,7 @@ class OwnedShard:
     def _publish(self, announcement: Announcement | None = None) -> None:
         """Write the agent's half of the page.
 
-        Without an announcement, the page's fields for the end of training and for the stop stay unchanged.
+        Without an announcement, the fields for the end of training and for the agreed stop keep their values.
         """
         half = self.page.agent
         is_finished = half.proposed == FINISHED if announcement is None else announcement.finished
@@ -555,5 +561,5 @@ class OwnedShard:
 
 
 def rounds_of(shards: Mapping[Rank, OwnedShard]) -> tuple[RankRound, ...]:
-    """Return the node's part in the next report to the coordinator."""
+    """Return the parts of all given shards for the node's next report to the coordinator."""
     return tuple(shard.round() for shard in shards.values())

@@ -1,5 +1,5 @@
-"""Durable storage of checkpoints: sealed slots are uploaded and restored, one safetensors object per shard.
+"""Stores checkpoints durably: one safetensors object per shard, uploaded from a sealed slot and restored into one.
 
-Invariant: an object contains exactly the content of the sealed slot, and restored data matches the digest in the plan.
-This package writes no manifest. The control plane decides which steps are kept and which objects form a checkpoint.
+Invariant: an object contains exactly the content of its slot, and restored data matches the digest in the plan. This
+package writes no manifest. The control plane decides which steps are stored and which objects form a checkpoint.
 """

@@ -1,7 +1,8 @@
 """AWS clients of the agent for S3, secrets and roles: plain boto3 clients with explicit time-outs.
 
-Invariant: in local mode, no byte is sent to an address that is not loopback. The check uses the endpoint that botocore
-has resolved, before the first call. No error text and no `repr` contains credentials or the value of a secret.
+Invariant: in local mode (EVERSTEP_LOCAL=1), the agent sends bytes only to loopback addresses. `aws_client` checks the
+endpoint that botocore has resolved, before the first call. No error text and no `repr` contains credentials or the
+value of a secret.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from worker.errors import (
 from worker.storage.object_store import ObjectStore
 
 ROLE_SECONDS = 3600
-"""Lifetime of a role's credentials in seconds.
+"""Lifetime of the credentials of an assumed role, in seconds.
 
-It is the maximum for a role that is assumed with another role's credentials (IAM User Guide, role chaining).
+AWS allows at most one hour if one role assumes another role (IAM User Guide, role chaining).
 """
 _CONNECT_TIMEOUT_SECONDS = 5
 _READ_TIMEOUT_SECONDS = 30
 _MAX_ATTEMPTS = 4
 _METADATA_ATTEMPTS = 3
-"""Number of attempts to read the instance's own credentials, one second each. botocore's default is one attempt."""
+"""Attempts to read the instance's own credentials, each of at most one second. botocore's default is one attempt."""
 _MISSING = frozenset(
     {
         "NoSuchKey",
@@ -121,7 +122,7 @@ _ADVICE = {
     "SignatureDoesNotMatch": _KEYS,
     "SlowDown": "S3 limits the request rate of a prefix. The agent tries again.",
 }
-"""Advice to the user for an error, by the code of the error."""
+"""Advice that the agent appends to an error's text, by AWS's error code."""
 
 
 class Aws(Protocol):
@@ -166,7 +167,7 @@ class Aws(Protocol):
             session_name: name of the session, visible in CloudTrail.
 
         Returns:
-            The store. Until its first use, the store has requested only the credentials.
+            The store. Its creation requests the credentials and sends no request to S3.
 
         Raises:
             StorageError: the subtype shows whether to retry; the text is AWS's message.
@@ -188,7 +189,7 @@ class SecretPlace:
     def of(cls, reference: str) -> SecretPlace:
         """Parse a reference: `secretsmanager:NAME`, `ssm:NAME` or an ARN.
 
-        The caller has validated the reference with the API's pattern.
+        The reference must match the API's pattern, because this method does not validate it.
         """
         if reference.startswith("arn:"):
             _, _, service, region, *_ = reference.split(":")
@@ -207,14 +208,14 @@ def aws_client(
 ) -> Any:
     """Return a client for AWS or for the service at AWS_ENDPOINT_URL.
 
-    With EVERSTEP_LOCAL=1 or a loopback endpoint, the user's own AWS configuration files are not read.
+    With EVERSTEP_LOCAL=1 or a loopback endpoint, the client ignores the user's AWS configuration files.
 
     Args:
         service: boto3's name of the service.
         environment: environment of the agent, read for endpoints and local mode.
         region: region of the service; None for the environment's region.
-        keys: returns credentials, and is called again before they expire. None selects the credentials of the
-            environment or the instance, as soon as these exist.
+        keys: returns credentials; botocore calls it again before they expire. With None, the client uses the
+            credentials of the environment or the instance, as soon as they exist.
         **options: further options of botocore's configuration.
 
     Returns:
@@ -227,17 +228,18 @@ def aws_client(
     is_local = environment.get("EVERSTEP_LOCAL") == "1"
     if is_local and not is_loopback(endpoint):
         raise ForbiddenEndpoint(
-            f"local mode speaks to loopback only, and the endpoint of {service} is {endpoint or 'that of AWS'}"
+            f"local mode uses loopback endpoints only, but the endpoint of {service} is {endpoint or 'that of AWS'}. "
+            "Set AWS_ENDPOINT_URL to the local cloud, or unset EVERSTEP_LOCAL."
         )
     session = botocore.session.Session()
     if is_local or is_loopback(endpoint):
         for variable in ("config_file", "credentials_file"):
             session.set_config_variable(variable, os.devnull)
-        # AWS_PROFILE refers to these files.
+        # AWS_PROFILE names a section of these files, so the profile is unset too.
         session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
     session.set_config_variable("metadata_service_num_attempts", _METADATA_ATTEMPTS)
     renewed = RefreshableCredentials.create_from_metadata
-    session._credentials = (  # botocore has no public API for this
+    session._credentials = (  # botocore has no public function to replace the credentials
         _OwnKeys(session) if keys is None else renewed(_metadata(keys), partial(_metadata, keys), "everstep-role")
     )
     has_own = keys is not None
@@ -261,15 +263,15 @@ def aws_client(
     )
     if is_local and not is_loopback(client.meta.endpoint_url):
         raise ForbiddenEndpoint(
-            f"local mode speaks to loopback only, and botocore has resolved {client.meta.endpoint_url}"
+            f"local mode uses loopback endpoints only, but botocore has resolved {client.meta.endpoint_url}"
         )
     return client
 
 
 class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no type annotations
-    """The node's own credentials, which are looked up at each call until they exist.
+    """The node's own credentials, looked up at each AWS call until the lookup succeeds.
 
-    A client keeps its first credentials object, and an instance may have no credentials yet while it boots.
+    botocore looks credentials up only once per client, but a booting instance may receive its credentials later.
     """
 
     def __init__(self, session: botocore.session.Session) -> None:
@@ -279,7 +281,7 @@ class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no type annot
         self._found: Credentials | None = None
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials | None:
-        """Return the credentials for signing a call, or None, for which botocore raises NoCredentialsError."""
+        """Return the credentials that sign a call. With None, botocore raises NoCredentialsError."""
         with self._lock:
             if self._found is None:
                 self._found = self._session.get_component("credential_provider").load_credentials()
@@ -305,7 +307,7 @@ def aws_errors(what: str) -> Iterator[None]:
     """Translate boto3's errors into subtypes of `StorageError`.
 
     Args:
-        what: subject of the calls, with which the error's text begins.
+        what: name of the object, secret or role that the calls use; the error's text begins with it.
 
     Yields:
         Nothing.
@@ -326,7 +328,7 @@ def aws_errors(what: str) -> Iterator[None]:
         NoCredentialsError,
         CredentialRetrievalError,
     ) as error:
-        # The instance's metadata service may provide credentials later.
+        # A retry can succeed, because the instance's metadata service may provide credentials later.
         raise StoreUnavailable(f"{what}: {error}") from error
     except (ConnectionError, HTTPClientError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError) as error:
         raise StoreUnavailable(f"{what}: {error}") from error

@@ -38,14 +38,15 @@ log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 _PIECE_BYTES = 4 * 1024 * 1024
 _FILL_BYTES = 128 * 1024 * 1024
-"""Bytes per request to the store.
+"""Bytes that one request to the store reads.
 
-Larger requests would delay a cancellation. Smaller requests would not keep several connections busy.
+A cancelled download first finishes its request, so larger requests would delay the cancellation. Smaller requests would
+not keep several connections busy.
 """
 
 
 class _Cancelled(Exception):
-    """Raised in an upload's thread when the waiting task was cancelled."""
+    """Raised in the thread of an upload after the task that waits for the thread was cancelled."""
 
 
 def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> ObjectReference:
@@ -54,7 +55,7 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
     Args:
         plan: plan of the generation that uploads.
         header: header of the sealed slot, which names the step and the owner.
-        upload_id: a new random id, so that no key is written twice.
+        upload_id: a new random id per attempt, so that each attempt writes its own key.
 
     Returns:
         Bucket and key.
@@ -67,15 +68,16 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
 
 
 def is_abandoned(key: str, plan: GenerationPlan, ranks: Collection[Rank]) -> bool:
-    """Return whether an unfinished upload belongs to ended agents. Pure.
+    """Return whether an unfinished upload to S3 has no running agent that continues the upload. Pure.
 
-    An agent calls it before its first upload of a generation. At this time, each upload of its own ranks is abandoned:
-    earlier generations have ended, and an earlier process of the agent has ended, too.
+    An agent calls this function before its first upload of a generation. At this time, all earlier generations and all
+    earlier processes of the agent have ended. Each unfinished upload of the agent's ranks is therefore abandoned.
 
     Args:
         key: key of the unfinished upload.
         plan: plan of the running generation.
-        ranks: ranks of the agent's node. The node of rank 0 also answers for ranks that the generation no longer has.
+        ranks: ranks of the agent's node. The node of rank 0 is also responsible for ranks that the generation no longer
+            has.
 
     Returns:
         True if no process continues the upload.
@@ -101,9 +103,9 @@ async def upload_shard(
     on_stored: OnStored = lambda _: None,
     draw: Callable[[], float] = random.random,
 ) -> UploadedShard:
-    """Upload one sealed slot. The owner's agent calls this for each step that is uploaded.
+    """Upload one sealed slot. The agent of the shard's owner calls this function once per checkpoint.
 
-    The caller has pinned the slot. A cancelled call returns when its thread no longer reads the slot.
+    The caller must have pinned the slot. A cancelled call returns after its thread has stopped reading the slot.
 
     Args:
         objects: object store that receives the shard.
@@ -112,14 +114,14 @@ async def upload_shard(
         plan: plan of the generation that uploads.
         rank: the rank that owns the shard.
         on_begun: called with the object's name and size at the start of each attempt, in a thread.
-        on_stored: called with the bytes of each part that S3 has stored, in a thread.
+        on_stored: called in a thread with the size in bytes of each part that S3 has stored.
         draw: returns a random number from 0 to 1, for the pauses between attempts.
 
     Returns:
         The facts that the control plane writes to the manifest.
 
     Raises:
-        StorageError: the store failed; retryable errors were retried up to `MAX_ATTEMPTS`.
+        StorageError: the store refused the upload, or `MAX_ATTEMPTS` attempts failed.
         CorruptCheckpoint: the slot no longer matches its digest.
     """
     header = slot.header
@@ -139,7 +141,7 @@ async def upload_shard(
                 on_stored,
             )
         except _Cancelled:
-            return None  # the waiting task was cancelled
+            return None  # the waiting task was cancelled, so nothing uses the result
 
     clock = asyncio.get_running_loop().time
     begun = clock()
@@ -151,7 +153,9 @@ async def upload_shard(
         except StorageError as error:
             if not error.retryable or attempt == MAX_ATTEMPTS:
                 raise
-            log.warning("upload of step %d of rank %d, attempt %d: %s", header.step, rank, attempt, error)
+            log.warning(
+                "upload of step %d of rank %d: attempt %d failed and is retried: %s", header.step, rank, attempt, error
+            )
             await asyncio.sleep(full_jitter(attempt, draw))
     raise AssertionError
 
@@ -175,7 +179,7 @@ def _upload(
         raise StoreRefused(str(error)) from error
     except ProtocolError as error:
         raise CorruptCheckpoint(
-            f"step {header.step} of rank {header.owner_rank} in memory is not what was sealed: {error}"
+            f"step {header.step} of rank {header.owner_rank} has changed in memory since it was sealed: {error}"
         ) from error
     entries = safetensors.tensors_in_order(index)
     size = len(beginning) + sum(entry.bytes for entry in entries)
@@ -197,7 +201,7 @@ def _upload(
         _digest(slot, hasher, position, header.payload_bytes)
         if hasher.digests() != chunk_digests:
             raise CorruptCheckpoint(
-                f"step {header.step} of rank {header.owner_rank} in memory no longer hashes to its digest"
+                f"step {header.step} of rank {header.owner_rank} in memory no longer matches its digest"
             )
 
     stored = objects.put_stream(where, pieces(), size, on_stored=on_stored)
@@ -234,7 +238,7 @@ async def download_shard(
 ) -> None:
     """Download one shard into a slot and seal it.
 
-    The owner's node calls this while it loads a generation, if no node has the shard in memory.
+    The owner's agent calls this function while it loads a generation, if no node holds the shard in memory.
 
     Args:
         objects: object store that holds the checkpoint.
@@ -242,13 +246,13 @@ async def download_shard(
         store: this node's slots.
         rank: the rank that owns the shard.
         content: origin generation and step of the slot's new content.
-        keep: contents of this shard that must survive.
+        keep: contents of this shard that the download must not overwrite.
         slot_count: maximum slots of this shard on this node.
 
     Raises:
         CorruptCheckpoint: the object contradicts the plan; no slot is sealed.
-        StorageError: the store failed; retryable errors were retried up to `MAX_ATTEMPTS`.
-        NoRoom: the node's memory for slots does not suffice, or every slot must be kept.
+        StorageError: the store refused the download, or `MAX_ATTEMPTS` attempts failed.
+        NoRoom: the shard does not fit into the node's memory for slots, or `keep` protects every slot.
     """
     if source.object is None:
         raise CorruptCheckpoint(f"the plan names no object for step {source.step} of rank {rank}")
@@ -261,7 +265,13 @@ async def download_shard(
         except StorageError as error:
             if not error.retryable or attempt == MAX_ATTEMPTS:
                 raise
-            log.warning("download of step %d of rank %d, attempt %d: %s", source.step, rank, attempt, error)
+            log.warning(
+                "download of step %d of rank %d: attempt %d failed and is retried: %s",
+                source.step,
+                rank,
+                attempt,
+                error,
+            )
             await asyncio.sleep(full_jitter(attempt))
 
 
@@ -276,7 +286,7 @@ async def _download(
     keep: Collection[Content],
     slot_count: int,
 ) -> None:
-    """Make one attempt: read the header, grant a slot of the right size, and read the data directly into the slot."""
+    """Download once: read the object's header, reserve a slot of that size, and read the data into the slot."""
     reading = objects.open(where)
 
     def begin(cancelled: threading.Event) -> tuple[ObjectReader, Restore]:
@@ -325,17 +335,19 @@ async def _download(
         layout_hash=plan.layout_hash,
     )
     if await store.seal(rank, index, header, expected=source.digest) is None:
-        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} does not hash to {source.digest.hex()}")
+        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} does not match its digest {source.digest.hex()}")
 
 
 def _read_header(reader: ObjectReader, where: ObjectReference) -> Restore:
     prefix = bytearray(safetensors.LENGTH.size)
     if reader.bytes < len(prefix):
-        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} has {reader.bytes} bytes")
+        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} has {reader.bytes} bytes, too few for a shard")
     reader.read_into(memoryview(prefix))
     (length,) = safetensors.LENGTH.unpack(prefix)
     if length > min(safetensors.MAX_HEADER_BYTES, reader.bytes - len(prefix)):
-        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} announces a header of {length} bytes")
+        raise CorruptCheckpoint(
+            f"s3://{where.bucket}/{where.key} claims a header of {length} bytes, more than it can contain"
+        )
     header = bytearray(length)
     reader.read_into(memoryview(header))
     try:
@@ -345,12 +357,12 @@ def _read_header(reader: ObjectReader, where: ObjectReference) -> Restore:
 
 
 def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
-    """Reject an object that differs from the plan, before any slot is changed."""
+    """Reject an object that differs from the plan. The caller has not changed any slot yet."""
     if plan.payload_bytes != source.payload_bytes or plan.payload_digest != source.digest:
         raise CorruptCheckpoint(
             f"s3://{where.bucket}/{where.key} holds {plan.payload_bytes} bytes with digest "
             f"{plan.payload_digest.hex()}; "
-            f"the plan says {source.payload_bytes} with {source.digest.hex()}"
+            f"the plan requires {source.payload_bytes} bytes with digest {source.digest.hex()}"
         )
 
 

@@ -1,4 +1,4 @@
-"""AWS with the node's own permissions: reads secrets and assumes roles.
+"""Reads secrets and assumes roles with the node's own AWS permissions.
 
 Invariant: nothing is cached. Every call creates a new client, so changed credentials take effect immediately.
 """
@@ -39,7 +39,9 @@ class NodeAws:
                 return str(client.get_parameter(Name=place.name, WithDecryption=True)["Parameter"]["Value"])
             answer = client.get_secret_value(SecretId=place.name)
         if "SecretString" not in answer:
-            raise StoreRefused(f"{reference}: it is binary, and a variable is text")
+            raise StoreRefused(
+                f"secret {reference} is binary, but an environment variable is text. Store the secret as SecretString."
+            )
         return str(answer["SecretString"])
 
     def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:

@@ -1,6 +1,6 @@
-"""Interface of an object store: whole objects, streamed uploads and downloads, typed errors.
+"""Interface of an object store that stores and reads whole objects, in one piece or as a stream.
 
-All methods are synchronous; callers use threads.
+All methods block, so callers run them in threads. Errors are subtypes of `StorageError`.
 
 Invariant: `put_*` returns only when the object is complete and visible under its key. A failed put leaves the previous
 object unchanged.
@@ -18,7 +18,7 @@ from everstep.protocol.plan import ObjectReference
 
 Piece = bytes | bytearray | memoryview
 Span = tuple[int, int]
-"""(begin, end) of a range of bytes."""
+"""A range of bytes: (begin, end). The byte at `end` is not part of the range."""
 OnStored = Callable[[int], None]
 
 
@@ -29,15 +29,15 @@ class StoredObject:
     reference: ObjectReference
     bytes: int
     etag: str
-    """ETag without quotes. Its content has no meaning for callers."""
+    """ETag without quotes. Callers compare ETags and do not interpret them."""
     sha256: str = field(default="", compare=False)
-    """Hex SHA-256 of the concatenated SHA-256 digests of the parts. Only puts return it."""
+    """Hex SHA-256 of the concatenated SHA-256 digests of the parts. Set by puts; empty otherwise."""
     part_bytes: int = field(default=0, compare=False)
-    """Size of the parts that `sha256` covers; the last part may be smaller. Only puts return it."""
+    """Size of the parts that `sha256` covers; the last part may be smaller. Set by puts; 0 otherwise."""
 
 
 class ObjectReader(Protocol):
-    """Reads one object once, from its beginning."""
+    """Reads the bytes of one object once, in order."""
 
     bytes: int
     """Length of the whole object."""
@@ -45,15 +45,17 @@ class ObjectReader(Protocol):
     """MD5 of the whole object in hex; empty if the store does not provide it."""
 
     def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
-        """Fill `target` with the next bytes. After an error, its content is undefined and the reader is unusable.
+        """Fill `target` with the next bytes of the object.
+
+        After an error, the content of `target` is undefined and the reader is unusable.
 
         Args:
-            target: uint8.
+            target: writable bytes.
             spans: ranges of `target` to fill, one after another; None for the whole `target`.
 
         Raises:
             CorruptCheckpoint: the object ends before the ranges are full.
-            ObjectChanged: the object was replaced. Parts of two objects are never mixed.
+            ObjectChanged: the object was replaced during the read. The reader never mixes bytes of two objects.
             ObjectMissing: the object was deleted.
             StoreUnavailable: the connection broke.
         """
@@ -80,12 +82,12 @@ class ObjectStore(Protocol):
         """
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
-        """Store a file, which may grow meanwhile.
+        """Store a file, which may grow during the call.
 
         Args:
             reference: bucket and key; an existing object is replaced.
             path: a regular file.
-            size: number of bytes from the file's beginning; None for its present size.
+            size: number of bytes to store, from the file's beginning; None for the file's size at the call.
 
         Returns:
             Description of the stored object.
@@ -99,14 +101,14 @@ class ObjectStore(Protocol):
     ) -> StoredObject:
         """Store the bytes of `pieces` without copying them.
 
-        The first error of `pieces` or of a part ends the put and is raised.
+        The call stops at the first error of `pieces` or of a part's upload, and raises this error.
 
         Args:
             reference: bucket and key; an existing object is replaced.
             pieces: iterated in the calling thread until the first error; a piece must not change until the call
                 returns.
             size: total bytes of the pieces.
-            on_stored: called with the bytes of each part that S3 has stored, in any thread.
+            on_stored: called in any thread with the size in bytes of each part that S3 has stored.
 
         Returns:
             Description of the stored object.
@@ -174,12 +176,12 @@ class ObjectStore(Protocol):
 
 
 def cut(spans: Iterable[Span], limit: int, first: int = 0) -> Iterator[list[Span]]:
-    """Split spans into lists of `limit` bytes each; the last list may be shorter. No I/O.
+    """Split ranges into lists that contain `limit` bytes each; the last list may contain fewer. No I/O.
 
     Args:
-        spans: ranges in bytes.
+        spans: ranges of bytes; empty ranges are skipped.
         limit: bytes per list.
-        first: bytes of the first list; 0 for `limit` bytes.
+        first: bytes in the first list; 0 for `limit` bytes.
 
     Yields:
         The lists, in order; none is empty.

@@ -1,10 +1,10 @@
 """S3 object store on plain boto3 client calls, with explicit time-outs and without boto3's transfer manager.
 
 On some instance types, boto3's transfer manager selects the CRT client, which ignores the configured endpoint and sends
-to AWS itself (boto3 issues #4839, #4689). So this module uses no transfer manager. Callers verify the data that they
-read with their own digests (`checkpoints`, `source`), so responses carry no checksums.
+to AWS itself (boto3 issues #4839, #4689). This module therefore calls S3's operations directly. Responses contain no
+checksums, because callers verify the data with their own digests.
 
-Large objects use several connections, because one connection has at most 85 to 95 MB/s:
+Large objects use several connections, because one connection transfers at most 85 to 95 MB/s:
 
     put_stream   pieces ─▶ `everstep.bulk`
     open         reads the first range_bytes; the answer contains the object's length
@@ -38,29 +38,27 @@ if TYPE_CHECKING:
     from botocore.client import BaseClient
 
 RANGE_BYTES = 8 * 1024 * 1024
-"""Large reads request ranges of this size.
+"""Size in bytes of the ranges in which the store reads a large object.
 
 Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per request.
 """
 FILE_PART_BYTES = 8 * 1024 * 1024
-"""Least size of the parts of a file. Unlike the parts of a slot, they are held in memory."""
+"""Minimum size of a file's parts in bytes. The store buffers these parts in memory, unlike the parts of a slot."""
 _RANKS = 8
 """Expected maximum ranks per node, which determines the size of the connection pool.
 
-All ranks load or upload at the same time.
-
-With more ranks, some connections are not reused.
+All ranks of a node load or upload at the same time. With more ranks, botocore does not reuse some connections.
 """
 _READ_BYTES = 1024 * 1024
-"""Bytes that are read from a file at once."""
+"""Bytes per read from a local file."""
 
 
 def s3_store(environment: Mapping[str, str] = os.environ, keys: KeysOf | None = None) -> S3ObjectStore:
-    """Return the store that the environment names: AWS, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
+    """Return the object store at AWS_ENDPOINT_URL_S3, else at AWS_ENDPOINT_URL, else in AWS.
 
     Args:
         environment: environment of the agent, read for endpoints and local mode.
-        keys: returns credentials, and is called again before they expire. None selects the node's own credentials.
+        keys: returns credentials; botocore calls it again before they expire. None for the node's own credentials.
 
     Returns:
         The store. No request has been sent yet.
@@ -96,7 +94,7 @@ class S3ObjectStore:
         """
         # botocore creates the client's methods at run time, so type checkers cannot see them.
         self.client = cast(Any, client)
-        """boto3's S3 client, which the caller of `s3_store` closes."""
+        """boto3's S3 client. The caller of `s3_store` must close the client."""
         bulk.sign_bodies(self.client)
         self.part_bytes = part_bytes
         self.range_bytes = range_bytes
@@ -218,7 +216,7 @@ class S3ObjectStore:
 
 
 class _S3Reader:
-    """Reads from the open response until its end, then requests further ranges."""
+    """Reads an object in order: first from the response that `open` received, then from further range requests."""
 
     def __init__(self, store: S3ObjectStore, reference: ObjectReference, answer: Mapping[str, Any]) -> None:
         self._store = store
@@ -257,8 +255,8 @@ class _S3Reader:
     def _read_side_by_side(self, target: memoryview, spans: Sequence[Span]) -> None:
         range_bytes = self._store.range_bytes
         head = self._open.end - self._position
-        # Do not use the open response for a large target: its transfer of the remaining object would delay the other
-        # ranges.
+        # A large read requests all its ranges anew. The open response would transfer the rest of the object and delay
+        # the ranges.
         if head > range_bytes:
             head = 0
         with bulk.side_by_side("s3-get", CONNECTIONS) as (begin, errors):

@@ -107,7 +107,9 @@ def protection_after_steps(fleet: Fleet, holder: str) -> bool:
     return holder in protection(fleet, 0).in_view
 
 
-@pytest.mark.parametrize(("tell", "words"), [(OwnedShard.told_slow, "slow"), (OwnedShard.told_broken, "hard to reach")])
+@pytest.mark.parametrize(
+    ("tell", "words"), [(OwnedShard.record_slow_link, "slow"), (OwnedShard.record_broken_connection, "hard to reach")]
+)
 async def test_a_holder_in_trouble_is_told_with_its_shard_and_no_longer_when_it_is_not(
     fleet: Fleet, tell: Callable[[OwnedShard, NodeId, str], None], words: str
 ) -> None:

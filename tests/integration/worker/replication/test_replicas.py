@@ -570,7 +570,7 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
     await pair.until(lambda: pair.shard.vote is not Vote.NONE)
     assert (pair.shard.vote, pair.shard.reason) == (
         Vote.ABANDON,
-        "what the rank captured no longer hashes to its digests",
+        "the captured bytes no longer match their digests",
     )
     assert pair.shard.view == {HOLDER}
     assert pair.shard.slot(Step(2)) is None
@@ -1067,7 +1067,7 @@ async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
 ) -> None:
     monkeypatch.setattr(ReplicaSender, "is_slow", lambda _sender, _queue: is_slow)
     pair.pacer.current = pacer
-    pair.shard.told_slow(HOLDER, "its link carries 1 MB/s")
+    pair.shard.record_slow_link(HOLDER, "its link carries 1 MB/s")
     sender = pair.send()
     pair.hear(-1, 1)
     await pair.capture(1)

@@ -81,7 +81,7 @@ async def test_a_session_that_cannot_be_kept_on_disk_is_used_all_the_same(
     replica = Replica()
     async with line_to(replica, tmp_path / "token"):
         assert [await replica.reports.get() for _ in range(3)] == ["join", "session-1", "session-2"]
-    assert [record.levelno for record in caplog.records if "cannot be kept" in record.message] == [logging.WARNING], (
+    assert [record.levelno for record in caplog.records if "cannot be stored" in record.message] == [logging.WARNING], (
         "once"
     )
     assert not (tmp_path / "token").exists()

@@ -143,9 +143,9 @@ async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_
             each.check_link(queue)
         assert look < 0.4 * LOOKS_PER_DEADLINE or all(each.link.carries for each in senders)
         if look <= LOOKS_PER_DEADLINE:
-            assert not any(shard.told_slow.called for shard in shards)
-    told = [call.args[1] for shard in shards for call in shard.told_slow.call_args_list]
-    assert all(shard.told_slow.called for shard in shards)
+            assert not any(shard.record_slow_link.called for shard in shards)
+    told = [call.args[1] for shard in shards for call in shard.record_slow_link.call_args_list]
+    assert all(shard.record_slow_link.called for shard in shards)
     assert {words.split(";")[0] for words in told} == {f"its link carries {wire.bytes_per_second / 1e6:.3g} MB/s"}
 
 
@@ -160,7 +160,7 @@ async def test_no_link_is_called_slow_before_its_rate_is_known() -> None:
         wire.wait(2 * DEADLINE_SECONDS)
         queue.taken(int(2 * DEADLINE_SECONDS * wire.bytes_per_second))
         late.check_link(queue)
-        assert shard.told_slow.called is is_called
+        assert shard.record_slow_link.called is is_called
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
