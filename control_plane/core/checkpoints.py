@@ -1,13 +1,13 @@
 """Checkpoints: when the control plane writes their manifests, and which checkpoints it deletes.
 
-Uploaded shards become a checkpoint when their manifest is written. A surplus checkpoint is a checkpoint beyond the
-limits of its job for number and age.
+Agents upload the shards of a step. The shards become a checkpoint when the control plane writes their manifest. A
+surplus checkpoint exceeds its job's limits for number or age, and may be deleted.
 
-Invariant: the control plane writes a manifest only for a step whose shards are all complete in S3, were reported in the
-newest generation, and are on its path. The manifest is the last object of a checkpoint. Its name is (generation, step),
-so the same shards never belong to two checkpoints. The newest checkpoint is never surplus. Neither are pinned
-checkpoints, checkpoints that are being verified, the one that the job would restore next, and those without a later
-verified checkpoint.
+Invariant: the control plane writes a manifest only for a step whose shards agents reported in the newest generation.
+All of these shards are complete in S3 and belong to the history from which that generation resumed (its path). The
+manifest is the last object of a checkpoint. Its name is (generation, step), so the same shards never belong to two
+checkpoints. A checkpoint is never surplus if it is the newest, is pinned, is being verified, is the next restore's
+source, or has no later verified checkpoint.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 class CheckpointStatus(StrEnum):
     """The status of a checkpoint.
 
-    - UPLOADING: some of its shards are in S3.
-    - COMPLETE: all of its shards and its manifest are in S3.
-    - DELETING: the control plane deletes its objects. No job restores from it any more.
-    - DELETED: its objects are deleted.
+    - UPLOADING: some of the shards are in S3.
+    - COMPLETE: all shards and the manifest are in S3.
+    - DELETING: the control plane deletes the objects. No job may restore from the checkpoint.
+    - DELETED: the objects no longer exist.
     """
 
     UPLOADING = "Uploading"
@@ -47,9 +47,9 @@ class CheckpointStatus(StrEnum):
 
 
 class Verification(StrEnum):
-    """The result of a verification, which reads all objects of a checkpoint from S3.
+    """The result of the last verification of a checkpoint, which reads all of its objects from S3.
 
-    VERIFYING: the verification is in progress.
+    VERIFYING: a verification is in progress.
     """
 
     NOT_VERIFIED = "NotVerified"
@@ -65,13 +65,14 @@ def contradictions(
     max_overhead: float | None,
     max_bytes_per_second: int | None,
 ) -> tuple[tuple[str, str], ...]:
-    """Return the settings of a checkpoint policy that exclude each other.
+    """Return the settings of a checkpoint policy that contradict each other.
 
     Args:
-        every_steps: 0 without checkpoints by number of steps.
-        interval_seconds: None without a fixed interval.
-        max_overhead: None if the interval is not automatic.
-        max_bytes_per_second: None without a bandwidth budget.
+        every_steps: steps between two checkpoints. 0: the number of steps makes no checkpoint due.
+        interval_seconds: seconds between two checkpoints. None: time makes no checkpoint due.
+        max_overhead: share of training time that checkpoints may cost, from which Everstep derives the interval. None:
+            the interval is not automatic.
+        max_bytes_per_second: upload limit per node. None: no limit.
 
     Returns:
         Name of the API's field and the message, for each setting that must change.
@@ -95,7 +96,10 @@ def policy_words(
     max_bytes_per_second: int | None,
     on_notice: bool,
 ) -> str:
-    """Return what makes a job's checkpoints due, as a clause. The arguments are those of `contradictions`."""
+    """Return a clause that lists the events which make a checkpoint of a job due.
+
+    `on_notice` means that AWS's notices make a checkpoint due. The other arguments are those of `contradictions`.
+    """
     budget = f" and {max_bytes_per_second:,} bytes per second and node" if max_bytes_per_second else ""
     causes = [
         *([f"every {every_steps:,} steps"] if every_steps else []),
@@ -109,18 +113,18 @@ def policy_words(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCheckpoint:
-    """A complete checkpoint, with the facts that decide whether it is kept."""
+    """A complete checkpoint, with the facts that decide whether the control plane keeps it."""
 
     generation: int
     step: int
     completed_at: float
-    """Time at which the manifest was written, in Unix seconds."""
+    """Time at which the control plane wrote the manifest, in Unix seconds."""
     is_needed: bool = False
-    """Whether the checkpoint is pinned, is being verified, or is the one that the job would restore next."""
+    """Whether the checkpoint is pinned, is being verified, or is the source of the job's next restore."""
     is_counted: bool = True
-    """Whether the checkpoint counts towards the job's limit. Pinned checkpoints do not count."""
+    """Whether the checkpoint counts towards `Retention.max_count`. Pinned checkpoints do not count."""
     is_restorable: bool = True
-    """Whether the job could restore the checkpoint: it is on the path, and no check found it damaged."""
+    """Whether the job could restore the checkpoint: it has no known damage and is on the newest generation's path."""
     is_verified: bool = False
     """Whether the last verification read all objects and found them intact."""
     is_damaged: bool = False
@@ -138,7 +142,7 @@ class Retention:
     max_count: int | None = None
     """How many of the newest checkpoints the job keeps."""
     keep_every_steps: int | None = None
-    """Distance of the checkpoints that the job keeps although they exceed a limit."""
+    """The first checkpoint at or past each multiple of this number of steps stays, although it exceeds a limit."""
     max_age_seconds: int | None = None
 
     @property
@@ -165,7 +169,7 @@ def surplus(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> tu
 
 
 def to_verify(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> tuple[int, int] | None:
-    """Return the checkpoint whose verification would permit further deletions, or None.
+    """Return the checkpoint to verify before the control plane may delete more checkpoints, or None.
 
     Args:
         kept: all complete checkpoints of the job.
@@ -173,8 +177,8 @@ def to_verify(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> 
         now: Unix seconds.
 
     Returns:
-        Generation and step of the newest checkpoint that the job can restore. None if it is verified already or is
-        being verified, or if its verification would permit no deletion.
+        Generation and step of the newest checkpoint that the job can restore. None if that checkpoint is verified
+        already, or if its verification would permit no deletion.
     """
     newest = max(
         (each for each in kept if each.is_restorable), key=lambda each: (each.step, each.generation), default=None
@@ -186,7 +190,7 @@ def to_verify(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> 
 
 
 def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> list[KeptCheckpoint]:
-    """Return the checkpoints beyond the limits, oldest step first, whether or not they are superseded."""
+    """Return the checkpoints beyond the limits, oldest step first, with or without a later verified one."""
     newest_first = sorted(kept, key=lambda each: (each.step, each.generation), reverse=True)
     counted = [each for each in newest_first if each.is_counted and not each.is_damaged]
     beyond = {each.key for each in (counted[limits.max_count :] if limits.max_count is not None else ())}
@@ -204,7 +208,7 @@ def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> li
 def _spaced(newest_first: Sequence[KeptCheckpoint], every_steps: int | None) -> Iterable[KeptCheckpoint]:
     """Return the first checkpoint at or past each multiple of a number of steps.
 
-    The result for a multiple stays the same while later checkpoints arrive, because it has the lowest step.
+    The checkpoint with the lowest step represents a multiple, so later checkpoints do not change the result.
     """
     first = {each.step // every_steps: each for each in newest_first} if every_steps else {}
     return [each for multiple, each in first.items() if multiple > 0]
@@ -224,7 +228,8 @@ def due(
         reports: the members' reports about that generation.
         lineage: all generations with a plan.
         known: checkpoints whose manifests are already written.
-        dropped: generation and step of each checkpoint that a person has deleted. Agents still report their shards.
+        dropped: generation and step of each checkpoint that a person has deleted. Agents still report the shards of
+            such a checkpoint.
 
     Returns:
         One manifest per step whose shards are all in S3 and on the path, oldest step first. Complete and deleted
@@ -254,7 +259,7 @@ def newest_restorable(
         generation: number of the newest generation with a plan.
 
     Returns:
-        The newest checkpoint that is not damaged and whose shards are all on the path to that generation.
+        The newest undamaged checkpoint whose shards all belong to the history of that generation.
     """
     found = restorable(known, lineage, generation)
     return max(found, key=lambda each: (each.step, each.generation), default=None)
@@ -276,12 +281,13 @@ def restorable(
 def found_damaged(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], known: Collection[CheckpointRecord]
 ) -> tuple[DamagedCheckpoint, ...]:
-    """Return the checkpoints whose objects a failed load read and found different from their manifest.
+    """Return the checkpoints whose objects differ from their manifest, according to agents whose load failed.
 
-    An unreachable object proves nothing. A report of a mismatch means that every source of the shard differed.
+    An object that an agent could not reach does not count as damaged. An agent reports a mismatch only if every source
+    of the shard had other content than the plan states.
 
     Args:
-        plan: the plan of the generation.
+        plan: the plan of the generation whose load failed.
         reports: the reports of its members.
         known: the complete checkpoints of the job.
 

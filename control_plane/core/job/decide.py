@@ -30,20 +30,20 @@ from control_plane.core.states import ENDED_JOBS, JobState
 def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> Decision:
     """Return the actions for a job, and the record to store.
 
-    The job loop calls this function once per pass over a job: when a report wakes the loop, and at least every
-    `requeue_after_seconds`.
+    The job loop calls this function once per pass over a job. A pass starts when a report arrives, or after
+    `Decision.requeue_after_seconds` without a report.
 
     Args:
         now: Unix seconds.
         spec: the specification that the user requested.
-        observed: the stored record, and what the agents, the fleet and S3 report.
+        observed: the stored record, with the reports of the agents, the fleet and S3.
         policy: timeouts of the job's state machine.
 
     Returns:
-        The decision. Its record equals the observed record when nothing has to be stored.
+        The decision. Its record equals the observed record if the caller has nothing to store.
 
     Raises:
-        InvalidTransition: the stored state and the observation contradict each other.
+        InvalidTransition: the stored state permits no transition for the observed event.
     """
     if observed.record.state in ENDED_JOBS:
         return Decision(record=observed.record)

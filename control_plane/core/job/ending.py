@@ -1,4 +1,4 @@
-"""The agreed stop, and the end of a job after it: completion, a user's stop, or a pause."""
+"""How a job ends after an agreed stop: completion, a user's stop, or a pause."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, Jo
 from everstep.protocol.agent_messages import MemberPhase, StopTraining
 
 PAUSE_PATIENCE_TIMES = 5
-"""Limit for the upload after a job's end, in units of `blind_wait`.
+"""Limit for the upload after the ranks' end, as a multiple of `blind_wait`.
 
-The limit is needed because the upload of a large state takes minutes, and the job's nodes are idle meanwhile.
+The upload of a large state takes minutes, and the job's nodes are idle meanwhile. The limit bounds this idle time.
 """
 
 
 def finish(view: JobView, *, is_durable: bool) -> Decision:
-    """End a job whose ranks all ended with success.
+    """End or pause a job whose ranks all exited with success.
 
-    After an agreed stop, the job first waits until its last step is in S3.
+    The job first waits until its last checkpoint is in S3, within a time limit.
     """
     record = view.record
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
@@ -63,7 +63,7 @@ def finish(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def _success_words(record: JobRecord) -> str:
-    """Return the reason of a completed job, with a warning if the ranks ended before their target."""
+    """Return the reason text of a completed job, with a warning if the ranks ended before their target."""
     if record.max_boundary <= 0:
         return (
             "every rank ended with success, and none reported a step. Warning: nothing was kept. "
@@ -81,7 +81,8 @@ def _success_words(record: JobRecord) -> str:
 def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
     """Return whether the newest committed step can still become a checkpoint.
 
-    True if all nodes report, and the time since their ranks ended is shorter than the upload limit.
+    True if complete shards lack their manifest. Also true if every rank has exited, the newest committed step is not in
+    S3, and less than `final_round_seconds` have passed since the end.
     """
     if _awaits_manifest(view, is_durable=is_durable):
         return True
@@ -92,15 +93,15 @@ def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
 
 
 def _awaits_manifest(view: JobView, *, is_durable: bool) -> bool:
-    """Return whether complete shards in S3 still lack their manifest.
+    """Return whether the control plane must still write a manifest for complete shards in S3.
 
-    The control plane retries a failed write of a manifest.
+    The control plane retries a failed write until `_upload_patience` ends.
     """
     return not is_durable and watched_seconds(view, _ended_at(view)) < _upload_patience(view)
 
 
 def _ended_at(view: JobView) -> float:
-    """Return when a rank of an ending job last made a step or exited, in Unix seconds.
+    """Return when the ranks of an ending job last made progress or exited, in Unix seconds.
 
     The result is at least the time at which the job entered its present state.
     """
@@ -109,7 +110,7 @@ def _ended_at(view: JobView) -> float:
 
 
 def _upload_patience(view: JobView) -> float:
-    """Return how many seconds the upload after the ranks' end may take."""
+    """Return how many seconds the upload may last after the ranks' end."""
     expected = moves.UPLOAD_MARGIN * (view.record.upload_seconds or 0.0)
     return max(PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds, expected)
 
@@ -117,7 +118,7 @@ def _upload_patience(view: JobView) -> float:
 def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:
     """Request the agreed stop from the ranks. If the ranks cannot agree, kill them.
 
-    The coordinator receives the halt too, and orders the upload of the newest committed step.
+    The order to kill the ranks also goes to the coordinator, which then orders the upload of the newest committed step.
     """
     record, plan = view.record, view.plan
     is_over = is_training_over(view.reports, plan.world_size)
@@ -155,8 +156,9 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
 def _stop_patience(view: JobView) -> float:
     """Return how many seconds a stop waits for ranks that complete no step before it kills them.
 
-    Ranks agree on a stop at their boundaries, so ranks that hang cannot agree. The limit is short if ranks seem to
-    hang. It is also short if the launch has completed no new step, because killing the ranks then loses no step.
+    Ranks agree on a stop between two steps, so ranks that hang cannot agree. The limit is therefore short if ranks seem
+    to hang. The limit is also short if the launch has completed no new step, because killing the ranks then loses no
+    step.
     """
     timeouts = view.policy.timeouts
     loses_nothing = not accounting.is_stepping(view.record)
@@ -167,8 +169,9 @@ def _stop_patience(view: JobView) -> float:
 def pause(view: JobView, *, is_durable: bool) -> Decision:
     """Request the agreed stop in each pass, until the job is paused.
 
-    If a pause fails, the control plane treats the failure as a fault: training restarts, and the pause is postponed. If
-    ranks announced a long step, the pause waits, because ranks agree at the end of a step.
+    If a pause fails, the control plane treats the failure as a fault: training restarts, and the control plane
+    postpones the pause. Ranks agree at the end of a step. The pause therefore waits longer if the script declared a
+    long step.
     """
     record = view.record
     if has_agreed_stop(view):
@@ -181,7 +184,7 @@ def pause(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def ask_to_stop(view: JobView) -> tuple[Send, ...]:
-    """Return the message that requests the agreed stop from the coordinator, while its ranks run."""
+    """Return the request for an agreed stop, addressed to the coordinator. Empty unless the coordinator's ranks run."""
     plan = view.plan
     if not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
         return ()
@@ -189,9 +192,10 @@ def ask_to_stop(view: JobView) -> tuple[Send, ...]:
 
 
 def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Release the nodes of a stopped job once its last step is in S3.
+    """Pause a job whose ranks reached the agreed stop. Its nodes are released once its last step is in S3.
 
-    The pause also waits for other unfinished uploads, within the same time limit.
+    The pause also waits until every node has finished, within the same time limit. Past the limit, training resumes if
+    the last step is not in S3.
     """
     record = view.record
     durable, patience = durable_step(view), _upload_patience(view)
@@ -202,7 +206,7 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
         and (is_late or all(has_finished(view, node.node_id) for node in view.plan.nodes))
     ):
         incident = record.incident
-        # the resumed job repeats the lost steps
+        # The resumed job repeats the lost steps, so this incident ends here.
         if incident is not None and incident.state is not IncidentState.CLOSED:
             incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
         free = with_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None, incident=incident)
@@ -218,5 +222,5 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def _resume(view: JobView, why: Fault) -> Decision:
-    """Restart training from memory after a failed pause, and postpone the next attempt."""
+    """Restart training from the nodes' memory after a failed pause, and postpone the next pause."""
     return start_new_generation(with_record(view, no_pause_before=view.now + queue.PAUSE_AGAIN_SECONDS), (why,), None)

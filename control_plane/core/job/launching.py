@@ -1,4 +1,4 @@
-"""LOADING and STARTING: every node verifies its shards, then starts its ranks."""
+"""LOADING and STARTING: every node loads and verifies its shards, then starts its ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load_and_start(view: JobView) -> Decision:
     """Wait until every node has loaded its shards, then until every node has started its ranks."""
     record, plan = view.record, view.plan
     is_loading = record.state is JobState.LOADING
-    # Stopping now would lose a newer step, so the job first resumes training and then stops.
+    # A stop before training resumes would lose steps that only memory holds. The job first trains, then stops.
     if view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP):
         return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
     if (fault := faults.permanent(view.reports)) is not None:
@@ -52,7 +52,7 @@ def load_and_start(view: JobView) -> Decision:
             if is_in_phase(view, node_id, MemberPhase.LOADED)
         )
         return stay(view, f"starts its ranks; {', '.join(waiting)} to come", starts, requeue=LAUNCH_SECONDS)
-    running = with_record(view, impairments=())  # the deadline for the first step starts at this moment
+    running = with_record(view, impairments=())  # The deadline for the first step starts now.
     return change_state(running, JobEvent.STARTED, training_words(view))
 
 

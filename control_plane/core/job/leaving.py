@@ -1,4 +1,4 @@
-"""RUNNING: a job gives up a node at a step that all ranks agree on, and continues on another node."""
+"""RUNNING: a job gives up a node at an agreed stop, and continues on another node."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from everstep.protocol.ids import NodeId
 
 
 def leave(view: JobView) -> Decision | None:
-    """Give up members in three stages, each in separate passes.
+    """Give up nodes of the job in three stages, each in separate passes.
 
-    - Agree on a stop.
+    - Let the ranks agree on a stop.
     - Store the last step in S3, if the remaining time suffices.
-    - Start a new generation without the members.
+    - Start a new generation without these nodes.
 
-    One pass stores the stop, and the next pass sends it. Without the stored reason, the control plane would treat the
-    stopped ranks as a completed job.
+    One pass stores the request to stop, and the next pass sends it. Without the stored request, the control plane would
+    treat the stopped ranks as a completed job.
 
-    The result is None while the job continues to train. The caller passes only views of running jobs.
+    The result is None while the job continues to train. The caller passes only views of jobs in state RUNNING.
     """
     record, plan, timeouts = view.record, view.plan, view.policy.timeouts
     leaving = moves.asked(record.moves)
@@ -60,7 +60,7 @@ def leave(view: JobView) -> Decision | None:
     if record.incident is None or record.incident.state is not IncidentState.REPLACING:
         view, closed = with_incident(view, found, reached)
     incident = view.record.incident
-    assert incident is not None  # `with_incident` has opened an incident
+    assert incident is not None  # `with_incident` always sets an incident
     is_awaited, words = _awaits_upload(view, leaving, incident.opened_at)
     decision = f"stop at an agreed step and move the ranks of {names} to other nodes; {words}"
     view = with_record(view, incident=replace(incident, reached_step=reached, decision=decision))
@@ -72,7 +72,7 @@ def leave(view: JobView) -> Decision | None:
 
 
 def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
-    """Store the request for an agreed stop, at which the job gives up members. The next pass sends it."""
+    """Store the request for the agreed stop at which the job gives up nodes. The next pass sends this request."""
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     left = {move.node_id for move in leaving}
     known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)
@@ -85,7 +85,7 @@ def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[Nod
 
 
 def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: float) -> tuple[bool, str]:
-    """Return whether the last committed step must be in S3 before the job gives up its members, and the reason."""
+    """Return whether the job must upload the last committed step before it gives up these nodes, and the reason."""
     record, timeouts = view.record, view.policy.timeouts
     newest = durable_step(view)
     if record.committed <= 0:
@@ -106,7 +106,7 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
 
 
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
-    """Add history entries for remaining members that could not reach a departing member."""
+    """Add a history entry for each remaining node that could not reach a departing node."""
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:
         return view

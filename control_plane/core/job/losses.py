@@ -1,4 +1,4 @@
-"""Nodes that a job loses or gives up: exclusions, the incident's faults, and the histories of nodes."""
+"""Updates of a job's record when it loses or gives up nodes: exclusions, incident, and node histories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
-    """Return the exclusions plus one per verdict.
+    """Return the job's exclusions, plus one exclusion per verdict.
 
     A node that the fleet has already removed from the job needs no exclusion.
     """
@@ -39,7 +39,7 @@ def _is_excluded(record: JobRecord, node_id: NodeId) -> bool:
 
 
 def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
-    """Return one fault for a lost node, or none if the newest plan does not contain the node."""
+    """Return a tuple with one fault for a lost node. Empty if the newest plan does not contain the node."""
     if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
         return ()
     at = faults.lost_at(verdict, view.nodes, view.now)
@@ -48,7 +48,7 @@ def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
 
 
 def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
-    """Add lost nodes to the open incident. If the loss was not planned, also set the incident's decision."""
+    """Add lost nodes to the open incident. If the job did not plan the loss, also set the incident's decision."""
     incident, plan = view.record.incident, view.seen.plan
     fresh = tuple(fault for fault in lost if incident is not None and fault.node_id not in incident.instance_ids)
     if incident is None or plan is None or not fresh:
@@ -57,7 +57,7 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
     told = incidents.with_faults(drills.recast(view.seen.drill, incident, fresh), fresh)
     is_lost = any(fault.cause not in (Cause.NOTICE, Cause.REQUESTED) for fault in fresh)
     is_planned = {*told.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
-    if not is_planned:  # a planned departure already has a decision, and its last step is replicated
+    if not is_planned:  # The incident of a planned departure already has a decision, and its last step is replicated.
         told = with_group_loss(told, plan)
         told = replace(told, decision=decision_words(told.cause, told.instance_ids))
     failures = breakers.forgiven(view.record.failures, plan.generation) if is_lost else view.record.failures
@@ -65,9 +65,9 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
 
 
 def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentRecord:
-    """Return the incident with evidence about the shards that lost every holder.
+    """Return the incident, with evidence about each shard whose holders are all lost.
 
-    If only a drill caused the loss, the incident keeps the cause DRILL.
+    An incident with the cause DRILL keeps this cause.
     """
     lost = faults.group_loss(plan, incident.instance_ids, incident.failed_at)
     return incidents.with_faults(
@@ -78,7 +78,8 @@ def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentR
 def with_implications(view: JobView, found: tuple[Fault, ...], incident: IncidentRecord) -> JobView:
     """Add each fault to the history of the node that it implicates.
 
-    If the history now makes a node a lemon, the job gives up this node in the same recovery.
+    A node with too many incidents in its history is a lemon (`core.remedies`). The job gives up a lemon in the same
+    recovery.
     """
     lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
     view = replace(view, implications=(*view.implications, *lines))
@@ -106,10 +107,10 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
 
 
 def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return faults that members report about themselves while another fault ends the generation.
+    """Return faults that members report about their own nodes while another fault ends the generation.
 
-    Such a fault may be the cause. The job may still need the faulty node as a holder, so it excludes the node only when
-    it gives the node up.
+    Such a fault may be the cause of the other fault. The job may still need the faulty node as a holder of shards.
+    Therefore this function does not exclude the node.
     """
     known = {fault.node_id for fault in found}
     return tuple(
@@ -123,9 +124,9 @@ def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ..
 
 
 def with_departures(view: JobView) -> JobView:
-    """Record which members the job should give up.
+    """Record which nodes the job should give up.
 
-    If an additional node is unusable, the job releases it immediately, because it runs no rank.
+    An assigned node that runs no rank of the job is released immediately if it is unusable.
     """
     record = view.record
     found = moves.wanted(
@@ -143,7 +144,7 @@ def with_departures(view: JobView) -> JobView:
 
 
 def decision_words(cause: Cause, lost: tuple[NodeId, ...]) -> str:
-    """Return the sentence that describes Everstep's answer to a failure."""
+    """Return the clause that describes Everstep's response to a failure."""
     if not lost:
         return "restart all ranks on the same nodes"
     if cause in (Cause.NOTICE, Cause.REQUESTED):

@@ -15,7 +15,7 @@ from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.states import JOB_TRANSITIONS, IncidentEvent, IncidentState, JobEvent, JobState, advance
 
 PROGRESS_SECONDS = 1.0
-"""Seconds between two writes of a record in which only progress has changed."""
+"""Seconds between two writes of a record in which only the progress figures changed."""
 WATCH_SECONDS = 1.0
 """Seconds between two passes over a running job if no report wakes the loop."""
 LAUNCH_SECONDS = 0.5
@@ -25,7 +25,7 @@ LAUNCH_SECONDS = 0.5
 def stay(
     view: JobView, reason: str, actions: tuple[JobAction, ...] = (), *, requeue: float = WATCH_SECONDS
 ) -> Decision:
-    """Return a decision that keeps the state, with a new reason."""
+    """Return a decision that keeps the job's state and stores a new reason text."""
     return Decision(
         record=replace(view.record, reason=reason),
         actions=actions,
@@ -37,7 +37,7 @@ def stay(
 
 
 def change_state(view: JobView, event: JobEvent, reason: str) -> Decision:
-    """Return a decision that moves the job along `JOB_TRANSITIONS`, with an event that contains the reason."""
+    """Return a decision that changes the job's state by `JOB_TRANSITIONS` and records an event with the reason."""
     before = view.record
     state = advance(JOB_TRANSITIONS, f"job {view.spec.job}", before.state, event, (before.reason,))
     record = replace(before, state=state, reason=reason, state_since=view.now)
@@ -69,10 +69,10 @@ def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
 
 
 def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
-    """Return the decision. Drop changes of its record that need not be stored now.
+    """Return the decision without the record changes that need not be stored now.
 
-    If only progress has changed, the record is written once per `PROGRESS_SECONDS`. A closed incident is removed from
-    the record.
+    If only progress figures changed, the job loop writes the record once per `PROGRESS_SECONDS`. A closed incident is
+    removed from the record.
     """
     record = decision.record
     if record.incident is not None and record.incident.state is IncidentState.CLOSED:
@@ -105,7 +105,7 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
 
 
 def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:
-    """Return the decision's record with its ledger adjusted to the incidents that this pass has changed."""
+    """Return the decision's record. Its ledger is adjusted to the incidents that this pass changed."""
     record, found = decision.record, before.incident
     after = {
         incident.id: incident
@@ -117,7 +117,8 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
     if is_opened or charged.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
         seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
     else:
-        # An agent has now reported that the failure is older. The time since the failure was booked as training.
+        # A late report moved the failure to an earlier time. Until now, the ledger charged the time since then as
+        # training.
         seemed = accounting.Bucket.TRAIN
     stalled_since = None if before.suspicion is None else before.suspicion.began_at
     return accounting.follow(

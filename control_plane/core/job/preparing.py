@@ -1,4 +1,4 @@
-"""PREPARING: every member promises to obey no older generation, then the plan is stored."""
+"""PREPARING: every member promises to obey no older generation, then the control plane stores the plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from everstep.protocol.ids import FIRST_STEP, Generation
 
 
 def prepare(view: JobView) -> Decision:
-    """Ask every member for its promise, select the members, then store the plan of the next generation.
+    """Request every member's promise, select the members, then store the plan of the next generation.
 
     Each rule that excludes or keeps a member is a function of `roster`. The order of the rules matters.
     """
@@ -39,7 +39,7 @@ def prepare(view: JobView) -> Decision:
             with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason
         )
     view = with_late_reports(view)
-    # The pages still prove this step, and the next message, Load, clears them.
+    # The ranks' shared pages still prove the committed step. The next message, Load, clears the pages.
     view = with_record(view, committed=launch.committed_of(view.spec, view.seen, view.record))
     view = with_faulty(view)
     view = without_lost(view)
@@ -77,9 +77,9 @@ def prepare(view: JobView) -> Decision:
 def _stop_without_ranks(view: JobView) -> Decision | None:
     """End a job that should stop and whose ranks do not run.
 
-    Ending the job releases its nodes and frees their memory, so the job ends only if that loses no committed step or
-    `blind_wait` is over. If it would lose a committed step, the job first resumes training, stops at an agreed step,
-    and stores that step in S3.
+    The end of the job frees its nodes' memory. The job therefore ends only if S3 has the newest committed step, or once
+    `blind_wait` is over. Otherwise the result is None: the job resumes training, stops at an agreed step, and stores
+    that step in S3.
     """
     record = view.record
     if not view.wants_stop:
@@ -96,10 +96,10 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     """Release the nodes of a paused job that waits for another node.
 
-    The job releases the nodes only if that loses no committed step, or if `blind_wait` is over.
+    The job releases the nodes only if this loses no committed step, or once `blind_wait` is over.
 
-    Releasing the nodes frees their memory, and no rank runs that could agree on a stop. Once the missing node arrives,
-    the job can train, then pause without a loss.
+    A release frees the nodes' memory, and no rank runs that could agree on a stop. If the missing node arrives earlier,
+    the job trains first, and then pauses without a loss.
     """
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
@@ -130,7 +130,7 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
 
 
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
-    """Store the plan, and add the restored step, its sources and the plan's nodes to the incident."""
+    """Store the plan. Add the restored step, its sources and the plan's nodes to the incident."""
     plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
     if view.spec.initial_checkpoint and restore.base_step == FIRST_STEP:
         words = (
@@ -147,7 +147,8 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     if incident is not None:
         before = [node.node_id for node in view.seen.plan.nodes] if view.seen.plan is not None else []
         launched = [node.node_id for node in plan.nodes]
-        # A second failure can lose the replacement of the first one. The incident then lists it as a lost node.
+        # A second failure can lose the node that replaced the first lost node. The incident then lists both nodes as
+        # lost.
         named = dict.fromkeys(
             [*incident.replacement_instance_ids, *(node_id for node_id in launched if node_id not in before)]
         )

@@ -1,4 +1,4 @@
-"""Progress from the members' reports, and its effect on an open incident."""
+"""The progress that members report, and its effect on an open incident."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.protocol.ids import Step
 
 
 def with_progress(view: JobView) -> JobView:
-    """Record the progress that the members report, and move the open incident to the phase that follows from it."""
+    """Record the progress that the members report, and update the phase of the open incident."""
     record, plan = view.record, view.plan
     boundary = max(record.boundary, faults.reached(view.reports))
     coordinator = view.reports.get(plan.coordinator)
@@ -76,9 +76,9 @@ def with_progress(view: JobView) -> JobView:
 
 
 def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
-    """Add a failure to its node's history, once training on another node has passed the failed step.
+    """Add a failure to a node's history, once training without this node has passed the failed step.
 
-    The function ignores failures from a lack of memory, because they are no fault of the hardware.
+    The function ignores failures from a lack of memory, because the hardware does not cause these.
     """
     lines = tuple(
         Implication(

@@ -1,7 +1,4 @@
-"""A generation with another number of nodes than the one before: a recovery shrinks, an agreed stop grows.
-
-`core.elastic` has the rules.
-"""
+"""Changes of a job's number of nodes: it shrinks in a recovery, and grows at an agreed stop."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
-    """Record since when a member is missing. The time ends when no member is missing."""
+    """Record since when the job lacks a node. Clear this time once the job lacks none."""
     since = view.record.vacant_since
     if not roll.vacancy_count:
         return with_record(view, vacant_since=None)
@@ -36,10 +33,10 @@ def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
 
 
 def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
-    """Decide to continue with the members that have promised, once no other node came within the patience.
+    """Decide to continue on fewer nodes, once no replacement arrived within the user's `patience_seconds`.
 
-    One pass stores the number, and the next pass makes the plan. A node that comes in between takes part. The result is
-    None while the job waits.
+    The job continues with the nodes that have promised. This pass stores their number, and the next pass makes the
+    plan. A node that arrives between the two passes takes part. The result is None while the job waits.
     """
     since = view.record.vacant_since
     if since is None or roll.late or roll.unreachable:
@@ -62,7 +59,7 @@ def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
 
 
 def shrink_words(view: JobView, roll: launch.Roll) -> str:
-    """Return a clause that says with how many nodes a waiting job continues, or how many it needs to continue.
+    """Return a clause: on how many nodes a waiting job will continue, or how many nodes it needs.
 
     The clause is empty if the job may not continue with fewer nodes.
     """
@@ -75,10 +72,10 @@ def shrink_words(view: JobView, roll: launch.Roll) -> str:
 
 
 def with_size(view: JobView, plan: GenerationPlan) -> JobView:
-    """Record the number of nodes of a new plan, and the change of this number in the incident and in an event.
+    """Record the number of nodes of a new plan. Add a change of this number to the incident and to an event.
 
-    A failure after which the job shrinks becomes an incident of the kind SHRUNK. Planned departures and drills keep
-    their kind.
+    If the job shrinks after a failure, the incident gets the cause SHRUNK. Planned departures and drills keep their
+    cause.
     """
     record, spec, count = view.record, view.spec, len(plan.nodes)
     before = record.member_count or spec.node_count
@@ -110,7 +107,7 @@ def _with_event(view: JobView, kind: str, message: str) -> JobView:
 
 
 def training_words(view: JobView) -> str:
-    """Return the reason of a job that trains, with the number of nodes if the job asked for more."""
+    """Return the reason text of a job that trains. The text names the number of nodes if the job requested more."""
     size = elastic.size_words(view.spec, len(view.plan.nodes))
     if not size:
         return f"trains from step {view.plan.base_step}"
@@ -118,14 +115,14 @@ def training_words(view: JobView) -> str:
 
 
 def has_asked_to_grow(record: JobRecord) -> bool:
-    """Return whether the job loop requested an agreed stop after which the job grows."""
+    """Return whether the control plane requested the agreed stop after which the job grows."""
     return record.growth is not None and record.growth.asked_at is not None
 
 
 def with_growth(view: JobView) -> JobView:
-    """Record the nodes with which a running job can grow.
+    """Record the additional nodes on which a running job can continue.
 
-    Nodes that replace departing members do not count.
+    Nodes that replace departing nodes do not count.
     """
     record = view.record
     is_small = record.member_count and record.member_count < view.spec.most_node_count
@@ -139,8 +136,8 @@ def with_growth(view: JobView) -> JobView:
 def grow(view: JobView) -> Decision | None:
     """Grow in three stages, each in separate passes: request an agreed stop, wait for it, start a new generation.
 
-    One pass stores the stop, and the next pass sends it. Without the stored request, the control plane would treat the
-    stopped ranks as a completed job. The result is None while the job continues to train.
+    One pass stores the request to stop, and the next pass sends it. Without the stored request, the control plane would
+    treat the stopped ranks as a completed job. The result is None while the job continues to train.
     """
     record, growth = view.record, view.record.growth
     if growth is None:
@@ -163,7 +160,7 @@ def grow(view: JobView) -> Decision | None:
 
 
 def _ask_to_grow(view: JobView, growth: Growth) -> Decision:
-    """Store the request for an agreed stop, after which the job grows. The next pass sends it."""
+    """Store the request for the agreed stop after which the job grows. The next pass sends this request."""
     names = ", ".join(growth.node_ids)
     words = f"agrees on a stop, to grow with {names}"
     asked = with_record(view, growth=replace(growth, asked_at=view.now))

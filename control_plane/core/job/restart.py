@@ -1,4 +1,4 @@
-"""The end of a generation: its faults, its incident, and the number of the next generation."""
+"""The end of a generation: the control plane records its faults and incident, and issues the next number."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from everstep.protocol.ids import Generation, Step
 def start_new_generation(
     view: JobView, found: tuple[Fault, ...], failure: FailureRecord | None, *, decision: str = ""
 ) -> Decision:
-    """End the generation: assign the next number, open or extend the incident, and halt running ranks.
+    """End the generation: issue the next generation number, open or extend the incident, and kill running ranks.
 
     Args:
         view: view of a job that has been launched.
         found: the faults that end the generation; not empty.
-        failure: the failure that the breakers record, or None if the job itself did not fail.
-        decision: the incident's decision, if it is already recorded.
+        failure: the failure that counts against the job (`core.breakers`). None if the job itself did not fail.
+        decision: the incident's decision, if the incident already has one. Empty: this function derives the decision.
 
     Returns:
         A decision that moves the job to PREPARING.
@@ -52,7 +52,7 @@ def start_new_generation(
         view, view.record, (*gone, *(verdict for verdict in leaving if verdict.node_id not in done))
     )
     incident = view.record.incident
-    assert incident is not None  # `with_incident` has opened an incident
+    assert incident is not None  # `with_incident` always sets an incident
     view = with_implications(with_record(view, exclusions=exclusions), found, incident)
     record = view.record
     failed = faults.failed_sources(plan, view.reports, view.nodes, record.doubted)
@@ -105,9 +105,9 @@ def _damage_event(damaged: DamagedCheckpoint) -> EventDraft:
 def with_incident(
     view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: str = ""
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
-    """Return the view with the incident of these faults, and the incident that they close, if any.
+    """Return the view with the incident of these faults, and a tuple with the incident that these faults close, if any.
 
-    A new incident stores the node time that the ledger had charged before the failure.
+    A new incident also stores the job's node time before the failure, for the cost of the incident.
     """
     before, record = view.record.incident, view.record
     closed, incident = _incident_of(view, found, reached)
@@ -122,10 +122,10 @@ def with_incident(
 def _incident_of(
     view: JobView, found: tuple[Fault, ...], reached: Step
 ) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
-    """Return the incident that the faults close, if any, and the incident to which they belong.
+    """Return a tuple with the incident that the faults close, if any, and the incident to which the faults belong.
 
-    A failure before training has resumed belongs to the same recovery. A later failure ends the rework of the open
-    incident, closes that incident and opens another incident.
+    A failure before training resumes belongs to the open incident. A later failure closes the open incident and opens
+    another incident.
     """
     before = view.record.incident
     if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):
@@ -133,7 +133,7 @@ def _incident_of(
         again = incidents.with_faults(
             again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found)
         )
-        # a node that leaves as planned has replicated its last step
+        # A node that leaves as planned has replicated its last step.
         is_planned = again.cause in (Cause.GROWN, Cause.NOTICE, Cause.REQUESTED)
         if view.seen.plan is not None and not is_planned:
             again = with_group_loss(again, view.seen.plan)
@@ -152,7 +152,7 @@ def _incident_of(
     )
     if before is None:
         return (), opened
-    # training had caught up before the new failure, but only this pass observes it
+    # Training caught up before the new failure, but only this pass observes both.
     if before.state is IncidentState.CLOSED:
         return (before,), opened
     return (incidents.moved(before, IncidentEvent.JOB_ENDED, max(opened.failed_at, before.restored_at or 0.0)),), opened

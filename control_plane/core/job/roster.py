@@ -1,6 +1,6 @@
-"""PREPARING: which members take part in the next generation, and which ones the job gives up.
+"""PREPARING: which nodes take part in the next generation, and which nodes the job gives up.
 
-Each function applies one rule and returns the changed view. `core.job.preparing.prepare` calls them in order.
+Each function applies one rule and returns the changed view. `core.job.preparing.prepare` calls the functions in order.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TER
 
 
 def with_late_reports(view: JobView) -> JobView:
-    """Update the incident with late reports of the ended generation: an earlier exit, a higher boundary.
+    """Update the incident from late reports about the ended generation: an earlier exit, or a later finished step.
 
-    After an absence, a control plane can detect a lost node before it receives the reports of ranks that failed as a
-    consequence. These reports contain the earlier time of the failure. A rank can also pass a boundary between its last
-    report and its end. Its node reports this boundary with the promise.
+    A control plane that was absent can detect a lost node before other nodes report that their ranks failed as a
+    consequence. These reports contain the earlier time of the failure. A rank can also finish a step between its last
+    report and its end. Its node reports this step with the promise.
     """
     before = view.record.incident
     if before is None or before.state is not IncidentState.REPLACING:
@@ -71,7 +71,7 @@ def with_late_reports(view: JobView) -> JobView:
 def _with_struck_rank(
     view: JobView, incident: IncidentRecord, told: tuple[Fault, ...]
 ) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
-    """Attribute earlier exits to a drill, once an agent reports the exit of the rank that the drill killed.
+    """Attribute rank exits to a drill, once the agent reports the exit of the rank that the drill killed.
 
     The function returns its three arguments unchanged if no drill explains the exits.
     """
@@ -93,10 +93,10 @@ def _with_struck_rank(
 
 
 def with_promise_deadlines(view: JobView) -> JobView:
-    """Record when each member was first asked for the promise. Its deadline starts at that time.
+    """Record when the control plane first requested each member's promise. The member's deadline starts then.
 
-    A member that has promised has no deadline. If the agent or this control plane loses the promise, the deadline
-    starts again.
+    A member that has promised has no deadline. If the agent or the control plane loses the promise, a new deadline
+    starts.
     """
     roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
     before = dict(view.record.asked)
@@ -106,10 +106,10 @@ def with_promise_deadlines(view: JobView) -> JobView:
 
 
 def with_faulty(view: JobView) -> JobView:
-    """Record the members that report a fault of their own node during a recovery.
+    """Record the members whose agents report a fault of their own node during a recovery.
 
-    The job gives up such a member if no committed step is lost with it. The job may have to keep the member. If its
-    fault then stops the next launch, the member counts as lost.
+    The job gives up such a member if this loses no committed step. Otherwise the job keeps the member for the next
+    launch. If the fault still exists after that launch, the member counts as lost.
     """
     record, verdicts = view.record, dict(view.verdicts)
     tried = record.incident.kept_instance_ids if record.incident is not None else ()
@@ -128,7 +128,7 @@ def with_faulty(view: JobView) -> JobView:
 def without_lost(view: JobView) -> JobView:
     """Exclude the nodes that are certainly lost, and add them to the incident.
 
-    A failure that looked like a failed rank may turn out to be a lost node.
+    An incident that began as a rank's failure can thus become a node loss.
     """
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
@@ -138,7 +138,7 @@ def without_lost(view: JobView) -> JobView:
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
     }
     stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
-    spared = given_back | stopped  # these nodes work: the job gives them up only if no step is lost
+    spared = given_back | stopped  # These nodes work, so the job gives them up only if this loses no step.
     gone = [
         view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared
     ]
@@ -149,11 +149,11 @@ def without_lost(view: JobView) -> JobView:
 
 
 def without_unreachable(view: JobView) -> JobView:
-    """Exclude members that have not promised this generation.
+    """Exclude members that have not promised the issued generation in time.
 
-    A member is excluded once its exclusion would lose no committed step, or once `blind_wait` is over. A member that is
-    connected may have reconnected a moment ago and may hold the only copy of a shard. For such a member the job waits
-    `T_max` seconds beyond `blind_wait`.
+    If the exclusion loses no committed step, the job waits for the deadline of a promise, or `T_max` for a connected
+    member. Otherwise the job waits for `blind_wait`, or `blind_wait` plus `T_max` for a connected member. A connected
+    member may have reconnected a moment ago and may hold the only copy of a shard.
     """
     record, timeouts = view.record, view.policy.timeouts
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
@@ -194,9 +194,9 @@ def without_unreachable(view: JobView) -> JobView:
 
 
 def without_departing(view: JobView) -> JobView:
-    """Exclude the members that the job should give up, as far as no committed step is lost.
+    """Exclude the members that the job should give up, unless this would lose a committed step.
 
-    The job keeps a member that alone holds a needed shard.
+    The job keeps a member if no other member and no checkpoint has one of its shards.
     """
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
@@ -207,26 +207,26 @@ def without_departing(view: JobView) -> JobView:
         if view.seen.plan is not None
         else []
     )
-    # The time that AWS announced is over, or the replacement is ready.
+    # The agreed stop is over. The job gives up these nodes with or without a replacement.
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
-    # The fault of these nodes ended ranks, and would end them again.
+    # The faults of these nodes ended ranks, and would end ranks again.
     goes = [
         *announced,
         *(move for move in left if move.is_faulty and move.asked_at is None),
     ]
-    # The job keeps a working member without a replacement.
+    # A working node without a replacement stays in the job.
     due = [*goes, *(move for move in left if move not in goes)][: max(len(goes), len(lent) + view.seen.spare_count)]
     if not due:
         return view
     leaving = {move.node_id for move in due}
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
     if any(node_id not in leaving for node_id in (*roll.late, *roll.unreachable)):
-        return view  # the other members have not reported their inventories
+        return view  # Some remaining members have not reported their shards yet.
     floor = step_to_keep(view, roll)
     without, kept = record, set[NodeId]()
     verdicts: list[Verdict] = []
     events: list[EventDraft] = []
-    for move in due:  # one by one: of two members with the same shard, the job may give up only one
+    for move in due:  # Decide one by one: if two members hold the only copies of a shard, the job may give up only one.
         verdict = moves.verdict(move)
         fewer = replace(without, exclusions=exclusions_with(view, without, (verdict,)))
         base = restorable_step(view, fewer, launch.call_roll(view.spec, view.seen, fewer, view.policy))

@@ -17,10 +17,10 @@ from everstep.protocol.ids import FIRST_STEP
 
 
 def with_ruling(view: JobView) -> tuple[JobView, str]:
-    """Apply the ruling of the breakers (`core.breakers`) once all members have promised.
+    """Apply the ruling on repeated failures (`core.breakers`) once all members have promised.
 
-    The second value is the reason to give up the job. It is empty if the job continues. The breakers rule only on
-    generations that ended by a failure of the job.
+    The second value is the reason to give up the job, or empty if the job continues. No ruling applies if the last
+    generation ended for a reason outside the job.
     """
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
@@ -60,7 +60,7 @@ def with_ruling(view: JobView) -> tuple[JobView, str]:
 
 
 def _refused_state(view: JobView, failure: FailureRecord) -> tuple[RefusedSource, ...]:
-    """Return all sources of the state that a failed generation started from."""
+    """Return all sources of the state from which the failed generation started."""
     plan = view.seen.plan
     if plan is None or plan.base_step != failure.base_step:
         return ()

@@ -14,12 +14,12 @@ from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 
 def restorable_step(view: JobView, record: JobRecord, roll: launch.Roll) -> Step:
-    """Return the newest step that every rank can restore, from promised members or from S3."""
+    """Return the newest step that every rank can restore, from members that have promised or from S3."""
     return recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
 
 
 def restorable_step_without(view: JobView, node_id: NodeId | None) -> Step:
-    """Return the newest step that every rank can restore without one member."""
+    """Return the newest step that every rank can restore if the job gives up one node."""
     others = replace(
         view, seen=replace(view.seen, assigned=tuple(each for each in view.seen.assigned if each != node_id))
     )
@@ -27,7 +27,7 @@ def restorable_step_without(view: JobView, node_id: NodeId | None) -> Step:
 
 
 def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
-    """Return the step that S3 alone can restore, and how many committed steps that restore would lose."""
+    """Return the newest step that S3 alone can restore, and the number of committed steps that this restore loses."""
     left = restorable_step(view, view.record, replace(roll, promised={}))
     return left, max(Step(step_to_keep(view, roll) - left), FIRST_STEP)
 
@@ -35,7 +35,7 @@ def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
 def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
     """Return the committed step that the job must not lose.
 
-    Once all members have promised, this is the newest committed step that they still hold.
+    Once all members have promised, the result is at most the newest step that they and S3 can restore.
     """
     floor = launch.floor_of(view.spec, view.seen, view.record)
     return floor if roll.late or roll.unreachable else min(floor, restorable_step(view, view.record, roll))

@@ -1,4 +1,4 @@
-"""A job that a person has taken over: Everstep observes the job and only halts ended generations."""
+"""Passes over a job that a person has taken over: Everstep observes the job and only halts old generations."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from everstep.protocol.agent_messages import MemberPhase
 
 
 def observe_only(view: JobView) -> Decision:
-    """Record progress and write manifests. Send no message except halts of ended generations.
+    """Record progress and write manifests. Send no message except orders to kill ranks of old generations.
 
-    Fencing needs these halts even while a person controls the job. The job's reason names the event to which Everstep
-    would otherwise respond. A stop that a user requested waits until the person hands the job back.
+    Ranks of an old generation must never run beside newer ranks, even while a person controls the job. The job's reason
+    names the faults to which Everstep would otherwise respond. A user's request to stop waits until the person hands
+    the job back.
     """
     actions: tuple[JobAction, ...] = ()
     if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):

@@ -1,7 +1,7 @@
 """The input of one pass over a job, with values derived from it.
 
-Invariant: pure. A phase receives a `JobView`, changes its `record` with `with_record`, and returns an outcome
-(`core.job.outcome`).
+Invariant: pure. The function of each job state receives a `JobView`, changes the view's `record` by `with_record`, and
+returns a decision (`core.job.outcome`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from everstep.protocol.plan import GenerationPlan
 GAP_LEASES = 4
 """Longest time between two passes of a working control plane, as a multiple of the lease.
 
-After a longer time, no control plane watched the job in between.
+If more time has passed, no control plane watched the job in between.
 """
 
 
@@ -48,23 +48,23 @@ class JobView:
     record: JobRecord
     nodes: Mapping[NodeId, NodeObserved]
     reports: Mapping[NodeId, MemberReport]
-    """Reports of the present generation, from the members of the newest plan."""
+    """Agents' reports about the newest generation, by node."""
     verdicts: Mapping[NodeId, Verdict]
-    """One verdict per member of the newest plan and per assigned node."""
+    """One verdict per node of the newest plan and per assigned node: whether the job may use the node."""
     implications: tuple[Implication, ...] = ()
     """Entries that this pass adds to the histories of nodes, because the incident involves these nodes."""
     events: tuple[EventDraft, ...] = ()
-    """Events of this pass, besides a change of state."""
+    """Events of this pass. A change of the job's state adds its event later."""
 
     @property
     def plan(self) -> GenerationPlan:
         """The newest plan. Valid only in states that a job enters with a plan (LOADING and later)."""
-        assert self.seen.plan is not None  # one transaction stores the plan and the state LOADING
+        assert self.seen.plan is not None  # One transaction stores the plan and the state LOADING.
         return self.seen.plan
 
     @property
     def wants_pause(self) -> str:
-        """Reason for the job to release its nodes and continue later; empty if there is none."""
+        """Reason for the job to release its nodes and continue later. Empty without such a reason."""
         if self.seen.gives_way_to:
             return f"for {self.seen.gives_way_to}"
         before, incident = self.record.no_pause_before, self.record.incident
@@ -79,7 +79,7 @@ class JobView:
 
     @property
     def wants_stop(self) -> str:
-        """Reason for the job to stop; empty if there is none."""
+        """Reason for the job to stop. Empty without such a reason."""
         if self.record.stop_reason:
             return self.record.stop_reason
         return "a user asked it to stop" if self.record.stop_requested_at is not None else ""
@@ -88,8 +88,8 @@ class JobView:
 def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
     """Return the view of a pass.
 
-    The view contains the reports of the present generation and a verdict on every node. Its record omits exclusions of
-    nodes that the fleet has already removed from the job.
+    The view contains the agents' reports about the newest generation and a verdict on every node. The view's record
+    omits exclusions of nodes that the fleet has already removed from the job.
     """
     planned = (
         [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
@@ -103,14 +103,14 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     progress = {node_id: progress_without(reports, node_id) for node_id in team}
     silences = track_silences(record.silences, tuple(nodes.values()), progress, now, policy.timeouts)
     since = {silence.node_id: silence for silence in silences}
-    # An old report proves nothing.
+    # The last report of a silent agent says nothing about its peers now.
     heard = {node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)}
     out_of_view = nodes_out_of_view(heard)
     first_to_leave = blamed(heard, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
-    # while this holds, a missing step is no evidence against a node
+    # After the end of training, missing steps are no evidence against a node.
     is_over = is_training_over(reports, spec.world_size if seen.plan is None else seen.plan.world_size)
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {
@@ -153,9 +153,9 @@ def gap_seconds(policy: Policy) -> float:
 
 
 def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
-    """Return a node without the history entries of the open incident.
+    """Return the node without its history entries from the open incident.
 
-    Without these entries, the remedy does not become more severe before the present remedy has failed.
+    A node's history determines the severity of its remedy. The open incident must not make its own remedy more severe.
     """
     if all(line.incident_id != incident_id for line in node.history):
         return node
@@ -165,7 +165,7 @@ def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
 def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_hour: float | None) -> str:
     """Return which stopping condition the job has reached, or an empty string.
 
-    Time without nodes does not count as runtime. The limit for pending time applies only until the job first runs.
+    Paused time does not count. The limit for pending time applies only until the job first runs.
     """
     paused = (
         record.microseconds.get(accounting.Bucket.PAUSED, 0) - record.paused_microseconds_before_start
@@ -190,17 +190,17 @@ def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_h
 
 
 def with_record(view: JobView, **changes: object) -> JobView:
-    """Return the view with changed fields of its record."""
+    """Return the view, with some fields of its record replaced."""
     return replace(view, record=replace(view.record, **changes))  # type: ignore[arg-type]
 
 
 def is_in_phase(view: JobView, node_id: NodeId, *phases: MemberPhase) -> bool:
-    """Return whether a member is connected and reports one of the phases."""
+    """Return whether a member's agent is connected and reports one of these phases."""
     return node_id in view.reports and view.reports[node_id].phase in phases and view.nodes[node_id].is_connected
 
 
 def halt(view: JobView, node_id: NodeId, generation: Generation, reason: str) -> Send:
-    """Return the order to a node to kill its ranks of a generation."""
+    """Return the message that orders a node to kill its ranks of a generation."""
     return Send(node_id, HaltRanks(job=view.spec.job, run=view.spec.run, generation=generation, reason=reason))
 
 
@@ -227,7 +227,7 @@ def is_training_over(reports: Mapping[NodeId, MemberReport], world_size: int) ->
 
 
 def have_all_succeeded(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
-    """Return whether every rank ended with success. Its uploads may still be running."""
+    """Return whether every rank exited with success. Uploads of the ranks' shards may still run."""
     exits = rank_exits(reports)
     return len(exits) == world_size and all(each.exit_class is ExitClass.SUCCESS for each in exits)
 
@@ -238,7 +238,7 @@ def rank_exits(reports: Mapping[NodeId, MemberReport]) -> list[RankExit]:
 
 
 def passed_by_all(view: JobView) -> Step:
-    """Return the newest boundary that every rank has passed.
+    """Return the newest step that every rank has finished.
 
     Return `NO_STEP` if the reports do not contain every rank.
     """
@@ -273,15 +273,18 @@ def durable_words(view: JobView) -> str:
 
 
 def watched_seconds(view: JobView, since: float) -> float:
-    """Return the seconds since a moment, without the time in which no control plane watched the job."""
+    """Return the seconds since a time.
+
+    If a period without a control plane ended after that time, only the seconds since that end count.
+    """
     return view.now - max(since, view.record.unwatched[1] if view.record.unwatched is not None else since)
 
 
 def last_movement_at(view: JobView) -> float:
     """Return when training last made progress, in Unix seconds.
 
-    Return the present time while the control plane cannot observe progress: the fleet is blind, or a member has not
-    reported.
+    Return the current time while the control plane cannot observe progress: most of the fleet is silent, or a member
+    has not reported.
     """
     if view.seen.is_fleet_blind or not all(view.nodes[node.node_id].has_reported for node in view.plan.nodes):
         return view.now
@@ -290,9 +293,9 @@ def last_movement_at(view: JobView) -> float:
 
 
 def last_progress_at(view: JobView) -> float:
-    """Return when the stored progress last changed, in Unix seconds.
+    """Return when the job's progress last changed, in Unix seconds.
 
-    The result is the present time if this pass changes the progress.
+    The result is the current time if this pass changes the progress.
     """
     record, before = view.record, view.seen.record
     has_moved = (record.boundary, record.committed, record.proposed) != (

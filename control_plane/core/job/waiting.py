@@ -31,7 +31,7 @@ def wait_for_nodes(view: JobView) -> Decision:
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
             return stay(view, _queue_words(view))
-        # the fleet assigns a complete gang together, after it has removed nodes of the previous gang
+        # The fleet assigns all nodes of the job together, after it has removed the job's previous nodes.
         if view.seen.assigned:
             return stay(view, "its turn has come; its former nodes go back to the fleet first")
         return change_state(view, JobEvent.ADMITTED, waiting_words(view, spec.node_count))
@@ -53,7 +53,7 @@ def wait_for_nodes(view: JobView) -> Decision:
 
 
 def _stand_aside(view: JobView, missing: int) -> Decision:
-    """Release the nodes of an incomplete gang, and keep the job out of the queue for a while."""
+    """Release the job's nodes, because some are still missing. Keep the job out of the queue for a while."""
     attempts = view.record.gang_attempts + 1
     not_before = view.now + queue.stand_aside_seconds(attempts)
     aside = with_record(view, gang_attempts=attempts, not_before=not_before)
@@ -62,9 +62,9 @@ def _stand_aside(view: JobView, missing: int) -> Decision:
 
 
 def _next_fleet(view: JobView) -> FleetName | None:
-    """Return the next fleet of the user's list that accepts jobs. After the last fleet, the first one follows.
+    """Return the next fleet of the user's list that accepts jobs. After the last fleet, the first fleet follows.
 
-    Return None once the job has a generation or holds a node, because the job then stays in its fleet.
+    Return None if the job has launched or holds a node, because the job then stays in its fleet.
     """
     ring = view.spec.fleets
     if view.record.issued_generation or view.seen.assigned or view.spec.fleet not in ring:
@@ -76,7 +76,8 @@ def _next_fleet(view: JobView) -> FleetName | None:
 def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
     """Move the job to the queue of another fleet.
 
-    After each full round over the list, the job waits longer, so that it does not cycle quickly through full fleets.
+    After each full round over the list, the job waits longer. It must not cycle quickly through fleets without
+    capacity.
     """
     ring = view.spec.fleets
     record, pause = view.record, ""
@@ -89,14 +90,14 @@ def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
 
 
 def _paused_words(view: JobView) -> str:
-    """Return the reason of a job that a user has paused."""
+    """Return the reason text of a job that a user has paused."""
     if view.record.started_at is None:
         return "paused by a user before it started; ResumeTrainingJob puts it back into the queue"
     return f"paused by a user; ResumeTrainingJob lets it go on: {durable_words(view)}"
 
 
 def _queue_words(view: JobView) -> str:
-    """Return the reason of a job that waits in the queue of its fleet."""
+    """Return the reason text of a job that waits in the queue of its fleet."""
     not_before = view.record.not_before
     if not_before is not None and view.now < not_before:
         return f"stands aside until {datetime.fromtimestamp(not_before, UTC):%H:%M:%S} UTC: its nodes did not come"

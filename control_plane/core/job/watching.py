@@ -1,4 +1,4 @@
-"""RUNNING, PAUSING and STOPPING: the order in which a pass checks a running job."""
+"""RUNNING, PAUSING and STOPPING: one pass over a job whose ranks run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from everstep.protocol.agent_messages import MemberPhase, TakeCheckpoint, TakeSt
 
 
 def watch(view: JobView) -> Decision:
-    """Check a running job, the most certain evidence first. Act on the first finding.
+    """Check a running job, and respond to the first finding. The most certain evidence comes first.
 
     The order is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in progress,
-    departures, growth, a new pause. In every case, the pass also writes manifests of complete checkpoints.
+    departures, growth, a new pause. In every case, the pass also writes due manifests of checkpoints.
     """
     view = with_progress(view)
     record, plan = view.record, view.plan
@@ -109,15 +109,16 @@ def watch(view: JobView) -> Decision:
 
 
 def _awaits_first_step(view: JobView) -> str:
-    """Return the phase of a launch without a new step, and the nodes in this phase, as a clause."""
+    """Return a clause: the phase of a launch that has no new step yet, and the nodes in this phase."""
     return launch.starting(view.plan, view.reports) or f"waits for the first step after step {view.plan.base_step}"
 
 
 def _with_notices(view: JobView) -> JobView:
-    """Record the checkpoint that new notices of AWS require, before the announced nodes end.
+    """Record that new notices from AWS require a checkpoint before the announced nodes end.
 
-    One notice requires one checkpoint, of the step that is committed by then. The caller has found that no node can
-    replace the announced one yet; otherwise an agreed stop follows at once, and stores its own step.
+    One notice requires one checkpoint, at or after the step that is committed now. The caller calls this function only
+    while no node can replace the announced node. With a replacement, the job stops at once and stores the last step
+    anyway.
     """
     record = view.record
     announced = tuple(move.node_id for move in record.moves if move.is_announced)
@@ -156,7 +157,7 @@ def _watch_clocks(view: JobView) -> hangs.Watched:
 
 
 def _unclear_words(view: JobView, unclear: list[str]) -> list[str]:
-    """Return a clause that names silent nodes.
+    """Return a clause that names the silent nodes, or the evidence if no node is silent.
 
     The clause contains no elapsed time, so that the stored reason does not change in every pass.
     """
