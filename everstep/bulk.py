@@ -1,18 +1,18 @@
-"""Bulk transfer to and from S3 through boto3's calls: multipart uploads of memory views, and ranges into memory.
+"""Transfers large objects between memory and S3 with multipart uploads and ranged reads, through boto3.
 
-`worker.storage.s3` and `everstep.checkpoints.stores` use it. It knows neither slots nor checkpoints. `make
+`worker.storage.s3` and `everstep.checkpoints.stores` use it. The module depends on neither slots nor checkpoints. `make
 bench-durable` compares it with boto3's transfer manager, awscrt and obstore (docs/benchmarks-durable.md).
 
     upload      pieces ─▶ parts (references, no copies) ─▶ up to `connections` parts in flight
-    read        range ─▶ the caller's memory; a body that breaks off continues after a pause
+    read range ─▶ the caller's memory; after a broken connection, the read continues from its position
 
-Every part carries its CRC64NVME, which S3 verifies. S3 also verifies the checksum of the whole object when an upload
-is completed. Each part's SHA-256 signs its request and is returned to the caller.
+Every part carries its CRC64NVME, which S3 verifies. S3 also verifies the checksum of the whole object when an upload is
+completed. The signature of each part's request covers the part's SHA-256, which the caller receives too.
 
 Invariant: an upload is stored completely or not at all. When a call returns, its threads have ended. Errors are
 botocore's or the types of this module; callers translate them.
 
-The module has more than 500 lines. Uploads and reads share their errors, their pauses and their threads.
+The module has more than 500 lines. Uploads and reads share error types, retry pauses and thread pools.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from botocore.exceptions import (
 Piece = bytes | bytearray | memoryview
 
 PART_BYTES: Final = 32 * 1024 * 1024
-"""Least size of a part of an upload, in bytes."""
+"""Minimum size of an upload's parts, in bytes. The last part may be smaller."""
 MOST_PARTS: Final = 9_000
 """Maximum number of parts of an upload.
 
@@ -52,39 +52,39 @@ Source: S3 allows 10,000 parts (Amazon S3 User Guide, multipart upload limits).
 CONNECTIONS: Final = 4
 """Connections per upload or read.
 
-Source: Amazon S3 User Guide, performance design patterns: parallel requests for 8 to 16 MiB, one for each 85 to 95
-MB/s.
+Source: Amazon S3 User Guide, performance design patterns. The guide recommends parallel requests of 8 to 16 MiB, and
+one request per 85 to 95 MB/s of network bandwidth.
 """
 READ_ATTEMPTS: Final = 5
-"""Maximum number of requests for one range. If the body of the last request breaks off, the read fails."""
+"""Maximum number of requests for one range. If the connection breaks during the last one, the read fails."""
 _READ_BYTES: Final = 1024 * 1024
 _GATHERED_BYTES: Final = 256 * 1024
-"""Most total bytes of pieces that are joined and sent in one write."""
+"""Small consecutive pieces of a part are joined up to this size and sent in one write."""
 _PAUSE_SECONDS: Final = 0.2
 _MOST_PAUSE_SECONDS: Final = 20.0
 _CHECKSUM: Final = "CRC64NVME"
 _BREAKS: Final = (HTTPClientError, IncompleteReadError, ResponseStreamingError)
-"""Errors of a connection that breaks while a body is read."""
+"""botocore's errors for a connection that breaks while the client reads a response body."""
 
 
 class WrongLength(Exception):
-    """The pieces of an upload do not have the announced size."""
+    """The pieces of an upload have more or fewer bytes than the caller announced."""
 
 
 class EndedEarly(Exception):
-    """S3 ended a body without an error before the end of its range."""
+    """S3 ended a response body before the end of the requested range, without an error."""
 
 
 class OtherRange(Exception):
-    """S3 answered with another range than the requested one."""
+    """S3 returned a different range than the client requested."""
 
 
 def part_bytes_of(size: int, least: int = PART_BYTES) -> int:
-    """Return the size of the parts of an object, so that `MOST_PARTS` suffice.
+    """Return the part size with which an object needs at most `MOST_PARTS` parts.
 
     Args:
         size: bytes of the object.
-        least: least size of a part in bytes; S3 requires 5 MiB.
+        least: minimum size of a part in bytes. S3 requires at least 5 MiB.
 
     Returns:
         Bytes of a part.
@@ -93,7 +93,7 @@ def part_bytes_of(size: int, least: int = PART_BYTES) -> int:
 
 
 def full_jitter(attempt: int, draw: Callable[[], float] = random.random) -> float:
-    """Return the pause in seconds before a further attempt: random, up to a limit that doubles with each attempt.
+    """Return a random pause in seconds before the next attempt. Its upper limit doubles with each failed attempt.
 
     Source: AWS Architecture Blog, Exponential Backoff And Jitter ("full jitter").
 
@@ -108,9 +108,9 @@ def full_jitter(attempt: int, draw: Callable[[], float] = random.random) -> floa
 
 
 class Part:
-    """Pieces that are sent as one request body, without copying.
+    """One part of an upload: pieces of memory that are sent as one request body without copying.
 
-    The object acts as a file for botocore, which reads it to its end, and again for a retry.
+    botocore uses a `Part` like a file: it reads the part to the end, and reads it again for each retry.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Part:
         """CRC64NVME of the pieces."""
 
     def append(self, piece: Piece) -> None:
-        """Add a piece. If its bytes change before they are sent, S3 rejects the part because of its checksum."""
+        """Add a piece without copying. If its bytes change before the upload, S3 rejects the part by its checksum."""
         self._pieces.append(piece)
         self._bytes += len(piece)
         self.crc = cast(Any, checksums).crc64nvme(piece, self.crc)
@@ -194,16 +194,17 @@ class Stored:
 
 
 def sign_bodies(client: Any) -> None:
-    """Let a client sign `Part` bodies with their SHA-256, instead of reading them once more.
+    """Configure a client to sign a `Part` body with the SHA-256 that the part already computed.
 
-    Call it once after the creation of the client. Idempotent. S3 rejects a body that does not match its SHA-256. If
-    awscrt is installed, botocore otherwise signs with a signer of awscrt, which copies the whole body through Python.
+    Call this function once per client, before the first upload. Idempotent. Without it, botocore uses the signer of
+    awscrt where awscrt is installed, and that signer copies the whole body through Python. S3 rejects a body that does
+    not match its SHA-256.
     """
     client.meta.events.register_first("choose-signer.s3", _choose_signer, unique_id="everstep-bodies")
 
 
 class _BodySigner(S3SigV4Auth):  # type: ignore[misc]  # botocore has no type annotations
-    """botocore's signer for S3, which takes the digest of a `Part` from the part."""
+    """botocore's S3 signer, except that it uses `Part.sha256` instead of hashing the body of a `Part`."""
 
     def payload(self, request: Any) -> str:
         if isinstance(request.body, Part):
@@ -223,7 +224,7 @@ class Multipart:
     """One multipart upload. Several processes can send parts of it if they use the same upload id."""
 
     def __init__(self, client: Any, place: Mapping[str, str], upload_id: str) -> None:
-        """Represent an upload that exists.
+        """Use a multipart upload that S3 already created.
 
         Args:
             client: boto3 client for S3, prepared by `sign_bodies`.
@@ -236,16 +237,16 @@ class Multipart:
 
     @classmethod
     def begin(cls, client: Any, place: Mapping[str, str]) -> Multipart:
-        """Begin an upload. Its creator must complete it or abort it."""
+        """Create a multipart upload in S3. The caller must complete or abort it."""
         answer = client.create_multipart_upload(**place, ChecksumAlgorithm=_CHECKSUM, ChecksumType="FULL_OBJECT")
         return cls(client, place, answer["UploadId"])
 
     def put(self, number: int, part: Part) -> StoredPart:
-        """Send one part. It replaces a stored part with the same number.
+        """Send one part. S3 replaces an earlier part with the same number.
 
         Args:
             number: position of the part in the object, 1 to 10,000.
-            part: content of the part, which may be read several times.
+            part: content of the part; botocore may read it several times.
 
         Returns:
             The stored part, as `complete` requires it.
@@ -302,10 +303,10 @@ class Multipart:
         return Stored(_etag(answer), _tree(part.sha256 for part in parts), parts[0].size)
 
     def abort(self) -> None:
-        """End the upload and remove its parts.
+        """Abort the upload in S3, which removes its parts.
 
-        An error is ignored: the parts stay until the next clean-up, or until the bucket's rule for unfinished uploads
-        removes them (docs/operating.md#server).
+        The method ignores errors. After an error, the parts stay until the next clean-up or until the bucket's rule for
+        unfinished uploads removes them (docs/operating.md#server).
         """
         with suppress(BotoCoreError, ClientError):
             self.client.abort_multipart_upload(**self.place, UploadId=self.upload_id)
@@ -427,7 +428,7 @@ def parts_of(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[Pa
     for piece in pieces:
         left -= len(piece)
         if left < 0:
-            raise WrongLength(f"more bytes were given than the {size} of the object")
+            raise WrongLength(f"the pieces exceed the announced size of {size} bytes")
         view = memoryview(piece)
         while len(view):
             room = part_bytes - len(part)
@@ -437,9 +438,9 @@ def parts_of(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[Pa
                 yield part
                 part = Part()
         view = memoryview(b"")
-        del piece  # The source makes the next piece before this name would be assigned again.
+        del piece  # Without this, `piece` would keep its memory alive while the source produces the next piece.
     if left:
-        raise WrongLength(f"{size - left} bytes were given for an object of {size}")
+        raise WrongLength(f"the pieces have {size - left} bytes, the announced size is {size} bytes")
     if part:
         yield part
 
@@ -447,7 +448,7 @@ def parts_of(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[Pa
 class RangeReader:
     """Reads one range of an object into the caller's memory, from its beginning.
 
-    A body that breaks off is requested again from its present position, after a pause.
+    After a broken connection, the reader pauses and then requests the rest of the range.
     """
 
     def __init__(
@@ -462,7 +463,7 @@ class RangeReader:
         answer: Mapping[str, Any] | None = None,
         pause: Callable[[float], object] | None = None,
     ) -> None:
-        """Represent the range; the first read requests it.
+        """Prepare the reader. The first read sends the request to S3.
 
         Args:
             client: boto3 client for S3.
@@ -471,8 +472,9 @@ class RangeReader:
             end: end of the range, exclusive; within the object.
             etag: required ETag without quotes; empty for any ETag.
             object_bytes: length of the whole object; None if it is unknown.
-            answer: answer of a `GetObject` that already began this range.
-            pause: waits the given number of seconds.
+            answer: answer of a `GetObject` request for this range, whose body is still unread. None: the first read
+                sends a request.
+            pause: function that waits for a number of seconds. None: `pause_seconds`.
         """
         self.position = begin
         self.end = end
@@ -494,8 +496,8 @@ class RangeReader:
             Number of bytes read.
 
         Raises:
-            EndedEarly: the body ended before the range.
-            OtherRange: S3 answered with another range.
+            EndedEarly: the response body ended before the range did.
+            OtherRange: S3 returned a different range.
         """
         while True:
             try:
@@ -510,7 +512,9 @@ class RangeReader:
                 self._attempts += 1
                 continue
             if not read:
-                raise EndedEarly(f"a body ended at byte {self.position} of {self.end}")
+                raise EndedEarly(
+                    f"S3 ended the response body at byte {self.position}, the range ends at byte {self.end}"
+                )
             self.position += read
             return read
 
@@ -521,7 +525,7 @@ class RangeReader:
             begin += self.readinto(target[begin:])
 
     def close(self) -> None:
-        """End the open request. Idempotent; a later read requests the rest of the range."""
+        """Close the open response body. Idempotent. A later read requests the rest of the range."""
         if self._body is not None:
             self._body.close()
             self._body = None
@@ -537,17 +541,17 @@ class RangeReader:
 
 
 def extent(answer: Mapping[str, Any], begin: int) -> tuple[int, int]:
-    """Return the extent of the range in an answer.
+    """Return where the range in an answer of S3 ends, and the size of the whole object.
 
     Args:
         answer: answer of a `GetObject`.
         begin: first byte of the requested range.
 
     Returns:
-        The end of the range, and the length of the whole object.
+        (end of the range, exclusive; size of the whole object), in bytes.
 
     Raises:
-        OtherRange: the answer contains another range. Its body is closed.
+        OtherRange: the answer contains a different range. The function has closed its body.
     """
     length, described = int(answer["ContentLength"]), answer.get("ContentRange")
     if described is None and not begin:  # The answer contains the whole object.
@@ -561,7 +565,7 @@ def extent(answer: Mapping[str, Any], begin: int) -> tuple[int, int]:
 
 
 def pause_seconds(seconds: float) -> None:
-    """Wait in a thread of a transfer."""
+    """Block the calling thread of a transfer for a number of seconds."""
     threading.Event().wait(seconds)
 
 
@@ -569,13 +573,13 @@ def pause_seconds(seconds: float) -> None:
 def side_by_side(
     name: str, thread_count: int
 ) -> Generator[tuple[Callable[[Callable[[], None]], Future[None]], Sequence[BaseException]]]:
-    """Run work in threads, which have all ended when the context exits.
+    """Provide a thread pool for a `with` block. All its threads have ended when the block exits.
 
-    The first error, in a thread or in the block, stops the start of further work and is raised.
+    After the first error in a thread or in the block, no further work starts. The context then raises this error.
 
     Args:
         name: prefix of the threads' names, for debuggers.
-        thread_count: maximum number of pieces of work at one time.
+        thread_count: maximum number of pieces of work that run at the same time.
 
     Yields:
         (a function that starts a piece of work, the errors so far).
@@ -599,12 +603,12 @@ def side_by_side(
         if errors:
             raise errors[0]
     finally:
-        errors.clear()  # break reference cycles that would keep the parts alive
+        errors.clear()  # Break the reference cycle between errors and frames, which would keep the parts in memory.
 
 
 def _other_range(answer: Mapping[str, Any], begin: int) -> OtherRange:
-    came = f"{answer['ContentLength']} bytes as {answer.get('ContentRange')!r}"
-    return OtherRange(f"asked for a range that begins at {begin}, {came} came")
+    received = f"{answer['ContentLength']} bytes with Content-Range {answer.get('ContentRange')!r}"
+    return OtherRange(f"requested a range that begins at byte {begin}, S3 returned {received}")
 
 
 def _etag(answer: Mapping[str, Any]) -> str:

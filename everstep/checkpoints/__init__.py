@@ -5,11 +5,11 @@
             data = checkpoint.read(tensor)
 
 - `checkpoint` opens a checkpoint and reads whole logical tensors.
-- `logical` joins the parts that the ranks hold into logical tensors.
-- `shard_object` reads verified bytes of one shard's object.
+- `logical` joins the parts of the ranks' shards into logical tensors: whole parameters and optimizer states.
+- `shard_object` reads and verifies the stored object of one shard.
 - `stores` reads and writes files and S3 objects.
 - `export` writes safetensors files that Hugging Face libraries open.
-- `dcp` lets `torch.distributed.checkpoint` load a checkpoint. This module and the following ones need torch.
+- `dcp` lets `torch.distributed.checkpoint` load a checkpoint. `dcp` and all modules below need torch.
 - `dcp_export` writes a directory that `torch.distributed.checkpoint` reads without Everstep.
 - `universal` writes DeepSpeed's universal layout.
 - `casting` converts tensors to another floating point type, and `torch_files` writes files of `torch.save`.

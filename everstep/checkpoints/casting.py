@@ -1,4 +1,4 @@
-"""Conversion of a tensor's bytes to another floating point type, with torch.
+"""Converts a tensor's bytes to another floating point type, with torch.
 
 Invariant: the result equals torch's `Tensor.to` element by element, and no finite value becomes infinite.
 """
@@ -13,7 +13,7 @@ import torch
 from everstep.checkpoints.errors import CheckpointError
 
 SLICE_ELEMENTS: Final = 1024 * 1024
-"""Elements that are converted at a time."""
+"""Number of elements per conversion, which limits the memory of temporary copies."""
 
 
 def cast(name: str, data: bytes | bytearray | memoryview, source: str, target: str) -> Iterator[memoryview]:
@@ -22,14 +22,14 @@ def cast(name: str, data: bytes | bytearray | memoryview, source: str, target: s
     Args:
         name: name of the tensor, for messages.
         data: uint8[elements times bytes per element], in row-major order.
-        source: dtype of the elements, torch's name without `torch.`.
-        target: dtype of the result, named in the same way.
+        source: dtype of the elements, for example `float32`.
+        target: dtype of the result, for example `bfloat16`.
 
     Yields:
         The converted elements in order, a slice at a time.
 
     Raises:
-        CheckpointError: the target's range is too small for a value.
+        CheckpointError: a finite value lies beyond the range of the target dtype.
     """
     if not len(data):
         return

@@ -1,6 +1,6 @@
-"""A checkpoint, opened by its manifest. Reads whole logical tensors, each byte once.
+"""Opens a checkpoint by its manifest and reads whole logical tensors (parameters and optimizer states).
 
-Invariant: a tensor that `read` returns is what training committed: all bytes hash to the digests in the manifest.
+Invariant: `read` returns exactly the bytes that training committed. All of them hash to the digests in the manifest.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from everstep.protocol.manifest import CheckpointManifest, ManifestShard, decode
 from everstep.protocol.slot_values import pretrained_of
 
 READS_AHEAD: Final = 2
-"""Pieces that `Checkpoint.stream` reads before its caller needs them."""
+"""Number of pieces that `Checkpoint.stream` reads ahead of its caller."""
 READS_AT_ONCE: Final = 4
-"""Chunks that are read at the same time: 16 MiB in flight."""
+"""Number of chunks of 4 MiB that a checkpoint reads at the same time."""
 _FOLDER: Final = re.compile(r"run=[^/]*/gen=[^/]*/step=[^/]*/$")
-"""The end of a checkpoint's folder, unless somebody copied the checkpoint to a folder of another name."""
+"""The last three folders of a checkpoint's original path. A copy may have a folder with another name."""
 MAX_MANIFEST_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -61,11 +61,11 @@ class Checkpoint:
             self._shards = {shard.rank: shard for shard in self._pool.map(open_shard, manifest.shards)}
             joined = join({rank: shard.index for rank, shard in self._shards.items()})
             self.tensors: dict[str, LogicalTensor] = joined.tensors
-            """Logical tensors by name, in the order in which the first rank holds them."""
+            """Logical tensors by name, in the order of the first rank's shard."""
             self.incomplete: dict[str, str] = joined.incomplete
-            """The reason why a tensor cannot be read, by its name."""
+            """By tensor name: the reason why the shards do not contain the whole tensor."""
             self.pretrained: dict[str, str] = {}
-            """`config.json` of each model from Hugging Face's transformers, by its path within the model's names."""
+            """Content of `config.json` of each Hugging Face transformers model, by the model's path in tensor names."""
             for shard in self._shards.values():
                 self.pretrained |= pretrained_of(shard.index.values)
             self._resources = resources.pop_all()
@@ -101,15 +101,16 @@ class Checkpoint:
         return whole
 
     def stream(self, tensors: Iterable[LogicalTensor]) -> Iterator[tuple[LogicalTensor, memoryview]]:
-        """Return the bytes of whole tensors in row-major order, a piece at a time, and read ahead.
+        """Yield the bytes of whole tensors in row-major order, a piece at a time, and read ahead.
 
-        A tensor whose boxes are not contiguous within it, as with a sharding by columns, is one piece.
+        A box is the part of a tensor that one rank holds. If a box is not contiguous in the tensor, for example one
+        shard of a split by columns, the whole tensor is one piece.
 
         Args:
             tensors: values of `tensors`.
 
         Yields:
-            The tensor that a piece belongs to, and the piece. The caller does not change it.
+            The tensor that a piece belongs to, and the piece. The caller must not change the piece.
 
         Raises:
             CorruptCheckpoint: bytes of a shard do not hash to their digest.
@@ -145,11 +146,11 @@ class Checkpoint:
                 chunk.cancel()
 
     def read_box(self, tensor: LogicalTensor, box: Box) -> bytearray:
-        """Return the bytes of one box of a tensor, in row-major order of the box.
+        """Return the bytes of one box (the part of a tensor that one rank holds), in row-major order of the box.
 
         Args:
             tensor: a value of `tensors`.
-            box: one box of `tensor`; the shard of one rank holds it completely.
+            box: one of `tensor.boxes`.
 
         Returns:
             uint8[elements of the box times bytes per element].
@@ -175,7 +176,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
             checkpoints list NAME` shows the URI.
 
     Returns:
-        The checkpoint. Its header and the headers of all shards are read and checked.
+        The open checkpoint. The manifest and the headers of all shards have been read and verified.
 
     Raises:
         CheckpointError: the manifest or a shard cannot be read or is damaged.
@@ -183,18 +184,19 @@ def open_checkpoint(uri: str) -> Checkpoint:
     store, key = store_of(uri)
     with closing(store.open(key)) as stored:
         if stored.size > MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"{uri} has {stored.size:,} bytes, too many for a manifest")
+            raise CheckpointError(f"{uri} has {stored.size:,} bytes, a manifest has at most {MAX_MANIFEST_BYTES:,}")
         data = bytes(stored.read(0, stored.size))
     try:
         manifest = decode_manifest(data)
     except ProtocolError as error:
         raise CorruptCheckpoint(f"{uri}: {error}") from error
-    # The manifest names keys of its bucket. A copy of the checkpoint has other keys and the same folder.
+    # The manifest names the keys of the original bucket. A copy of the checkpoint keeps the keys' part below the
+    # folder.
     folder = f"run={manifest.run}/gen={manifest.generation}/step={manifest.step}/"
     base = key.rpartition("/")[0]
     found = _FOLDER.search(f"{base}/")
     if found is not None and found[0] != folder:
-        raise CorruptCheckpoint(f"{uri} is the manifest of {folder}")
+        raise CorruptCheckpoint(f"{uri} is the manifest of another checkpoint: {folder}")
     keys: dict[int, str] = {}
     for shard in manifest.shards:
         inside = shard.key.rpartition(folder)[2]
@@ -205,7 +207,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
 
 
 def _run_elements(shape: tuple[int, ...], box: Box) -> int:
-    """Return how many elements of a box are contiguous in the whole tensor."""
+    """Return the number of consecutive elements of a box that are also consecutive in the whole tensor."""
     elements = 1
     for length, size in zip(reversed(shape), reversed(box.sizes), strict=True):
         elements *= size
@@ -215,7 +217,7 @@ def _run_elements(shape: tuple[int, ...], box: Box) -> int:
 
 
 def _runs(shape: tuple[int, ...], box: Box) -> Iterator[int]:
-    """Yield the first element of each contiguous run of a box within the whole tensor."""
+    """Yield the position in the whole tensor where each contiguous run of a box begins, counted in elements."""
     inner = len(shape)
     while inner and box.sizes[inner - 1] == shape[inner - 1]:
         inner -= 1

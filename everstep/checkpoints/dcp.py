@@ -4,8 +4,8 @@
     state = {"model": model.state_dict()}
     torch.distributed.checkpoint.load(state, storage_reader=reader)
 
-DCP's planners find the boxes that each rank needs. The metadata is built in memory from the manifest and the headers of
-the shards; nothing is unpickled. Names of tensors:
+DCP's planners choose the parts of tensors that each rank needs. The reader builds DCP's metadata in memory from the
+manifest and the headers of the shards. It unpickles nothing. Names of tensors:
 
     model.<parameter or buffer>                    as in `model.state_dict()`
     optimizer.state.<parameter>.<entry>            as in `get_optimizer_state_dict`
@@ -37,17 +37,17 @@ from everstep.checkpoints.logical import LogicalTensor
 
 
 class CheckpointReader(StorageReader):
-    """Storage reader of DCP for one checkpoint of Everstep.
+    """Storage reader that lets DCP (`torch.distributed.checkpoint`) load one checkpoint of Everstep.
 
     Args:
-        uri: the manifest, as for `open_checkpoint`.
+        uri: URI or path of the manifest, as for `open_checkpoint`.
     """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Take the manifest from the call of `load`, if it names one."""
+        """Use the manifest `checkpoint_id` from now on. None keeps the present manifest. DCP's `load` calls this."""
         if checkpoint_id is not None:
             self._uri = os.fspath(checkpoint_id)
 
@@ -59,7 +59,7 @@ class CheckpointReader(StorageReader):
             **_kwargs: ignored; DCP passes the rank to readers that need it.
 
         Returns:
-            The tensors with their boxes, by the names of the module's docstring.
+            The tensors and the boxes in which they are stored, by the names that the module's docstring lists.
 
         Raises:
             CheckpointError: the checkpoint cannot be read or is damaged.
@@ -79,7 +79,7 @@ class CheckpointReader(StorageReader):
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing: each rank opens the checkpoint when it reads."""
+        """Do nothing, because each rank opens the checkpoint in `read_data`."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan unchanged."""
@@ -90,14 +90,14 @@ class CheckpointReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the parts of tensors that the plan requests, and copy them into the planner's tensors.
+        """Read the parts of tensors that the plan requests, and copy the parts into the planner's tensors.
 
         The checkpoint stores each tensor in boxes. A box is read once, even if the plan requests several parts of the
         box. Memory: one box at a time.
 
         Args:
             plan: the requested parts of boxes on this rank.
-            planner: provides the tensors that receive the data, on this rank.
+            planner: provides this rank's tensors, which receive the data.
 
         Returns:
             A completed future.
@@ -111,7 +111,7 @@ class CheckpointReader(StorageReader):
             wanted: dict[tuple[str, tuple[int, ...]], list[Any]] = {}
             for item in plan.items:
                 if item.type is not LoadItemType.TENSOR:
-                    raise CheckpointError(f"{item.storage_index.fqn} is no tensor; a checkpoint holds tensors alone")
+                    raise CheckpointError(f"{item.storage_index.fqn} is no tensor; a checkpoint contains only tensors")
                 key = item.storage_index.fqn, tuple(item.storage_index.offset or ())
                 wanted.setdefault(key, []).append(item)
             for key, items in wanted.items():
@@ -140,7 +140,7 @@ def named_tensors(checkpoint: Checkpoint) -> dict[str, tuple[tuple[str, ...], Lo
     """Return DCP's name of each tensor, with the path in a nested state dict and the tensor.
 
     Args:
-        checkpoint: an open checkpoint, whose tensors keep their order.
+        checkpoint: an open checkpoint; its order of tensors determines the order of the result.
 
     Returns:
         The tensors in the order of the checkpoint.
@@ -151,7 +151,7 @@ def named_tensors(checkpoint: Checkpoint) -> dict[str, tuple[tuple[str, ...], Lo
     tensors: dict[str, tuple[tuple[str, ...], LogicalTensor]] = {}
     for path, tensor in _named(checkpoint):
         if (name := ".".join(path)) in tensors:
-            raise CheckpointError(f"two tensors of the checkpoint would be called {name}")
+            raise CheckpointError(f"two tensors of the checkpoint would have the name {name} in DCP")
         tensors[name] = path, tensor
     return tensors
 

@@ -1,12 +1,13 @@
 """Exports a checkpoint as a directory that `torch.distributed.checkpoint.load` reads with its own reader.
 
-    __0_0.distcp, __0_1.distcp …    tensors, each as a file of `torch.save`, one behind the other
+    __0_0.distcp, __0_1.distcp … tensors, each in the format of `torch.save`, one after another
     .metadata                       written last; DCP's format is a pickle, which the export writes and never reads
 
-Names of tensors are those of `everstep.checkpoints.dcp`. Each tensor is stored whole; `load` divides it among ranks.
+The tensors have the names that `everstep.checkpoints.dcp` documents. The export stores each tensor whole, and `load`
+divides it among ranks.
 
-Memory: one tensor, and `GROUP_BYTES` for small tensors that share a file.
-Invariant: a directory with `.metadata` is complete.
+Memory: one tensor, and up to `GROUP_BYTES` for small tensors that share a file. Invariant: a directory with `.metadata`
+is complete.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def export_dcp(
     *,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Exported:
-    """Write all tensors of the model and its optimizers.
+    """Write all tensors of the model and its optimizers in DCP's format.
 
     Args:
         checkpoint: an open checkpoint; it stays open after the export.
@@ -64,7 +65,7 @@ def export_dcp(
     store, folder = store_of(to.rstrip("/") or "/")
     base = f"{folder.rstrip('/')}/" if folder else ""
     if store.exists(base + METADATA):
-        raise CheckpointError(f"{to} holds a checkpoint of DCP already; name an empty folder")
+        raise CheckpointError(f"{to} already holds a DCP checkpoint; name an empty folder")
     for reason in checkpoint.incomplete.values():
         raise IncompleteTensor(reason)
     named = named_tensors(checkpoint)

@@ -1,4 +1,4 @@
-"""Errors of reading and exporting checkpoints. Each message names the object and what to do."""
+"""Errors of reading and exporting checkpoints. Each message names the object and the remedy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class CheckpointError(EverstepError):
 
 
 class CorruptCheckpoint(CheckpointError):
-    """The stored bytes are not what the training job uploaded. Use another checkpoint of the job."""
+    """The stored bytes differ from the bytes that the training job uploaded. Use another checkpoint of the job."""
 
 
 class IncompleteTensor(CheckpointError):
-    """The shards hold only a part of a logical tensor, or contradict each other about it."""
+    """The shards contain only a part of a logical tensor, or disagree about its dtype, shape or boxes."""
 
 
 class StoreFailure(CheckpointError):

@@ -4,15 +4,16 @@
     model-00001-of-00003.safetensors …, and the index model.safetensors.index.json    beyond
     config.json                                          if the checkpoint or the caller provides it
 
-Names. The training side already removed the components of wrappers (`module`, `_orig_mod`). If the script registered a
-module that contains one model of transformers, the export removes the path of this model.
+Names. The names in a checkpoint contain no components of wrappers (`module`, `_orig_mod`), because the training hooks
+remove them. If the script registered a module that contains one model of transformers, the export removes the path of
+this model.
 
-Tied parameters. transformers does not tie parameters whose names are all in the files. If the configuration ties them,
-only the first name is written, as `save_pretrained` does. The header's metadata lists the other names, as
-`safetensors.torch.save_model` does.
+Tied parameters. transformers leaves parameters untied if the files contain all their names. Where the configuration
+ties parameters, the export writes only the first name, as `save_pretrained` does. The header's metadata lists the other
+names, as `safetensors.torch.save_model` does.
 
-The export streams pieces of tensors, and no local disk is used. The index and thus the export's
-completeness come last.
+The export streams pieces of tensors without a local disk. It writes the index last, so an export with an index is
+complete.
 
 Invariant: each tensor in the files has the bytes of the checkpoint, or their conversion by torch.
 Parameters of ZeRO are the fp32 master weights.
@@ -38,7 +39,7 @@ from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.safetensors import DTYPE_NAMES
 
 FILE_BYTES: Final = 5_000_000_000
-"""Maximum bytes of tensors in one file. A larger tensor gets a file of its own.
+"""Maximum bytes of tensors in one file. A larger tensor has its own file.
 
 Source: the default of `save_pretrained`, 5 GB.
 """
@@ -47,7 +48,7 @@ WHOLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 CONFIG: Final = "config.json"
 FLOATS: Final = ("float64", "float32", "bfloat16", "float16")
-"""Types that `dtype` converts. The export does not change other types, such as integers."""
+"""Floating point types that the option `dtype` converts from and to. The export keeps other types, such as integers."""
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, object])
 
@@ -62,7 +63,7 @@ class Exported:
     bytes: int
     """Total size of all tensors in the files, in bytes."""
     left_out: tuple[str, ...] = ()
-    """Names of the model's tensors that the export skipped, because they lack the prefix `strip`."""
+    """Names of the model's tensors that the export skipped because their names lack the prefix `strip`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class _Saved:
     tensor: LogicalTensor
     dtype: str
     ties: tuple[str, ...]
-    """Further names of the same tensor."""
+    """Further names of the same tensor, as with tied parameters."""
 
     @property
     def bytes(self) -> int:
@@ -89,15 +90,15 @@ def export_safetensors(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     file_bytes: int = FILE_BYTES,
 ) -> Exported:
-    """Write the parameters and buffers of the model, under the names that `state_dict` has for them.
+    """Write the parameters and buffers of the model under their names in `state_dict`.
 
     Args:
         checkpoint: an open checkpoint; it stays open after the export.
         to: folder, as a path or as `s3://bucket/prefix`. It must not hold an exported model: after an interruption,
             files of two steps could look like one model.
-        strip: prefix to remove from names, up to a dot: `actor` if the script registered several models and one is
-            wanted. Tensors without the prefix are left out. None: the path of the model of transformers, if the
-            checkpoint has exactly one.
+        strip: prefix to remove from names, up to a dot. For example, `actor` exports only the model that the script
+            registered as `actor`: tensors without the prefix are skipped. None: the path of the transformers model, if
+            the checkpoint has exactly one.
         dtype: one of `FLOATS`, to which all floating point tensors are converted. None: the dtypes of the checkpoint.
         config: content of `config.json`. None: the configuration that the training script's model had, if it came from
             transformers.
@@ -114,13 +115,13 @@ def export_safetensors(
     """
     store, folder = store_of(to.rstrip("/") or "/")
     if dtype not in (None, *FLOATS):
-        raise CheckpointError(f"{dtype} is none of {', '.join(FLOATS)}")
+        raise CheckpointError(f"dtype {dtype!r} is none of {', '.join(FLOATS)}")
     if strip is None:
         strip = next(iter(checkpoint.pretrained)) if len(checkpoint.pretrained) == 1 else ""
     fields = _fields(config if config is not None else checkpoint.pretrained.get(strip.removesuffix(".")))
     for file in (WHOLE, INDEX, *((CONFIG,) if fields is not None else ())):
         if store.exists(_key(folder, file)):
-            raise CheckpointError(f"{to} holds an exported model already ({file}); name an empty folder")
+            raise CheckpointError(f"{to} already holds an exported model ({file}); name an empty folder")
     strip = strip if strip.endswith(".") or not strip else f"{strip}."
     for name, reason in checkpoint.incomplete.items():
         if name.startswith(PREFIX + strip):
@@ -177,18 +178,18 @@ def export_safetensors(
 
 
 def _imported_cast() -> Callable[[str, bytearray, str, str], Iterator[memoryview]]:
-    """Import the conversion, because no other part of this export needs torch."""
+    """Import the dtype conversion only when an export needs it, because the rest of this module works without torch."""
     try:
         from everstep.checkpoints.casting import cast
     except ImportError as error:
         raise CheckpointError(
-            f"a conversion needs torch: {error}", hint="next: pip install 'everstep[training]'"
+            f"the conversion to another dtype needs torch: {error}", hint="next: pip install 'everstep[training]'"
         ) from error
     return cast
 
 
 def _fields(config: str | None) -> dict[str, object] | None:
-    """Return the fields of a `config.json`, without the name that older versions have for `dtype`."""
+    """Return the fields of a `config.json` except `torch_dtype`, the former name of `dtype` in transformers."""
     if config is None:
         return None
     try:
@@ -199,15 +200,15 @@ def _fields(config: str | None) -> dict[str, object] | None:
 
 
 def _dtype_field(chosen: Mapping[str, _Saved]) -> dict[str, str]:
-    """Return the dtype that `from_pretrained` shall load: otherwise it could round the weights to an older one."""
+    """Return the `dtype` field for `config.json`, so that `from_pretrained` does not round the exported weights."""
     floats = [saved.dtype for saved in chosen.values() if saved.dtype in FLOATS]
     return {"dtype": floats[0]} if floats else {}
 
 
 def _chosen(checkpoint: Checkpoint, strip: str, dtype: str | None, *, is_tied: bool) -> dict[str, _Saved]:
-    """Return the tensors to export, by their names in the written files.
+    """Return the tensors to export, by name in the written files.
 
-    With `is_tied`, the export writes tensors that share their stored elements once, under the first of their names.
+    With `is_tied`, tensors that share stored elements appear once, under the first of their names.
     """
     named = {
         tensor.name.removeprefix(PREFIX + strip): tensor
@@ -219,7 +220,7 @@ def _chosen(checkpoint: Checkpoint, strip: str, dtype: str | None, *, is_tied: b
     aliases: dict[object, list[str]] = {}
     for name, tensor in named.items():
         if tensor.dtype not in DTYPE_NAMES:
-            raise CheckpointError(f"{name} is {tensor.dtype}, which safetensors cannot hold")
+            raise CheckpointError(f"{name} has the dtype {tensor.dtype}, which safetensors does not support")
         shared = is_tied and tensor.bytes
         aliases.setdefault((tensor.dtype, tensor.shape, tensor.boxes) if shared else name, []).append(name)
     return {
@@ -233,7 +234,7 @@ def _key(folder: str, file: str) -> str:
 
 
 def _groups(chosen: Mapping[str, _Saved], file_bytes: int) -> Iterator[dict[str, _Saved]]:
-    """Cut the tensors, in their order, into groups of at most `file_bytes` bytes, or of one tensor."""
+    """Divide the tensors, in order, into one group per file, of at most `file_bytes` bytes or of one larger tensor."""
     group: dict[str, _Saved] = {}
     size = 0
     for name, tensor in chosen.items():

@@ -1,4 +1,4 @@
-"""Logical tensors: the parameters and optimizer states of a model, joined from the parts that ranks hold. Pure.
+"""Joins the parts that ranks hold into logical tensors: whole parameters and optimizer states of a model. Pure.
 
 Invariant: the boxes of a logical tensor cover each of its elements exactly once.
 """
@@ -13,19 +13,21 @@ from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.slot import SlotIndex
 
 LOGICAL_PREFIXES = ("model/", "optimizer/")
-"""Names of logical tensors begin with one of these. Other tensors belong to one rank, such as a generator's state."""
+"""First parts of the names of logical tensors. Any other tensor belongs to one rank, such as the state of its random
+number generator.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box of a logical tensor, and where its bytes lie."""
+    """A rectangular part of a logical tensor, and its position in the shard of a rank."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     rank: int
     """The rank whose shard holds the box."""
     begin: int
-    """First byte within the payload of that shard. The box lies there in row-major order."""
+    """First byte of the box within the payload of the rank's shard. The bytes are in row-major order of the box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class LogicalTensor:
     name: str
     """`model/<parameter or buffer>` or `optimizer/<parameter>/<entry of its state>`."""
     dtype: str
-    """torch's name without the prefix `torch.`."""
+    """Name of the dtype in torch, for example `float32`."""
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
     """Boxes in the order of their offsets."""
@@ -51,7 +53,7 @@ class Joined:
     """The logical tensors of a checkpoint."""
 
     tensors: dict[str, LogicalTensor]
-    """Complete tensors by name, in the order in which the lowest rank holds them."""
+    """Complete tensors by name, in the order of the lowest rank's shard."""
     incomplete: dict[str, str]
     """The reason why a tensor cannot be read, by its name.
 
@@ -61,16 +63,16 @@ class Joined:
 
 
 def join(indexes: Mapping[int, SlotIndex]) -> Joined:
-    """Return the logical tensors that the shards of all ranks hold.
+    """Join the shards of all ranks into logical tensors.
 
-    If several ranks hold the same box, the copy of the lowest rank is used. Ranks of a data-parallel group hold equal
-    parameters. Their buffers may differ, for example the statistics of a batch normalization.
+    If several ranks hold the same box, the result uses the copy of the lowest rank. Ranks of a data-parallel group hold
+    equal parameters, but their buffers may differ, for example batch normalization statistics.
 
     Args:
         indexes: the index of each rank's shard.
 
     Returns:
-        The complete tensors, and the reason for each other tensor.
+        The complete tensors, and the reason why each other tensor is incomplete.
     """
     incomplete: dict[str, str] = {}
     found: dict[str, tuple[str, tuple[int, ...], dict[tuple[tuple[int, ...], tuple[int, ...]], Box]]] = {}

@@ -1,4 +1,4 @@
-"""Verified reads of one shard's object.
+"""Reads the stored object of one shard and verifies every chunk by its digest.
 
     payload range ─▶ chunks of 4 MiB ─▶ one ranged read each ─▶ digest compared with the header ─▶ bytes
 
@@ -27,18 +27,18 @@ from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, pla
 from everstep.protocol.slot import DIGEST_BYTES, SlotIndex, chunk_bytes, chunk_range, digest, unpack_index
 
 CACHED_CHUNKS: Final = 4
-"""Chunks that the cache of a checkpoint keeps: 16 MiB for shards of up to 128 GiB. Small tensors share a chunk."""
+"""Number of chunks in the cache of a checkpoint: 16 MiB for shards of up to 128 GiB. Small tensors share a chunk."""
 
 
 class ChunkCache:
-    """The chunks that were read last, shared by all shards of a checkpoint. Safe from any thread."""
+    """Cache of the most recently read chunks of all shards of a checkpoint. Safe from any thread."""
 
     def __init__(self) -> None:
         self._chunks: OrderedDict[tuple[int, int], bytearray] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: tuple[int, int]) -> bytearray | None:
-        """Return the chunk with this rank and number, or None. The caller does not change it."""
+        """Return the cached chunk of a rank's shard, or None. The caller must not change the chunk."""
         with self._lock:
             if (chunk := self._chunks.get(key)) is not None:
                 self._chunks.move_to_end(key)
@@ -53,7 +53,7 @@ class ChunkCache:
 
 
 class ShardObject:
-    """One shard of a checkpoint, in its safetensors object.
+    """One shard of a checkpoint, read from its safetensors object.
 
     Args:
         stored: the safetensors object of the shard, opened for reading.
@@ -76,19 +76,19 @@ class ShardObject:
         self._spans = self._plan.spans
         self._begins = [begin for begin, _ in self._spans]
         self._places = [0, *accumulate(end - begin for begin, end in self._spans)]
-        """Start of each span within the object's data."""
+        """Offset of each span of the payload within the object's data, in bytes."""
         size, index_end = chunk_bytes(self._plan.payload_bytes), self._plan.index_offset + len(self._plan.index)
         for number in range(self._plan.index_offset // size, -(-index_end // size)):
-            self._chunk(number)  # The header's copy of the index decides where every tensor lies, so verify it first.
+            self._chunk(number)  # Verify the index before its use, because it gives the position of every tensor.
         self.index: SlotIndex = unpack_index(self._plan.index, self._plan.index_offset)
 
     def read_into(self, begin: int, target: memoryview, pool: ThreadPoolExecutor) -> None:
-        """Read bytes of the payload from `begin` on.
+        """Read a range of the payload into `target`.
 
         Args:
             begin: first byte, within the payload.
-            target: uint8 memory that receives the bytes. Its length decides how many.
-            pool: threads that read chunks at the same time.
+            target: uint8 memory that receives the bytes. Its length is the length of the range.
+            pool: its threads read the chunks in parallel.
 
         Raises:
             CorruptCheckpoint: a chunk does not hash to its digest.
@@ -112,7 +112,7 @@ class ShardObject:
                 pass
 
     def chunks_of(self, begin: int, size: int) -> Iterator[tuple[int, int, int]]:
-        """Divide a range of the payload by chunks.
+        """Divide a range of the payload at the chunks' boundaries.
 
         Args:
             begin: first byte, within the payload.
@@ -129,7 +129,7 @@ class ShardObject:
             begin += last - first
 
     def chunk(self, number: int) -> bytearray:
-        """Return a verified chunk of the payload. The caller does not change it.
+        """Return a verified chunk of the payload. The caller must not change it.
 
         Args:
             number: index of the chunk within the payload.
@@ -168,7 +168,7 @@ class ShardObject:
         return chunk
 
     def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield start in the payload, start in the object's data, and length of each piece of data in a range."""
+        """Yield (offset in the payload, offset in the object's data, length) for each stored piece of a range."""
         number = max(0, bisect_right(self._begins, begin) - 1)
         for (low, high), place in zip(self._spans[number:], self._places[number:], strict=False):
             if low >= end:
@@ -179,7 +179,7 @@ class ShardObject:
 
 
 def _read_header(stored: StoredObject, manifest: CheckpointManifest, expected: ManifestShard) -> tuple[Restore, int]:
-    """Return the object's plan, and the position of its data."""
+    """Read the object's header. Return its layout and the offset of its data in bytes."""
     if stored.size != expected.object_bytes:
         raise CorruptCheckpoint(f"{stored.name} has {stored.size:,} bytes; the manifest says {expected.object_bytes:,}")
     (length,) = LENGTH.unpack(stored.read(0, LENGTH.size))

@@ -1,9 +1,9 @@
 """Files and S3 objects, addressed by path or by `s3://bucket/key`.
 
-    reading    ranges of an object; all ranges come from the version that was opened
+    reading ranges of an object; all reads see the version that was opened
     writing    an object from a stream of pieces; it exists completely or not at all
 
-Invariant: a reader never mixes two versions of an object: S3 gets the ETag of the opened object with each request.
+Invariant: a reader never mixes two versions of an object. Each request to S3 requires the ETag of the opened object.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from everstep import bulk
 from everstep.checkpoints.errors import StoreFailure
 
 PART_BYTES: Final = 16 * 1024 * 1024
-"""Least size of a part of an upload to S3, in bytes. Each part is held in memory."""
+"""Minimum size of an upload's parts to S3, in bytes. Parts in flight occupy memory."""
 CONNECTIONS: Final = 8
-"""Connections to S3. Source: Amazon S3 User Guide: parallel requests, one for each 85 to 95 MB/s."""
+"""Connections to S3. Source: Amazon S3 User Guide: one parallel request per 85 to 95 MB/s of bandwidth."""
 
 
 class StoredObject(ABC):
@@ -58,7 +58,7 @@ class StoredObject(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the open object holds. Idempotent."""
+        """Release the open file or connection. Idempotent."""
 
 
 class Store(Protocol):
@@ -81,20 +81,20 @@ class Store(Protocol):
     def exists(self, key: str) -> bool:
         """Return whether the store has an object with this key.
 
-        Raises StoreFailure if the store cannot be asked.
+        Raises StoreFailure if the store does not answer.
         """
         ...
 
     def write(self, key: str, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> None:
-        """Store an object. An earlier object of this key is replaced.
+        """Store an object, and replace an earlier object with the same key.
 
         Args:
             key: name of the object within the store.
-            pieces: the content in order; may be produced while it is written.
+            pieces: the content in order. The iterator may produce each piece on demand.
             size: size of the whole content in bytes.
 
         Raises:
-            StoreFailure: the object cannot be written. Nothing is left of it.
+            StoreFailure: the object cannot be written. The store then contains no part of it.
         """
 
 
@@ -139,7 +139,7 @@ class Files:
             with unfinished.open("wb") as file:
                 for piece in pieces:
                     file.write(piece)
-                    del piece  # The source makes the next piece before this name would be assigned again.
+                    del piece  # Otherwise `piece` would keep its memory alive while the source produces the next piece.
                 file.flush()
                 os.fsync(file.fileno())
             assert unfinished.stat().st_size == size, "the pieces have the announced size"
@@ -148,7 +148,7 @@ class Files:
             raise StoreFailure(f"{key}: {error.strerror}") from error
         finally:
             with suppress(OSError):
-                unfinished.unlink()  # it exists only if the object was not completed
+                unfinished.unlink()  # After success, `replace` has already renamed the file.
 
 
 class _File(StoredObject):
@@ -161,7 +161,9 @@ class _File(StoredObject):
         while len(data) < end - begin:
             more = os.pread(self._file.fileno(), end - begin - len(data), begin + len(data))
             if not more:
-                raise StoreFailure(f"{self.name} ends at byte {begin + len(data)}")
+                raise StoreFailure(
+                    f"{self.name} ends at byte {begin + len(data)}, before the end of the requested range at byte {end}"
+                )
             data += more
         return data
 
@@ -170,7 +172,7 @@ class _File(StoredObject):
 
 
 class S3:
-    """Objects of one bucket. The endpoint, the region and the keys come from boto3's usual sources.
+    """Objects of one bucket. boto3 reads the endpoint, the region and the access keys from its usual sources.
 
     Args:
         bucket: name of the bucket, without `s3://` and without a key.
@@ -180,7 +182,7 @@ class S3:
     def __init__(self, bucket: str, client: Any = None) -> None:
         options = Config(max_pool_connections=CONNECTIONS, retries={"mode": "standard", "max_attempts": 5})
         self._bucket = bucket
-        # boto3 builds its clients from data; their methods have no types.
+        # boto3 creates the methods of its clients at run time, so they have no types.
         self._client: Any = client if client is not None else cast(Any, boto3).client("s3", config=options)
         bulk.sign_bodies(self._client)
 
@@ -246,7 +248,7 @@ class _S3Object(StoredObject):
 
 @contextmanager
 def _failures(name: str) -> Generator[None]:
-    """Turn boto3's errors into `StoreFailure`, with the object's name and what to do."""
+    """Convert boto3's errors into `StoreFailure`. The message names the object and the remedy."""
     try:
         yield
     except ClientError as error:

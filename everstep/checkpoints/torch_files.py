@@ -1,6 +1,6 @@
-"""Files in the format of `torch.save`, as a stream and without a second copy of the tensor.
+"""Produces files in the format of `torch.save` as a stream, without a second copy of the tensor.
 
-Invariant: `torch.load` returns an equal object from the pieces.
+Invariant: `torch.load` of the joined pieces returns an object equal to the saved one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def tensor_of(checkpoint: Checkpoint, tensor: LogicalTensor) -> torch.Tensor:
         tensor: a value of `Checkpoint.tensors`.
 
     Returns:
-        The tensor, with memory of its own.
+        A new tensor with its own memory.
 
     Raises:
         CheckpointError: an object cannot be read, or bytes do not hash to their digest.
@@ -36,7 +36,7 @@ def tensor_of(checkpoint: Checkpoint, tensor: LogicalTensor) -> torch.Tensor:
 
 
 def saved(content: Any, tensor: torch.Tensor | None = None) -> Pieces:
-    """Return the file that `torch.save` would write.
+    """Return the bytes of the file that `torch.save` would write, as pieces.
 
     Args:
         content: an object that torch can pickle.
@@ -57,10 +57,10 @@ def size_of(pieces: Pieces) -> int:
 
 
 class _Sink:
-    """The methods of a file that `torch.save` calls.
+    """File object for `torch.save` that collects the written pieces without copying the tensor.
 
-    torch passes views of memory that it may free later. The sink replaces views of the tensor's memory by its own,
-    which keep the tensor alive, and copies all others.
+    torch passes views of memory that torch may free later. The sink replaces each view of the tensor's memory by its
+    own view, which keeps the tensor alive. It copies all other views.
     """
 
     def __init__(self, tensor: torch.Tensor | None) -> None:

@@ -7,8 +7,9 @@
     global_step<N>/zero/<parameter>/fp32.pt                 the weight in fp32, from any training
     global_step<N>/zero/<parameter>/<entry>.pt              a state of the optimizer, such as exp_avg
 
-DeepSpeed can load it into ZeRO 1, 2 and 3 and any number of ranks. The layout holds no options of groups and no
-schedulers: the script sets them. DeepSpeed restores only parameters that an optimizer trains.
+DeepSpeed can load the export into ZeRO 1, 2 and 3 and into any number of ranks. The layout contains neither options of
+parameter groups nor schedulers, so the script must set both. DeepSpeed restores only parameters that an optimizer
+trains.
 
 Source: `ds_to_universal.py` and `load_universal_checkpoint` of DeepSpeed 0.19.
 Invariant: a folder that `latest_universal` names is complete.
@@ -30,9 +31,9 @@ from everstep.checkpoints.torch_files import saved, size_of, tensor_of
 
 LATEST: Final = "latest_universal"
 SOURCE_VERSION: Final = "0.19.8"
-"""The version of DeepSpeed whose layout this module writes. DeepSpeed refuses very old versions."""
+"""Version of DeepSpeed whose layout this module writes. DeepSpeed rejects files of very old versions."""
 MOST_GROUPS: Final = 1024
-"""Groups of an optimizer that can be loaded. DeepSpeed skips states of groups beyond the file's."""
+"""Number of parameter groups in the exported file. DeepSpeed skips the optimizer state of groups beyond this number."""
 
 
 def export_universal(
@@ -41,7 +42,7 @@ def export_universal(
     *,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Exported:
-    """Write the weights and the states of the optimizer.
+    """Write the model's weights and the optimizer's state in DeepSpeed's universal layout.
 
     Args:
         checkpoint: an open checkpoint with one model and one optimizer; it stays open after the export.
@@ -59,7 +60,7 @@ def export_universal(
     store, folder = store_of(to.rstrip("/") or "/")
     base = f"{folder.rstrip('/')}/" if folder else ""
     if store.exists(base + LATEST):
-        raise CheckpointError(f"{to} holds a universal checkpoint already; name an empty folder")
+        raise CheckpointError(f"{to} already holds a universal checkpoint; name an empty folder")
     for reason in checkpoint.incomplete.values():
         raise IncompleteTensor(reason)
     weights, states = _by_parameter(checkpoint)
@@ -119,7 +120,7 @@ def export_universal(
 def _by_parameter(
     checkpoint: Checkpoint,
 ) -> tuple[dict[str, LogicalTensor], dict[str, dict[str, LogicalTensor]]]:
-    """Return the floating point tensors of the model by name, and the optimizer's entries of each."""
+    """Return, by parameter name, the floating point tensors of the model and the optimizer's state of each."""
     weights: dict[str, LogicalTensor] = {}
     states: dict[str, dict[str, LogicalTensor]] = {}
     for name, tensor in checkpoint.tensors.items():

@@ -1,4 +1,4 @@
-"""Connection of a rank to its node's agent: messages on a unix socket, and the shared page.
+"""Connects a rank to its node's agent: messages on a unix socket, and the shared page.
 
 The page is a small tmpfs file. The agent writes one half of it, the rank the other half
 (`everstep.protocol.rank_messages`).
@@ -7,7 +7,7 @@ Invariant: no call blocks training. A message that the socket does not accept im
 call. After a lost connection the rank reconnects at boundaries, and starts no capture before the connection is
 restored. This module only transports messages. The session interprets them.
 
-The module has more than 500 lines. Connection and page share the generation and the state of a reconnection.
+The module has more than 500 lines. Socket and page use the same generation and the same reconnection state.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class AgentLink(Protocol):
 
     @property
     def has_agent(self) -> bool:
-        """Whether an agent may request snapshots. False only for `NullLink`."""
+        """True if the rank has an agent, which may request snapshots. False for `NullLink`."""
         ...
 
     @property
@@ -98,16 +98,16 @@ class AgentLink(Protocol):
     def word(self) -> AgentHalf | None:
         """The agent's half of the page, as the rank last read it successfully; None before the first successful read.
 
-        The half belongs to the rank's own generation. It stays available while the agent is disconnected. A page that
-        the script has overwritten is ignored.
+        The value stays available while the agent is disconnected. The link ignores the half of another generation, and
+        a page that the script has overwritten.
         """
 
     def welcome(self) -> Arriving | Welcome:
-        """Wait for the agent, and return its newest message about the snapshot to restore."""
+        """Wait for the agent's first message about the snapshot to restore. Return the newest one."""
         ...
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Pass the result of `poll` to `is_enough` until it returns True.
+        """Pass the result of `poll` to `is_enough` until `is_enough` returns True.
 
         Between two attempts, the call waits until the agent sends a message.
         """
@@ -156,7 +156,7 @@ class AgentLink(Protocol):
         """Send the messages that `hold` queued. Safe from any thread."""
 
     def wait(self, seconds: float) -> None:
-        """Wait until the agent has sent a message, for at most `seconds`."""
+        """Wait until the agent sends a message, for at most `seconds`."""
 
     def close(self) -> None:
         """Send the waiting messages that the socket accepts immediately, and close the connection."""
@@ -231,7 +231,7 @@ class UnixAgentLink:
         self._welcome: Arriving | Welcome | None = None
         """Newest message about the snapshot to restore. A `Welcome` is final."""
         self._wanted: FetchShard | None = None
-        """The request for an earlier shard that the agent has not answered yet."""
+        """Unanswered request for an earlier rank's shard; None if the agent has answered."""
         self._fetched: FetchedShard | None = None
         self._page: memoryview | None = None
         self._word: AgentHalf | None = None
@@ -275,7 +275,7 @@ class UnixAgentLink:
         return self._welcome
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Pass the result of `poll` to `is_enough` until it returns True.
+        """Pass the result of `poll` to `is_enough` until `is_enough` returns True.
 
         Between two attempts, the call waits until the agent sends a message. The session uses this only before the
         first step.
@@ -304,7 +304,7 @@ class UnixAgentLink:
         with self._lock:
             self._wanted, self._fetched = FetchShard(generation=self.generation, owner_rank=owner_rank), None
             if self._socket is not None and not self._is_new:
-                self._outbox += frame(self._wanted)  # otherwise `_repeat` sends it on the next connection
+                self._outbox += frame(self._wanted)  # Without a connection, `_repeat` sends it later.
                 self._flush()
         self.watch(lambda _: self._fetched is not None)
         assert self._fetched is not None
@@ -314,7 +314,7 @@ class UnixAgentLink:
         with self._lock:
             if self._socket is None:
                 self._connect()
-            # Read the page first: it may grant a slot whose new file a message on the socket names.
+            # Read the page before the messages. The page may grant a slot, and a message names the slot's new file.
             half = self._read() if self._socket is not None else None
             self._receive()
             self._flush()
@@ -386,9 +386,9 @@ class UnixAgentLink:
                 self._page = None
 
     def forget(self) -> None:
-        """Close the socket without sending anything.
+        """Close the socket without sending.
 
-        Called in a forked child, because the child must not keep the agent's connection open.
+        A forked child calls this, so that it does not keep the agent's connection open.
         """
         if self._socket is not None:
             os.close(self._socket.detach())
@@ -454,7 +454,7 @@ class UnixAgentLink:
                 for message in self._messages():
                     self._take(message)
             except (ProtocolError, OSError):
-                self._disconnect()  # the message cannot be read: reconnect
+                self._disconnect()  # The message has an invalid format, so start a new connection.
                 return
 
     def _messages(self) -> list[AgentToRank]:

@@ -1,4 +1,4 @@
-"""Arena: prefaulted host memory for the tensors that a restore creates.
+"""Provides prefaulted host memory (an arena) for the tensors that a restore creates.
 
 A fresh optimizer has no state yet, and the first access to new memory is slow.
 
@@ -40,7 +40,7 @@ class Arena:
         populate(self._address, len(self._map), is_written=True)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return memory for a tensor, initially zero.
+        """Return zeroed memory for a tensor.
 
         Return None if the tensor is empty or the arena is full.
         """

@@ -4,8 +4,8 @@
 
 The index holds names, dtypes, shapes and offsets, and the step's plain values.
 
-Invariant: the payload depends on the state alone: equal states produce equal bytes, including the zeros between
-tensors. This module handles tensors and memory. It sends no messages.
+Invariant: equal states produce equal payloads, byte for byte, including the zeros between tensors. This module handles
+tensors and memory. It sends no messages.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CapturePlan:
     """
     index_offset: int
     index: IndexWriter
-    """Packs the index of the plan's tensors together with the values of each boundary."""
+    """Packer of the payload's index: the entries of the plan's tensors, and the plain values of each boundary."""
 
     @classmethod
     def make(
@@ -86,7 +86,7 @@ class CapturePlan:
             size = tensor.numel() * tensor.element_size()
             held = named.get(state.name)
             if held is not None and not are_disjoint(held, tensor.numel()):
-                held = ()  # A wrong box would make the slot unreadable, and no box only keeps other layouts from it.
+                held = ()  # An invalid box would make the slot unreadable. A missing box only prevents relayouts.
             entries.append(TensorEntry(state.name, dtype_name(tensor.dtype), tuple(tensor.shape), offset, size, held))
             end = align(offset + size)
             if end != offset + size:
@@ -138,7 +138,7 @@ class SlotMemory:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Address and size of the mapping, header included."""
+        """Address and size of the mapping, including the header."""
         return self.payload.data_ptr() - HEADER_BYTES, len(self._map)
 
     def views(self, plan: CapturePlan) -> list[torch.Tensor]:
@@ -178,7 +178,7 @@ class SlotMemory:
         populate(address, size, is_written=True)
 
     def _write(self, offset: int, data: bytes) -> None:
-        # This holds the interpreter's lock. For a few kilobytes, creating tensors would take longer.
+        # The slice assignment holds the interpreter's lock, but for a few kilobytes it is faster than a tensor copy.
         self._map[HEADER_BYTES + offset : HEADER_BYTES + offset + len(data)] = data
 
 

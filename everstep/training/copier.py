@@ -1,4 +1,4 @@
-"""Copiers: copy live tensors into slots while the script continues to train.
+"""Copies live tensors into slots in the background, while the script continues to train.
 
 Invariant: when `join` of a ticket returns, its copy has ended, with success or an error. The caller must not change the
 sources before `wait` of the ticket has returned.
@@ -24,19 +24,19 @@ log = logging.getLogger(__name__)
 TENSORS_AT_ONCE = 256
 """Upper limit of tensors per call of torch's copy function.
 
-Reading a call's arguments takes a microsecond per tensor, with the interpreter's lock held.
+A call holds the interpreter's lock for about a microsecond per tensor while torch reads the arguments.
 """
 _this_core = ctypes.CDLL(None).sched_getcpu
 PIECE_BYTES = 4 * 1024 * 1024
-"""Bytes per copy call while the copier reports progress: the size of a chunk.
+"""Bytes per copy call while the copier reports progress, equal to the size of a chunk.
 
-The chunk is then still in the processor's cache when its digest is computed. Larger pieces measured slower.
+The chunk is then still in the processor's cache when its digest is computed. Larger pieces were slower in measurements.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A list of copies: each source is copied to the target with the same index."""
+    """A list of copies. The copier copies each source to the target with the same index."""
 
     sources: Sequence[torch.Tensor]
     targets: Sequence[torch.Tensor]
@@ -168,10 +168,10 @@ class CopierThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        cores = os.sched_getaffinity(0)  # 0 is the calling thread
+        cores = os.sched_getaffinity(0)  # The id 0 stands for the calling thread.
         if self._is_crowded and os.sched_getscheduler(0) == os.SCHED_OTHER:
             with contextlib.suppress(OSError):
-                # a waking batch thread preempts no other thread
+                # A thread of the batch class preempts no other thread when it wakes up.
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while (work := self._next()) is not None:
             if self._is_crowded:
@@ -238,7 +238,7 @@ class CpuCopier:
                     self.copy(part)
                     progress(complete_count, piece_bytes)
         except Exception as caught:
-            # A copy or a progress call failed. Training still waits for the end of the copy.
+            # A copy or the progress callback failed. The ticket still has to end, because training waits for it.
             error = caught
         try:
             done(error)

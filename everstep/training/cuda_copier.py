@@ -1,7 +1,7 @@
-"""CUDA copier: copies device memory into slots on a stream of its own.
+"""Copies CUDA device memory into slots on a separate stream.
 
-The order of work on the streams determines which state a copy reads. The time of the call on the host does not matter.
-In the diagram, E₀ and E₁ are events, and k is the number of the step.
+The order of work on the streams determines which state a copy reads, independently of when the host makes the call. In
+the diagram, E₀ and E₁ are events, and k is the number of the step.
 
     training stream  … step k │ E₀ ─────────── forward, backward of k+1 ────────── wait E₁ │ step k+1 …
     copier's stream           └▶ wait E₀ │ piece │ piece │ … │ E₁ ┘
@@ -21,8 +21,7 @@ until their copies have ended. `__init__` allocates all memory.
 
 The module is tested with a fake of the few device calls that it makes. Its speed on a device has not been measured.
 
-The module has more than 500 lines. Gather, ring and registration share the order of work on one stream, which is what
-the module guarantees.
+The module has more than 500 lines. Gather buffer, ring and registration rely on the same order of work on one stream.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ PIECE_BYTES = 32 * 1024 * 1024
 The size is large enough for the full transfer rate. Between two copies, other transfers can use the bus.
 """
 SMALL_BYTES = 256 * 1024
-"""Size of the largest tensor that is gathered as a small tensor, in bytes.
+"""Maximum size of a tensor that the copier gathers with others, in bytes.
 
-Enqueuing and starting a separate copy takes about 5 us, as long as the transfer of such a tensor.
+A separate copy takes about 5 us to start, as long as the transfer of such a tensor.
 """
 GATHER_BYTES = 8 * 1024 * 1024
 """Size of each stream's gather buffer in device memory, in bytes."""
@@ -66,8 +65,8 @@ REGISTERED_BYTES = 256 * 1024 * 1024
 """Size of one registered piece, in bytes.
 
 Registering a larger piece would hold the driver's locks for longer, and kernel launches need these locks too. No copy
-may cross the end of a registered piece. The driver rejects a copy whose target is only partly registered. Its
-documentation does not promise that two adjacent registered pieces count as one.
+may cross the end of a registered piece. The driver rejects a copy whose target is only partly registered. The driver's
+documentation does not guarantee that two adjacent registered pieces count as one.
 """
 
 
@@ -137,7 +136,7 @@ class Device(Protocol):
         ...
 
     def unregister(self, address: int) -> None:
-        """End the registration of memory that `register` has registered."""
+        """Unregister memory that `register` registered."""
 
 
 _NON_BLOCKING = 1
@@ -229,7 +228,7 @@ class _Buffer:
     memory: torch.Tensor
     event: Event
     target: torch.Tensor | None = None
-    """The memory into which the host copies the content once the event is reached. None if the buffer is free."""
+    """Memory into which the host copies the buffer after the event. None if the buffer is free."""
 
 
 @dataclass(slots=True)
@@ -389,7 +388,7 @@ class CudaTicket(CopyTicket):
     def wait(self) -> None:
         self.enqueued.wait()
         if self._device.is_capturing():
-            self.join()  # a wait for an event outside the graph would invalidate the capture
+            self.join()  # Waiting for an event outside the graph would invalidate the graph capture.
         else:
             self._device.wait(self._device.current_stream(), self._event)
 
@@ -434,7 +433,7 @@ class CudaCopier:
     def copy(self, copies: Copies) -> None:
         """Copy on the training stream itself.
 
-        The copy precedes later work of the stream and copies of the next `start`.
+        The copy ends before later work of that stream and before the copies of the next `start`.
         """
         copy_now(self._of_host(copies))
         stream = self._device.current_stream()
@@ -482,14 +481,14 @@ class CudaCopier:
             self._end.record(self._stream)
             copy_now(self._of_host(copies))
             ticket.enqueued.set()
-            self._drain()  # all bytes from the ring are now in the slot, before any mark is reported
+            self._drain()  # Empty the ring into the slot before reporting a mark.
             if progress is not None:
                 for mark in marks:
                     mark.event.synchronize()
                     progress(mark.complete_count, mark.piece_bytes)
             self._end.synchronize()
         except Exception as caught:
-            # The driver or a progress call failed. Training still waits for the end of the copy.
+            # The driver or the progress callback failed. The ticket still has to end, because training waits for it.
             error = caught
             self._finish()
             for buffer in self._ring:
@@ -507,7 +506,7 @@ class CudaCopier:
         This prevents late writes: after an error, the slot may receive another step, and the guard stops protecting the
         sources.
         """
-        with contextlib.suppress(Exception):  # a failed device no longer writes
+        with contextlib.suppress(Exception):  # Ignore errors here: a failed device no longer writes into the slot.
             self._end.record(self._stream)
             self._end.synchronize()
 
@@ -531,7 +530,7 @@ class CudaCopier:
                 if is_one:
                     passed += to.numel()
                 elif is_out:
-                    # The bytes of the sources. `copied` also includes the zeros between tensors.
+                    # Count only the bytes of sources, whereas `copied` includes the zeros between tensors.
                     passed += sum(target.nbytes for target in run.targets)
                 if is_marked and passed >= apart:
                     mark, passed = next(free), 0

@@ -1,4 +1,4 @@
-"""Data position: the position of training in its data, and its restoration after a restart.
+"""Records how far training has read its data, and resumes reading at the same position after a restart.
 
 A *walk* is one pass through a sampler, or through an iterable that has no state of its own. A data position consists of
 the epoch, the number of batches that the script received, and the `Place` of the walk. The method of resuming depends
@@ -12,24 +12,23 @@ on the loader:
     any other iterable                              replaying the epoch's batches, with a warning
     an iterator, a generator                        rejected: it can be read only once
 
-**Generators.** A sampler draws from the process's random generators and from generators that it holds. The script may
-draw from the same generators, for example for noise in the loop, in a second loader or in the dataset. A position
-therefore holds two states of each generator. The first is the state at the start of the epoch's sampling, for a
-repeated walk. The second is the present state, from which a resumed run continues. If other code draws between two
-draws of a `Walk`, a repetition would sample differently. The walk then continues on a random stream of its own.
+**Generators.** A sampler draws from the process's random generators and from its own. The script may draw from the same
+generators, for example for noise in the loop, in a second loader or in the dataset. A position therefore contains two
+states of each generator: the state at the start of the epoch's sampling, to repeat the walk, and the present state,
+from which a resumed run continues. If other code draws between two draws of a `Walk`, a repetition of the walk would
+produce other samples. The walk therefore continues with its own random stream from then on.
 
 Workers of a DataLoader (augmentation) are seeded for every batch from (seed, epoch, rank, batch index). A batch
 therefore does not depend on the worker that loads it, or on the time. The rank is the sampler's rank, because the
 sampler divides the data. Ranks that must see the same samples (tensor parallel) get the same batches, as with torch.
 
 **Another number of ranks.** A `DistributedSampler` puts all samples of an epoch into one order and deals them to the
-ranks in turn. A launch with other ranks continues this order after the last sample that any rank received, so no sample
-is dropped or repeated. Loaders without such an order are rejected then.
+ranks in turn. A launch with another number of ranks continues after the last sample that any rank received. No sample
+is dropped or repeated. Such a launch rejects loaders without an order over all ranks.
 
 Invariant: an undisturbed run and a resumed run yield the same batches and leave all generators in the same state.
 
-The module has more than 500 lines. Loaders, walks and seeding share the position, and none of them is correct without
-the others.
+The module has more than 500 lines. Loaders, walks and seeding all read and write the same position.
 """
 
 from __future__ import annotations
@@ -75,22 +74,22 @@ class Resumable(Protocol):
 
     @property
     def generators(self) -> Sequence[rng.Generator]:
-        """Random generators that its batches draw from, except the generators of the process."""
+        """The source's own random generators, from which its batches draw. Generators of the process are not listed."""
         ...
 
     def begin(self, epoch: int) -> Iterator[object]:
-        """Return the batches of an epoch: all batches, or the remaining batches after `load_state_dict`."""
+        """Return the batches of an epoch. After `load_state_dict`, return only the remaining ones."""
         ...
 
     def end(self) -> None:
-        """End the epoch: until the next `begin`, `state_dict` returns a position between two epochs."""
+        """End the epoch. Until the next `begin`, `state_dict` then returns a position between two epochs."""
 
     def state_dict(self) -> dict[str, Tree]:
-        """Return the source's position, which is a part of the stream's position."""
+        """Return the position of the source as a state tree."""
         ...
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
-        """Restore a position, from which the next `begin` continues."""
+        """Restore a position from `state_dict`. The next `begin` continues there."""
 
 
 class DataStream:
@@ -113,7 +112,7 @@ class DataStream:
         self.consumed_count = 0
         """Batches of this epoch that the script received, in this process or before a restart."""
         self.handed_count = 0
-        """Batches that the script received in this process."""
+        """Number of batches that the script received in this process."""
         self._is_resumed = False
         """True until the first batch after `load_state_dict`."""
         self.batches_per_step = 0
@@ -145,7 +144,7 @@ class DataStream:
         Raises:
             SessionMisuse: an epoch has no batches.
         """
-        for _ in range(3):  # the remainder of a resumed epoch may be empty, and the next epoch too
+        for _ in range(3):  # The rest of a resumed epoch may be empty, and the next epoch may be empty too.
             batch = self._next_of_epoch()
             if batch is not _END:
                 return batch
@@ -176,10 +175,10 @@ class DataStream:
         return self._source.order if isinstance(self._source, _MapLoader) else None
 
     def relaid(self, state: dict[str, Tree], *, is_same_rank: bool) -> dict[str, Tree]:
-        """Return the position for `load_state_dict` from the position of another layout. Changes nothing.
+        """Convert a position of another layout into a position for `load_state_dict`. Changes nothing.
 
         Args:
-            state: what `state_dict` returned on a rank of the earlier launch.
+            state: result of `state_dict` on a rank of the earlier launch.
             is_same_rank: True if the number of ranks has not changed, so that `state` is of this rank.
 
         Returns:
@@ -257,7 +256,7 @@ _END = object()
 
 @dataclass(frozen=True, slots=True)
 class Seeding:
-    """Inputs from which the seed of a batch is derived."""
+    """The inputs of a batch's seed."""
 
     seed: int
     rank: int
@@ -286,8 +285,9 @@ class SampleOrder:
     shuffle: bool
     seed: int
     drop_last: bool
-    """True if the sampler drops samples at the end of an epoch; otherwise it repeats some, so that ranks get equally
-    many.
+    """True if the sampler drops samples at the end of an epoch so that all ranks get equally many.
+
+    False if it repeats samples.
     """
     replicas: int
     """Number of ranks that divide the samples."""
@@ -325,7 +325,7 @@ class SampleOrder:
         }
 
     def differences(self, other: SampleOrder) -> str:
-        """Return how the order of all samples differs from another order; empty if it is the same."""
+        """Return the differences between this order of samples and another order. Empty if the orders are equal."""
         found = [
             f"{name} was {getattr(self, name)}, is {getattr(other, name)}"
             for name in ("samples", "shuffle", "seed", "drop_last")
@@ -341,7 +341,7 @@ class SampleOrder:
 
 
 class _Rest:
-    """A `DistributedSampler` from a position of the epoch on. Yields the samples of the sampler's rank."""
+    """Yields the samples that a `DistributedSampler` gives to its rank, starting at a position of the epoch."""
 
     def __init__(self, sampler: DistributedSampler[object], begin: int) -> None:
         self.sampler = sampler
@@ -353,7 +353,7 @@ class _Rest:
 
 
 def _rest_of(items: Iterable[object], begin: int) -> Iterable[object]:
-    """Return a sampler or batch sampler of a `SampleOrder` from a position of the epoch on."""
+    """Return a sampler or batch sampler that starts at a position of the epoch's `SampleOrder`."""
     if not begin:
         return items
     if isinstance(items, BatchSampler):
@@ -375,7 +375,8 @@ class _MapLoader:
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self.order = SampleOrder.of(loader)
         of_sampler = rng.find_generators([*samplers, loader.generator])
-        # Workers have their own copies of the dataset's generators, and seed them for each batch.
+        # Workers seed their own copies of the dataset's generators for each batch, so only a loader without workers
+        # uses the generators of this process.
         in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
         self.generators = rng.find_generators([*samplers, loader.generator, *in_process])
         self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None)
@@ -393,7 +394,8 @@ class _MapLoader:
                 # In the undisturbed run, persistent workers start this epoch without drawing a base seed.
                 self._sampler.hold()
             return iter(self._loader)
-        # `iter` draws a base seed, which the undisturbed run drew at the start of the epoch
+        # `iter` draws a base seed. The undisturbed run already drew this seed at the start of the epoch, so restore the
+        # generators afterwards.
         with rng.kept(self.generators):
             return iter(self._loader)
 
@@ -430,7 +432,7 @@ class PlacedSampler:
         self._seeding = seeding
         self._held: rng.States | None = None
         self._skip_count: int | None = None
-        """Batches that the next walk skips, because the script received them before.
+        """Number of batches that the next walk skips because the script already received them.
 
         None if the next walk starts an epoch.
         """
@@ -467,8 +469,8 @@ class PlacedSampler:
         self._held = rng.states(self._generators)
 
     def __iter__(self) -> Iterator[object]:
-        # The body runs at the first `next`, after a DataLoader has drawn its base seed. From there on only the sampler
-        # draws, in the undisturbed run and in a resumed run, with any kind and age of workers.
+        # This generator's body runs at the first `next`, after a DataLoader has drawn its base seed. From then on, only
+        # the sampler draws, in undisturbed and resumed runs and with any kind of workers.
         skip_count, self._skip_count = self._skip_count or 0, None
         if skip_count == 0:
             if self._held is not None:
@@ -601,7 +603,7 @@ class Walk:
 
     def _draw(self) -> object:
         if self._items is None:
-            self._items = iter(self._source)  # `iter` may draw random numbers
+            self._items = iter(self._source)  # Create the iterator here, because `iter` may draw random numbers.
         return next(self._items, _END)
 
 
@@ -679,7 +681,7 @@ class SeededDataset(Dataset[object]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerBegin:
-    """Initializes a worker so that `get_worker_info()` returns the user's own dataset.
+    """Worker initialization after which `get_worker_info()` returns the user's own dataset.
 
     The user's `worker_init_fn` may then open files on this object or select a part of the data.
 
@@ -704,7 +706,7 @@ class WorkerBegin:
 
 
 class _OwnState:
-    """A loader that stores its own position."""
+    """Source for loaders that have `state_dict` and `load_state_dict` and so store their own position."""
 
     def __init__(self, loader: Stateful) -> None:
         self._loader = loader
@@ -731,14 +733,17 @@ class _OwnState:
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         self._epoch = cast(int, state["epoch"])
-        # called before the state is loaded, because set_epoch resets the position of some loaders
+        # Call set_epoch before loading the state, because set_epoch resets the position of some loaders.
         _set_epoch(self._loader, self._epoch)
         self._loader.load_state_dict(cast("dict[str, object]", state["state"]))
         self._is_resuming = consumed_count > 0
 
 
 class _Replayed:
-    """An iterable that cannot start in the middle of an epoch, so each epoch is read from its beginning."""
+    """Source for iterables that cannot start in the middle of an epoch.
+
+    A resumed run reads the epoch from its beginning again.
+    """
 
     def __init__(self, name: str, iterable: Iterable[object]) -> None:
         self._name = name
@@ -774,7 +779,7 @@ class _Replayed:
 
 
 def check_apart(streams: Iterable[DataStream]) -> None:
-    """Reject loaders that share a generator if one of the loaders restores the generator itself.
+    """Reject two loaders that share a generator if one of them restores the generator from its own state.
 
     Args:
         streams: all registered streams.

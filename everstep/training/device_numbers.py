@@ -1,4 +1,4 @@
-"""Device numbers: values that a script logs while the device still computes them.
+"""Reads logged values that a device is still computing, without making training wait.
 
 After the computation of a value, the device copies it to pinned memory. The rank reads the value when the copy has
 ended.
@@ -8,8 +8,8 @@ ended.
     close             wait, then pass on all records
 
 Invariant: only `close` makes the training thread wait for the device. Values in flight occupy places in the pinned
-memory. If a slow device leaves no free place, records are dropped and counted. The module is tested with the fake
-device of the copier's tests, not with a real device.
+memory. If no place is free, the module drops the record and counts it. The module is tested with the fake device of the
+copier's tests, not with a real device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from everstep.training.cuda_copier import CudaDevice, Device, Event
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024
-"""Upper limit of values in flight per device. A single log call with more values gets more places."""
+"""Maximum number of values in flight per device. A single log call with more values enlarges the limit."""
 _NUMBER_BYTES: Final = 8
 
 
@@ -48,11 +48,11 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """Values of one record whose copies from one device are still in progress."""
+    """Values of one record that one device is still computing or copying."""
 
     places: _Places
     taken: Mapping[str, int]
-    """Index in the pinned memory of each value, by name."""
+    """By value name: the index of the value's place in the pinned memory."""
     event: Event
 
 
@@ -101,7 +101,7 @@ class DeviceNumbers:
         """
         known, tensors = numbers(values, is_later=lambda tensor: self._device_of(tensor) is not None)
         if any(device is not None and device.is_capturing() for device in map(self._device_of, tensors.values())):
-            self._ring.drop()  # the values of a captured graph exist only when the graph is replayed
+            self._ring.drop()  # Values inside a graph capture exist only when the graph is replayed.
             return
         self.settle()
         if not tensors and not self._records:
@@ -118,7 +118,7 @@ class DeviceNumbers:
         self._records.append(_Record(step, known, coming, self._now()))
 
     def settle(self) -> None:
-        """Pass on the records whose values have arrived. Never waits.
+        """Pass the records whose values have arrived to the ring. Never waits.
 
         While the script captures a graph, this does nothing, because a query of the device would break the capture.
         """
@@ -134,7 +134,7 @@ class DeviceNumbers:
             self._ring.add(record.step, {**record.known, **arrived}, record.at_seconds)
 
     def close(self) -> None:
-        """Wait for the device and pass on all records.
+        """Wait for the device and pass all records to the ring.
 
         Values that a failed device does not return are counted as dropped.
         """
@@ -143,7 +143,7 @@ class DeviceNumbers:
                 for each in record.coming:
                     each.event.synchronize()
             self.settle()
-        except RuntimeError:  # a driver error, which the script receives too
+        except RuntimeError:  # The script receives the driver's error from its own calls.
             while self._records:
                 self._records.popleft()
                 self._ring.drop()

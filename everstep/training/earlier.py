@@ -1,8 +1,8 @@
-"""Earlier shards: the shards of a step that another number of ranks, or another kind of training, made.
+"""Maps earlier shards: shards that another number of ranks or another kind of training (DDP, FSDP2, ZeRO) made.
 
 A rank of the new layout maps some of these shards. Their indexes name the boxes of logical tensors that they hold
-(`everstep.protocol.parts`). Adapters turn them into targets: the tensors of the rank's own layout, with the boxes of
-logical tensors that fill them.
+(`everstep.protocol.parts`). Adapters define targets: the tensors of the rank's own layout, each with the boxes of
+logical tensors that fill it.
 
 Invariant: nothing here writes to live objects or communicates with other ranks.
 """
@@ -31,20 +31,20 @@ from everstep.training.restore import decode_facts, decode_values
 from everstep.training.state_tree import Tree, dtype_name
 
 LOGICAL_PREFIXES = ("model/", "optimizer/")
-"""Names of logical tensors begin with one of these. Other tensors belong to one rank."""
+"""First parts of the names of logical tensors. All other tensors belong to one rank."""
 
 
 class EarlierShards(Protocol):
-    """Access to the shards of the base in its earlier layout."""
+    """Access to the shards of the step to restore, in the layout of the generation that made it."""
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the generation that made the base."""
+        """Number of ranks of the generation that made the step to restore."""
         ...
 
     @property
     def here(self) -> Sequence[Rank]:
-        """Earlier ranks whose shards this node already holds in memory."""
+        """Earlier ranks whose shards are already in this node's memory."""
         ...
 
     def fetch(self, rank: Rank) -> Path:
@@ -65,19 +65,19 @@ class EarlierShards(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentShards:
-    """Earlier shards that this node's agent loads (`EarlierShards`)."""
+    """`EarlierShards` that this node's agent loads."""
 
     link: AgentLink
     layout: EarlierLayout
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the generation that made the base."""
+        """Number of ranks of the generation that made the step to restore."""
         return self.layout.world_size
 
     @property
     def here(self) -> Sequence[Rank]:
-        """Earlier ranks whose shards this node already holds in memory."""
+        """Earlier ranks whose shards are already in this node's memory."""
         return self.layout.here
 
     def fetch(self, rank: Rank) -> Path:
@@ -146,7 +146,7 @@ def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
         index = unpack_index(memory[begin : begin + header.index_bytes], header.index_offset)
         values = decode_values(index.values)
         facts = decode_facts(values.facts)
-    except (OSError, ValueError, ProtocolError) as error:  # msgspec's errors are ValueErrors
+    except (OSError, ValueError, ProtocolError) as error:  # ValueError includes msgspec's errors.
         raise RestoreMismatch(f"the slot {path} cannot be read: {error}") from error
     if digest(values.facts) != header.layout_hash:
         raise RestoreMismatch(f"the layout hash in the header of the slot {path} is not that of its facts")
@@ -157,13 +157,16 @@ def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
 
 @dataclass(slots=True)
 class HeldTensor:
-    """A logical tensor, as far as the mapped shards hold it."""
+    """The parts of a logical tensor that the mapped shards hold."""
 
     dtype: str
-    """torch's name without the prefix `torch.`."""
+    """Name of the dtype in torch, for example `float32`."""
     shape: tuple[int, ...]
     boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], torch.Tensor]
-    """View of each box, by its offsets and sizes. If several shards hold a box, the first mapped shard's copy."""
+    """View of each box, by its offsets and sizes.
+
+    If several shards hold a box, the view shows the copy of the shard that was mapped first.
+    """
 
 
 class EarlierTensors:
@@ -186,7 +189,7 @@ class EarlierTensors:
             is_own: True for the shard whose values this rank loads.
 
         Raises:
-            CannotRelayout: two shards contradict each other about a logical tensor.
+            CannotRelayout: two shards disagree about the dtype or shape of a logical tensor.
         """
         self.shards.append(shard)
         if is_own:
@@ -239,7 +242,7 @@ class EarlierTensors:
         return self._empty.get(owner, {})
 
     def entries_below(self, prefix: str) -> Iterator[tuple[str, Mapping[str, HeldTensor]]]:
-        """Yield owner and entries of every parameter of an optimizer, by the prefix of its names."""
+        """Yield (owner, state entries) for every parameter whose owner name begins with the prefix of an optimizer."""
         return ((owner, entries) for owner, entries in self._entries.items() if f"{owner}/".startswith(prefix))
 
     def own(self, name: str) -> TensorEntry | None:
@@ -262,11 +265,14 @@ class Target:
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: tuple[TensorPart, ...]
-    """Boxes as in a slot. Boxes of several names at one place are alternatives with equal elements."""
+    """Boxes that fill the tensor.
+
+    If several names have a box at the same place, the boxes have equal elements and either one suffices.
+    """
     is_padded: bool = False
     """True if elements without a box are padding and become zeros."""
     is_own: bool = False
-    """True if the tensor is copied as it is from the shard that supplies this rank's values."""
+    """True if the tensor is an unchanged copy from the shard that supplies this rank's values."""
     is_optional: bool = False
     """True if the earlier launch may lack the tensor. The rank then maps all shards to look for it."""
 
@@ -299,7 +305,7 @@ class EarlierState:
     step: Step
     facts: Mapping[str, str]
     adapter: Mapping[str, Any]
-    """What the earlier adapter's `observe` returned as values."""
+    """The plain values that the earlier adapter's `observe` returned."""
     others: Mapping[str, Any]
     """Objects, data positions, modes and generators by name."""
 
@@ -309,7 +315,7 @@ class EarlierState:
         return "optimizer" in self.adapter
 
     def scheduler(self) -> Tree:
-        """Return the state of the only scheduler, owned by the engine or the script; None if there was none."""
+        """Return the state of the single scheduler, which the engine or the script owned. None without a scheduler."""
         if self.is_of_engine:
             return cast(Tree, self.adapter["scheduler"])
         return cast(Tree, self.others["objects"].get("scheduler"))

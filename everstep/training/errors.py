@@ -75,7 +75,7 @@ class AgentUnreachable(TrainingError):
 
 
 class StaleGeneration(TrainingError):
-    """The agent runs another generation: this rank is left over from an earlier launch."""
+    """The agent runs another generation, because this rank belongs to an earlier launch."""
 
     code = "stale_generation"
 

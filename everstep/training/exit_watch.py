@@ -1,13 +1,13 @@
-"""Exit watch: closes or drains a session that the script left open when the process ends.
+"""Closes or drains a session that the script did not close before the process ends.
 
     no exception, code 0    call `close`: the last step is committed if possible
     every end               call `drain`: running torch calls end, also after an interrupted `close`
 
 A thread that returns from a torch call after the interpreter has shut down aborts the process (SIGABRT). A running
-recording of torch's profiler crashes the process (SIGSEGV). Either signal would hide the script's own exit code.
+recording of torch's profiler crashes the process (SIGSEGV). Either signal would replace the script's own exit code.
 
-The exit watch cannot distinguish `raise SystemExit(3)` in the script from a successful end. It then closes the session,
-and the process still exits with the script's code.
+The exit watch cannot distinguish `raise SystemExit(3)` in the script from a successful end. In this case it calls
+`close`, and the process still exits with the code 3.
 
 Invariant: the exit of a failed script waits only for `drain`.
 """
@@ -23,15 +23,15 @@ from types import TracebackType
 from typing import Final
 
 _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
-"""Functions with which scripts exit. The last two exist only if `site` was imported."""
+"""Functions that scripts call to exit. The last two exist only if `site` was imported."""
 
 
 class ExitWatch:
-    """Watches how the process ends.
+    """Calls `close` or `drain` when the process ends.
 
     Args:
         close: called at most once, when the script ends with success, in the process that created the watch.
-        drain: called last, at every end of the process that Python itself handles.
+        drain: called last, at every end of the process except `os._exit` and a fatal signal.
     """
 
     def __init__(self, close: Callable[[], None], drain: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class ExitWatch:
 
     def _watched(self, leave: Callable[[int | str | None], object]) -> Callable[[int | str | None], object]:
         def leave_watched(status: int | str | None = None, /) -> object:
-            # atexit cannot see the code of an exit, only whether an exception was printed
+            # Record the exit code here, because an atexit function cannot read it.
             self._has_failed = self._has_failed or status not in (None, 0)
             return leave(status)
 

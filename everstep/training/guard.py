@@ -1,12 +1,13 @@
-"""Guard: delays an optimizer step while the copy of the last step still runs.
+"""Delays an optimizer step while the copy of the last step still runs (the guard).
 
-The guard is the wait of the training thread before its next change of the state. It also rejects copies of tensors that
-changed too early. *Deferred* tensors are those that the copier copies after the boundary. The session assumes that only
-an optimizer step changes them. The guard checks this assumption on every snapshot by version and address. The check
-runs at the first pause of the training thread after the copy (`everstep.training.pauses`), at the latest in `reach`.
+The training thread waits at the guard before its next change of the state. The guard also rejects copies of tensors
+that changed during the copy. *Deferred* tensors are those that the copier copies after the boundary. The session
+assumes that only an optimizer step changes them. The guard checks this assumption on every snapshot by version and
+address. The check runs at the first pause of the training thread after the copy (`everstep.training.pauses`), at the
+latest in `reach`.
 
-Audited snapshots are copied completely at the boundary and compared byte by byte before the next step. A tensor that
-changed too early is reported once. From then on it is copied at the boundary.
+Audited snapshots are copied completely at the boundary and compared byte by byte before the next step. The guard
+reports a tensor that changed during its copy once. From then on, snapshots copy this tensor at the boundary.
 
 Invariant: the copy of at most one snapshot runs at a time. When `reach` returns, no copy reads the deferred tensors any
 more.
@@ -40,9 +41,9 @@ class Flight:
     sources: Sources
     """Tensors that must not change before the copy has ended."""
     moved: Callable[[], Sequence[str]]
-    """Returns the names of tensors that changed since the boundary, by version and address.
+    """Returns the names of tensors whose version or address changed since the boundary.
 
-    Called after the copy. Changes that torch does not count are not detected.
+    Called after the copy. It misses changes that torch does not count.
     """
     copies: Sequence[torch.Tensor] | None
     """Copies in the slot with which an audited snapshot's tensors are compared; None if the snapshot is not audited."""
@@ -96,7 +97,7 @@ class Guard:
         begun = self._clock()
         flight.ticket.wait()
         if self._flight is not flight:
-            return  # A signal handler has called `reach` during the wait.
+            return  # A signal handler called `reach` during the wait and already settled the flight.
         self._flight = (
             # Clear the flight only after the wait: a script may catch an exception that interrupts it, and its next
             # step must wait again.
@@ -111,7 +112,8 @@ class Guard:
                     return
                 changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]
         except BaseException as error:
-            flight.settle((), error)  # otherwise the agent would wait for this snapshot for ever
+            # Settle the flight even after an interruption. Otherwise the agent would wait forever for this snapshot.
+            flight.settle((), error)
             if isinstance(error, Exception):
                 return  # For example, the comparison ran out of memory. The snapshot is lost, and training continues.
             raise

@@ -1,4 +1,4 @@
-"""Host copy: copies saved tensors into live tensors, in pieces of the fastest size.
+"""Copies saved tensors into live tensors in host memory, in pieces of the fastest size.
 
 Up to the size of a core's second-level cache, glibc copies with `rep movsb`, which does not read the target first.
 Above that size, on AMD processors, glibc uses a loop that reads the target. Torch uses such a loop at any size.
@@ -21,12 +21,12 @@ PIECE_BYTES = 512 * 1024
 def copy_into_live(copies: Copies) -> None:
     """Copy each source to its target in order, and mark the targets as changed for autograd.
 
-    Each piece releases and reacquires the interpreter's lock, so the caller should have no urgent other work.
+    The calling thread releases and reacquires the interpreter's lock for each piece, so other threads may delay it.
 
     Args:
         copies: sources and targets of equal shapes, on any devices. A target may be an inference tensor.
     """
-    has_threads = torch.get_num_threads() > 1  # several threads: torch's own copy is faster
+    has_threads = torch.get_num_threads() > 1  # With several threads, torch's own copy is faster.
     pairs = zip(copies.sources, copies.targets, strict=True)
     for is_plain, run in groupby(pairs, lambda pair: not has_threads and _are_equal_bytes(*pair)):
         sources, targets = zip(*run, strict=True)
@@ -41,7 +41,7 @@ def copy_into_live(copies: Copies) -> None:
 
 
 def _are_equal_bytes(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Return whether the copy is a plain move of bytes in host memory."""
+    """Return whether the copy only moves equal bytes within host memory, without a conversion."""
     return (
         type(source) in PLAIN_CLASSES
         and type(target) in PLAIN_CLASSES

@@ -1,8 +1,8 @@
-"""Idle spans: the recurring parts of an iteration in which training does not use the network.
+"""Computes idle spans: the recurring parts of an iteration in which training does not use the network.
 
-Pure. Computed from the recorded times of network use.
+Pure. The input are recorded times of network use.
 
-Invariant: spans are reported only if most iterations have the same number of spans. Otherwise there is no pattern.
+Invariant: the result contains spans only if most iterations have the same number of spans.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from everstep.protocol.rank_messages import IdleSpan
 
 SHORTEST_RATIO = 0.01
-"""Shortest idle time that counts as a span, as a fraction of the iteration. No useful transfer fits into less."""
+"""Shortest idle time that counts as a span, as a fraction of the iteration. A shorter span is useless for transfers."""
 AGREEING_RATIO = 0.5
 """Minimum fraction of the iterations that must have the same number of spans."""
 

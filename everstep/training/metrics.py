@@ -1,8 +1,8 @@
-"""Logged values: a bounded ring that is sent to the agent about once a second.
+"""Collects logged values in a bounded ring and sends them to the agent about once a second.
 
-Invariant: `add` never blocks, and the ring never grows without limit. Values that do not fit are counted. There is no
-lock, because a signal handler that logs or closes during `add` would deadlock. One thread adds and one thread removes.
-Each uses single calls of a deque, which are atomic.
+Invariant: `add` never blocks, and the ring never grows without limit. The ring counts the values that do not fit. The
+ring has no lock, because a signal handler that logs or closes during `add` would deadlock. One thread adds and another
+thread removes records, with single calls of a deque. Such calls are atomic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def numbers(
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Return logged values as plain numbers.
 
-    Values that their device is still computing are returned separately. The autograd graph of a tensor stays unchanged.
+    Values that a device is still computing are returned separately, as tensors. The autograd graph of a tensor stays
+    unchanged.
 
     Args:
         values: numbers, or tensors of one element. Infinities and NaN are kept.
@@ -200,7 +201,7 @@ class MetricRing:
     def close(self) -> None:
         """Send waiting records, count records that do not fit as dropped, and end the thread."""
         self._closing.set()
-        if self._thread.is_alive():  # a thread that is just starting ends by itself
+        if self._thread.is_alive():  # A thread that is still starting ends by itself.
             self._thread.join()
         self.flush()
         if self._records:

@@ -1,11 +1,12 @@
-"""Pauses of the training thread: moments when the thread executes no torch operation.
+"""Finds pauses of the training thread: moments when the thread executes no torch operation.
 
 Torch raises a tensor's version when an in-place operation ends, not when it starts. A version check in another thread
 therefore misses a running operation. While the main thread runs Python code, it executes no operation. A check after
 such a moment misses no operation that began before the moment.
 
 Invariant: a callback of `await_pause` runs at most once, in the main thread, between two instructions of its Python
-code. The callback may never run, so callers need a second moment for their check. This module handles threads only.
+code. The callback may never run, so callers must also make their check at another moment, such as the guard. This
+module handles threads only.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def await_pause(notify: Notify) -> bool:
 
 
 def is_main_thread() -> bool:
-    """Return whether the caller runs in the main thread, the only thread whose pauses `await_pause` finds."""
+    """Return whether the caller runs in the main thread. `await_pause` finds pauses of this thread only."""
     return threading.current_thread() is threading.main_thread()
 
 

@@ -1,4 +1,4 @@
-"""Configurations of models that come from Hugging Face's transformers.
+"""Finds the configurations of registered models from Hugging Face's transformers.
 
 An export of a checkpoint writes them as `config.json`. The module recognizes models by their `config` and does not
 import transformers.
@@ -16,15 +16,15 @@ from everstep.training.adapters.base import canonical_name
 
 
 def pretrained_configs(roots: Mapping[str, torch.nn.Module]) -> dict[str, str]:
-    """Find the content of `config.json` of each model from transformers, by its path within the names of parameters.
+    """Return the content of `config.json` of each transformers model, by the model's path in parameter names.
 
-    `init` calls it once. A model inside of another such model is a part of it and has no entry.
+    `init` calls it once. A model inside another transformers model has no entry of its own.
 
     Args:
         roots: the registered models and engines by name. A single one has the empty name.
 
     Returns:
-        JSON texts. Empty without such a model.
+        JSON texts by path. Empty if no registered model comes from transformers.
     """
     found: dict[str, str] = {}
     for name, root in roots.items():
@@ -32,7 +32,7 @@ def pretrained_configs(roots: Mapping[str, torch.nn.Module]) -> dict[str, str]:
             path = ".".join(part for part in (name, canonical_name(raw)) if part)
             if any(not known or path == known or path.startswith(f"{known}.") for known in found):
                 continue
-            # `hasattr` would find the attribute of a module that a wrapper such as `torch.compile` passes on.
+            # Read `vars`, because `hasattr` would also find the config of a wrapped module through `torch.compile`.
             to_json = getattr(vars(module).get("config"), "to_json_string", None)
             if callable(to_json):
                 found[path] = _described(module, str(to_json()))
@@ -42,6 +42,6 @@ def pretrained_configs(roots: Mapping[str, torch.nn.Module]) -> dict[str, str]:
 def _described(module: torch.nn.Module, config: str) -> str:
     """Return a configuration with the name of the model's class, as `save_pretrained` adds it."""
     fields = json.loads(config)
-    # `fully_shard` replaces the class of a module by a subclass of its own.
+    # `fully_shard` replaces a module's class by a subclass, so find the original class.
     kind = next(kind for kind in type(module).__mro__ if not issubclass(kind, FSDPModule))
     return json.dumps({**fields, "architectures": [kind.__name__]})

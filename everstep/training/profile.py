@@ -1,11 +1,11 @@
-"""Network profiler: records when this rank uses the network, for about twenty iterations.
+"""Records when this rank uses the network, for about twenty iterations.
 
-The profiler records again only when the duration of iterations changes. Torch's profiler sees collectives that hooks
-and patched calls miss: those of DDP and FSDP. Recording only ranges, without operators, costs microseconds per
+The profiler records again only when the duration of iterations changes. Torch's profiler also sees the collectives of
+DDP and FSDP, which hooks and patched calls miss. Recording only ranges, without operators, costs microseconds per
 iteration.
 
-Invariant: an error in profiling ends the profile, never training. If the script starts a profiler, this profiler ends
-its recording.
+Invariant: an error in profiling ends only the profile; training continues. If the script starts a profiler, this
+profiler ends its recording.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class NetworkProfiler:
     def boundary(self, at_seconds: float) -> None:
         """Process a boundary: start, mark, end or read the recording when it is due.
 
-        Called once per iteration. Ending a recording and reading it each take milliseconds, and the script waits for
-        them. They therefore happen at different boundaries.
+        Called once per iteration. The script waits while the profiler ends and reads a recording, and each takes
+        milliseconds. The profiler therefore does them at different boundaries.
 
         Args:
             at_seconds: time of the boundary on the monotonic clock.
@@ -106,11 +106,11 @@ class NetworkProfiler:
     def close(self) -> None:
         """End a running recording without reading it.
 
-        A failed device may not deliver the recording; that error is ignored.
+        The method ignores the error of a failed device.
         """
         if self._is_recording:
             self._is_recording = False
-            with contextlib.suppress(RuntimeError):  # a driver error
+            with contextlib.suppress(RuntimeError):  # Ignore the driver's error: the recording is not needed any more.
                 self._trace.end()
 
     def _look(self) -> None:
@@ -136,7 +136,7 @@ class NetworkProfiler:
 
     def _evaluate(self, read: Read) -> None:
         usual, spans = self._profiled_seconds, idle_spans(*read())
-        assert usual is not None  # set when the recording ended
+        assert usual is not None  # `boundary` set this value when the recording ended.
         idle = sum(span.seconds for span in spans)
         logger.info("an iteration of %.3f s leaves the network idle for %.3f s in %d spans", usual, idle, len(spans))
         self._report(usual, spans)
@@ -159,7 +159,7 @@ class TorchTrace:
             _prepare_profiler(config, wanted.kineto_activities)
             _enable_profiler(config, wanted.kineto_activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
         except (RuntimeError, TypeError, AttributeError) as error:
-            # this version of torch has another profiler interface
+            # This version of torch has another profiler interface.
             logger.info("Everstep cannot measure idle network time: %s", error)
             return False
         return True
@@ -192,8 +192,8 @@ def _read(result: _ProfilerResult) -> tuple[list[Interval], list[float]]:
 def is_network(name: str, *, is_device: bool) -> bool:
     """Return whether a range is a use of the network.
 
-    Gloo's ranges last as long as the collective. NCCL's ranges on the CPU end at the kernel launch, so NCCL's kernels
-    on the device count as network use.
+    A range of gloo lasts as long as its collective. A range of NCCL on the CPU already ends at the kernel launch, so
+    only NCCL's kernels on the device count as network use.
 
     Args:
         name: name of the range or kernel.

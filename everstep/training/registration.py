@@ -1,4 +1,4 @@
-"""`init`: check the objects that a script registers and create its session.
+"""Implements `init`: checks the objects that a script registers and creates the script's session.
 
 Invariant: `init` changes none of the script's objects before it has checked that all of them can be resumed. The agent
 receives every error before `init` raises it.
@@ -116,7 +116,7 @@ def _copier(devices: set[int], environment: Environment) -> Copier:
         raise CannotResume(
             "model", f"one rank has tensors on the CUDA devices {sorted(devices)}; use one device per rank"
         )
-    # A rank without a device skips the cost of this import.
+    # Import here, so that a rank without a GPU skips the cost of this import.
     from everstep.training.cuda_copier import (
         NODE_RING_BYTES,
         CudaCopier,
@@ -182,7 +182,7 @@ def _is_own(optimizer: object, engine: Any) -> bool:
 
 
 def _check_apart(name: str, optimizer: Optimizer, engines: Mapping[str, Any]) -> None:
-    """Reject an optimizer that steps parameters of an engine."""
+    """Reject a registered optimizer that updates parameters of a registered engine."""
     members = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for engine_name, engine in engines.items():
         if any(id(parameter) in members for parameter in engine.module.parameters()):
@@ -218,7 +218,7 @@ def _torch_adapter(
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
-    # DDP unwraps DTensors and leaves `_st_info` on the parameters.
+    # DDP replaces DTensors by plain tensors and sets `_st_info` on these parameters.
     if any(isinstance(parameter, DTensor) or hasattr(parameter, "_st_info") for parameter in parameters):
         kinds.add(FSDPAdapter)
     if len(kinds) > 1:

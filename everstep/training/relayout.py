@@ -1,13 +1,13 @@
-"""Relayout: load a step that another number of ranks, or another kind of training, made.
+"""Loads a step that another number of ranks or another kind of training made (a relayout).
 
     earlier shards ──▶ boxes of logical tensors ──▶ DCP's planner ──▶ the tensors of this rank's layout
                   └──▶ values of earlier rank (rank mod W): groups, schedulers, objects, data, generators
 
-A rank maps whole shards until they cover the tensors of its own layout. The planning and the interfaces of the reads
-are those of `torch.distributed.checkpoint`; the metadata describes the mapped shards and is never stored.
+A rank maps whole shards until they cover the tensors of its own layout. `torch.distributed.checkpoint` (DCP) plans and
+makes the reads. Its metadata describes the mapped shards and is never stored.
 
-Invariant: every logical tensor has the same elements before and after the load. `read_earlier` checks everything that
-can be refused, and writes nothing.
+Invariant: every logical tensor has the same elements before and after the load. `read_earlier` makes all checks that
+can reject the step, and writes nothing.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ ADVICE = "Build the model and the optimizer of the earlier job, with its dtypes"
 def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size: int) -> list[Rank]:
     """Return the order in which a rank maps earlier shards.
 
-    The shard whose values the rank loads is the first. Shards that this node holds cost nothing and follow. The other
-    shards follow by their distance from the rank's own share, because frameworks divide tensors in the order of ranks.
+    The shard whose values the rank loads is the first. Then come the shards in this node's memory, which need no
+    transfer. The other shards follow by their distance from the rank's own position, because frameworks divide tensors
+    in the order of ranks.
 
     Args:
         earlier_size: number of earlier ranks.
@@ -138,7 +139,7 @@ class Relaid:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The values of the earlier rank that this rank continues, for each live adapter."""
+    """The plain values for each live adapter, from the earlier rank whose state this rank continues."""
 
     state: RankState
     pairs: Sequence[EarlierState]
@@ -181,7 +182,8 @@ def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
 
     def is_compared(key: str) -> bool:
         if key.startswith("optimizer "):
-            return not (has_engine and " group " in key)  # an engine's groups hold master weights
+            # The groups of an engine's optimizer contain master weights, so the groups differ between layouts.
+            return not (has_engine and " group " in key)
         return key in ("format", "data") or key.startswith(("buffer ", "extra state "))
 
     for key in sorted(was.keys() | now.keys()):
@@ -209,7 +211,7 @@ def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> 
 
 @dataclass(slots=True)
 class _Reads:
-    """A target and the reads that fill it."""
+    """A target tensor and the reads that fill it."""
 
     target: Target
     items: list[tuple[ReadItem, TensorPart]] = field(default_factory=list)
@@ -225,12 +227,12 @@ class _Cover:
 
     def __init__(self, earlier: EarlierTensors, earlier_size: int) -> None:
         self.reads: dict[str, _Reads] = {}
-        """The targets whose boxes are all mapped, by name."""
+        """By name: the targets whose boxes are all mapped."""
         self._earlier = earlier
         self._earlier_size = earlier_size
 
     def add_all(self, targets: Sequence[Target]) -> list[Target]:
-        """Plan the reads of targets, and return the targets of which boxes are not mapped yet."""
+        """Plan the reads of targets. Return the targets for which a box is not mapped yet."""
         for name in self.reads.keys() - {target.name for target in targets}:
             del self.reads[name]
         return [target for target in targets if not self._is_covered(target)]
@@ -266,7 +268,8 @@ class _Cover:
         found = create_read_items_for_chunk_list(part.name, metadata_of(held), [chunk])
         if sum(math.prod(item.lengths) for item in found) != part.elements:
             return None
-        place = MetadataIndex(f"{target.name}#{number}")  # one logical box may fill several targets
+        # The target's name makes the key unique, because one logical box may fill several targets.
+        place = MetadataIndex(f"{target.name}#{number}")
         return [(replace(item, dest_index=place), part) for item in found]
 
     def _check_equal(self, target: Target, alternatives: Sequence[TensorPart]) -> None:
@@ -283,7 +286,7 @@ class _Cover:
             )
 
     def explain(self, target: Target) -> tuple[str, str]:
-        """Return the name and the reason of a target that all earlier shards together do not cover."""
+        """Return the name of a target that all earlier shards together do not cover, and the reason."""
         for alternatives in _places(target):
             part = alternatives[0]
             held = self._earlier.get(part.name)
@@ -299,7 +302,7 @@ class _Cover:
 
 
 def _places(target: Target) -> list[list[TensorPart]]:
-    """Return the boxes of a target, with the alternatives of one place together."""
+    """Return the boxes of a target, grouped by their place in the tensor."""
     places: dict[tuple[int, int], list[TensorPart]] = {}
     for part in target.parts:
         if part.elements:
@@ -308,7 +311,7 @@ def _places(target: Target) -> list[list[TensorPart]]:
 
 
 def metadata_of(held: HeldTensor) -> TensorStorageMetadata:
-    """Return DCP's description of a logical tensor, as far as it is mapped."""
+    """Return DCP's description of the mapped boxes of a logical tensor."""
     return TensorStorageMetadata(
         TensorProperties(dtype=dtype_of(held.dtype)),
         torch.Size(held.shape),
@@ -317,7 +320,7 @@ def metadata_of(held: HeldTensor) -> TensorStorageMetadata:
 
 
 class RelaidTensors(SavedTensors):
-    """The tensors of this rank's layout, filled from mapped shards when they are brought.
+    """The tensors of this rank's layout. `bring` fills them from mapped shards.
 
     Args:
         cover: the planned reads of every tensor of the layout.
@@ -372,7 +375,7 @@ class RelaidTensors(SavedTensors):
 
 
 class _Planner(LoadPlanner):
-    """DCP's planner for reads that are already planned."""
+    """Planner for DCP that returns reads that `_Cover` already planned."""
 
     def __init__(self, waiting: Sequence[tuple[_Reads, torch.Tensor]]) -> None:
         self._items: list[ReadItem] = []
@@ -387,7 +390,7 @@ class _Planner(LoadPlanner):
                     self._boxes[item.dest_index] = _box(tensor, part)
 
     def set_up_planner(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing: the reads are planned."""
+        """Do nothing, because the reads are already planned."""
 
     def create_local_plan(self) -> LoadPlan:
         return LoadPlan(self._items)
@@ -409,19 +412,19 @@ class _Planner(LoadPlanner):
 
 
 class _SlotReader(StorageReader):
-    """DCP's reader of mapped slots."""
+    """Storage reader for DCP that reads mapped slots."""
 
     def __init__(self, earlier: EarlierTensors) -> None:
         self._earlier = earlier
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: the shards are mapped."""
+        """Do nothing, because the shards are already mapped."""
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         return Metadata(state_dict_metadata={})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing: the shards are mapped."""
+        """Do nothing, because the shards are already mapped."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -456,9 +459,9 @@ def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[in
 
 
 def _box(tensor: torch.Tensor, part: TensorPart) -> torch.Tensor:
-    """Return the place of a box in a live tensor, as a view."""
+    """Return the part of a live tensor that a box covers, as a view."""
     if part.start == 0 and part.sizes == tuple(tensor.shape):
-        return tensor  # may be in any order of memory
+        return tensor  # The live tensor may have any memory order, so return it unchanged.
     return tensor.view(-1)[part.start : part.start + part.elements].view(part.sizes)
 
 
@@ -476,7 +479,7 @@ def _others(values: _Values, state: RankState, rank: Rank, earlier_size: int, wo
         if pair.is_of_engine and not is_of_engine and pair.scheduler() is not None:
             objects["scheduler"] = pair.scheduler()
         elif is_of_engine and "scheduler" not in state.objects:
-            objects.pop("scheduler", None)  # the engine owns it
+            objects.pop("scheduler", None)  # The engine owns the scheduler and restores it.
     if objects.keys() != state.objects.keys():
         was, now = sorted(objects), sorted(state.objects)
         name = sorted(objects.keys() ^ state.objects.keys())[0]

@@ -1,8 +1,8 @@
-"""Restore: read a slot, agree with the other ranks, and write the live objects.
+"""Reads a slot, agrees with the other ranks, and writes the snapshot into the live objects.
 
 Invariant: no rank writes before every rank has reported that its snapshot is of the same step and fits what the script
-built. If one rank rejects its snapshot, all ranks raise. A payload may still be arriving: then a tensor is copied as
-soon as its bytes are verified. No rank continues before all bytes are verified on all nodes (`Arrival`).
+built. If one rank rejects its snapshot, all ranks raise. If the payload is still arriving, the rank copies each tensor
+as soon as its bytes are verified. No rank continues training before all bytes are verified on all nodes (`Arrival`).
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Arrival:
         """
         if self._load is not None:
             self._link.watch(lambda _: isinstance(self._link.welcome(), Welcome))
-            self.check()  # compare with the page's content after the `Welcome`
+            self.check()  # Check once more, with the page's content after the `Welcome`.
 
     def _look(self, is_enough: Callable[[AgentHalf], bool]) -> None:
         found: list[AgentHalf] = []
@@ -199,7 +199,7 @@ class Arrival:
 
 
 class _Tensors(SavedTensors):
-    """Views of a payload. Reading a view waits until its bytes are verified."""
+    """Tensors of a payload as views. Reading a tensor waits until its bytes are verified."""
 
     def __init__(self, memory: mmap.mmap, index_offset: int, index: SlotIndex, arrival: Arrival) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class _Tensors(SavedTensors):
         entry = self._entries[name]
         end = entry.offset + entry.bytes
         if not self._arrival.has(end):
-            self.finish()  # The rank would wait here, so it makes the collected copies in this time.
+            self.finish()  # Use the time of the wait for the collected copies.
             self._arrival.wait(end)
         return view_of(self._payload, entry)
 
@@ -270,7 +270,8 @@ def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
 
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
-    def bring() -> None:  # No torch calls here: a process that exits during one ends with SIGABRT.
+    # Make no torch calls in this thread. A process that exits during such a call ends with SIGABRT.
+    def bring() -> None:
         populate(address, len(memory), is_written=False)
         for arena in arenas:
             arena.prefault()
@@ -303,7 +304,7 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
         index_begin = HEADER_BYTES + place.index_offset
         index = unpack_index(memory[index_begin : index_begin + place.index_bytes], place.index_offset)
         values = _SLOT_VALUES.decode(index.values)
-    except (ValueError, ProtocolError) as error:  # msgspec's errors are ValueErrors
+    except (ValueError, ProtocolError) as error:  # ValueError includes msgspec's errors.
         raise RestoreMismatch(f"the slot {named.base_slot_path} cannot be read: {error}") from error
     if values.facts != encode_facts(expected.facts)[0]:
         raise RestoreMismatch(
@@ -347,19 +348,19 @@ def _header(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) ->
 
 
 def agree(step: Step, problem: str) -> None:
-    """Return when all ranks are ready to restore the same step.
+    """Wait until all ranks are ready to restore the same step.
 
     Collective: every rank calls it once, even if it has a problem.
 
     Args:
-        step: the step that the agent named for this rank, 0 for none.
+        step: the step that the agent named for this rank; 0 without a snapshot.
         problem: why this rank cannot restore. Empty if the rank can restore.
 
     Raises:
         RestoreMismatch: this rank or another rank cannot restore, or the ranks received different steps.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        backend = dist.get_backend()  # may be "cuda:nccl"
+        backend = dist.get_backend()  # The backend may have a device prefix, as in "cuda:nccl".
         device = (
             torch.device("cuda", torch.cuda.current_device())
             if "nccl" in backend and "cpu" not in backend

@@ -1,6 +1,7 @@
-"""Random number generators: observe, restore and seed them.
+"""Observes, restores and seeds random number generators.
 
-The process's generators are torch's on CPU and every CUDA device, numpy's global one, and Python's.
+The process's generators are torch's generators on the CPU and on every CUDA device, numpy's global generator, and
+Python's generator.
 
 Invariant: `restore(observe())` changes no generator. After a later `restore`, the draws repeat those that followed
 `observe`.
@@ -29,8 +30,8 @@ Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomS
 States: TypeAlias = list[Tree]
 """States of several generators.
 
-The first item holds the states of all generators of the process. Each further item holds the state of one generator in
-an object.
+The first item contains the states of all generators of the process. Each further item contains the state of one
+generator that an object holds.
 """
 
 SEARCH_DEPTH = 4
@@ -55,8 +56,8 @@ def observe(*, with_devices: bool = True) -> RandomState:
     version, words, gauss = random.getstate()
     numpy_state = cast("tuple[Any, ...] | dict[str, Any]", np.random.get_state())
     state: RandomState = {
-        # Each state is one bytes object. Tensors would be planned and copied separately, and 625 integers would take
-        # longer than all other work at a boundary.
+        # Store each state as one bytes object. A tensor would be planned and copied separately, and encoding 625
+        # integers would take longer than all other work at a boundary.
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": (numpy_state[0], numpy_state[1].tobytes(), *numpy_state[2:])
         if isinstance(numpy_state, tuple)
@@ -77,7 +78,7 @@ def restore(state: RandomState) -> None:
     if isinstance(numpy_state, tuple):
         algorithm, key, *rest = numpy_state
         np.random.set_state((algorithm, np.frombuffer(key, dtype=np.uint32), *rest))
-    else:  # the script has replaced numpy's default bit generator
+    else:  # The script replaced numpy's default bit generator.
         np.random.set_state(numpy_state)  # type: ignore[arg-type]
     version, words, gauss = python_state
     random.setstate((version, _PYTHON_WORDS.unpack(words), gauss))
@@ -163,7 +164,7 @@ def _parts(value: object) -> Iterable[object]:
 
 def _cells(function: FunctionType) -> Iterator[object]:
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # the closure's variable has no value yet
+        with suppress(ValueError):  # A variable of the closure may have no value yet.
             yield cell.cell_contents
 
 

@@ -1,7 +1,7 @@
-"""Saved tensors: the tensors of a snapshot, which a restore copies into the live tensors.
+"""Provides the tensors of a snapshot, which a restore copies into the live tensors.
 
 Looking up a tensor and creating its view takes a few microseconds. Right after a copy has flushed the processor's
-caches, it takes several times longer. `SavedTensors` therefore collects copies and makes many at a time.
+caches, it takes several times longer. `SavedTensors` therefore collects copies and executes many at a time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from everstep.training.copier import Copies
 from everstep.training.host_copy import copy_into_live
 
 GATHERED_BYTES = 256 * 1024 * 1024
-"""Bytes of collected copies from which they are made together.
+"""Size of the collected copies, in bytes, from which `SavedTensors` executes them.
 
-Signal handlers of the script wait while the copies are made.
+The script's signal handlers wait meanwhile, so the size is limited.
 """
 
 
@@ -33,7 +33,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
 
     @abstractmethod
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Return a tensor as it was saved."""
+        """Return the saved tensor with this name. May wait for its bytes."""
 
     def described(self, name: str) -> tuple[torch.Size, torch.dtype]:
         """Return the shape and dtype of a tensor. May wait for its bytes."""
@@ -58,6 +58,6 @@ class SavedTensors(Mapping[str, torch.Tensor]):
         return live
 
     def finish(self) -> None:
-        """Make the collected copies. Afterwards all live tensors passed to `bring` are complete."""
+        """Execute the collected copies. Afterwards all live tensors passed to `bring` are complete."""
         copies, self._copies, self._bytes = self._copies, [], 0
         copy_into_live(Copies([saved for saved, _ in copies], [live for _, live in copies]))

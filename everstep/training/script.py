@@ -1,4 +1,4 @@
-"""Environment of a training script: rank, hyperparameters, input and output directories.
+"""Provides a training script's environment: rank, hyperparameters, input and output directories.
 
 Invariant: every function also returns a useful value outside Everstep. The same script therefore runs alone, under
 torchrun and under an agent.
@@ -19,11 +19,11 @@ from everstep.protocol.plan import channel_variable
 from everstep.training.errors import SessionMisuse
 
 FINAL_ROUND_SECONDS = 30.0
-"""Default limit, in seconds, of the wait in `close()` for the commit of the last step."""
+"""Default time limit, in seconds, for which `close()` waits for the commit of the last step."""
 UNCROWDED_CORES = 4
-"""Number of cores per rank from which copier and agent need not share cores with training.
+"""With at least this many cores per rank, copier and agent share no core with training.
 
-The rank, its copier, and the agent's digests and transfers each need a core.
+The rank, its copier, the agent's digests and the agent's transfers use a core each.
 """
 WELCOME_SECONDS = 30.0
 """Default time in seconds within which `init` must reach its agent."""

@@ -1,4 +1,4 @@
-"""The training session: the object that a script uses while it trains.
+"""Contains `TrainingSession`, the object that a script uses while it trains.
 
     session = everstep.training.init(model=model, optimizer=optimizer, data=loader)
     for batch in session.batches(until_step=10_000):
@@ -19,8 +19,8 @@ when the loop ends. An evaluation after the loop therefore does not change the s
 
 A failed snapshot is skipped; training continues.
 
-The module has more than 500 lines. The calls of a script share the state of one boundary; what can be decided without
-I/O is in `step_rules`.
+The module has more than 500 lines. All calls of a script use the state of the current boundary. Decisions without I/O
+are in `step_rules`.
 """
 
 from __future__ import annotations
@@ -82,18 +82,17 @@ from everstep.training.step_rules import Decision, RankView, decide, decide_alon
 from everstep.training.step_watch import StepWatch, uncompiled
 
 LOOK_SECONDS = 0.05
-"""Longest pause, in seconds, between two reads of the page while a rank waits at a boundary.
+"""Maximum pause, in seconds, between two reads of the page while a rank waits at a boundary.
 
-The agent's wake-up message, `WordChanged`, may be lost.
+The rank polls because the agent's wake-up message, `WordChanged`, may be lost.
 """
 QUIET_SECONDS = 0.25
 """Longest delay of a boundary report that needs no answer from the agent.
 
-The rank combines several such reports into one message. Compared with the waiting times of users and peers, the delay
-is short.
+The rank combines several such reports into one message. The delay is too short for users and peers to notice.
 """
 DRAIN_SECONDS = 5.0
-"""Longest wait for a running copy when the process ends after an error.
+"""Maximum wait, in seconds, for a running copy when the process ends after an error.
 
 Copying the largest measured state takes about this long: 33 GiB at 0.15 s per GiB. Without a limit, a failed device
 would block the exit forever.
@@ -119,7 +118,7 @@ class Control:
     step: int
     """Number of finished steps."""
     stop: bool
-    """True when all ranks stop at this step: the script must leave its loop and call `close`."""
+    """True when all ranks stop at this step. The script must then leave its loop and call `close`."""
 
 
 class _Half(TypedDict, total=False):
@@ -185,7 +184,7 @@ class TrainingSession:
         self._is_stopped = False
         self._is_closed = False
         self._has_left = False
-        """True when the script started a step or called `fence` since the last boundary."""
+        """True if the script started a step or called `fence` since the last boundary."""
         self._progress = state.progress()
         """Value of `RankState.progress` at the last boundary."""
         self._departure = ""
@@ -212,7 +211,7 @@ class TrainingSession:
         self.fence_hook = uncompiled(fence, NOT_COMPILED)
         """`fence` as a hook for torch.
 
-        Compiled code leaves its graph to call this hook. A hook that torch.compile traces would not wait.
+        Compiled code leaves its graph to call this hook, because a traced hook would not wait.
         """
         for optimizer in state.optimizers():
             optimizer.register_step_pre_hook(self.fence_hook)
@@ -221,9 +220,9 @@ class TrainingSession:
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
         if link.has_agent:
-            self._snapshotter.foresee()  # The slots are then ready before the first capture.
+            self._snapshotter.foresee()  # Request slots now, so that they are ready before the first capture.
             named = link.welcome()
-            with contextlib.suppress(OSError):  # `restore` reports this error
+            with contextlib.suppress(OSError):  # `restore` meets the same error again and reports it.
                 if named.base_slot_path is not None:
                     self._mapped = named, map_ahead(Path(named.base_slot_path), state.expect_restore())
 
@@ -456,7 +455,7 @@ class TrainingSession:
                 self._nudge()
                 self._final_round()
             elif self._snapshotter.settled != self._boundary:
-                # The other ranks notice the failure when this process ends.
+                # The end of this process makes the failure visible to the other ranks.
                 self._say_departure()
         self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSED)
         self._nudge()
@@ -466,7 +465,7 @@ class TrainingSession:
         self._exit_watch.cancel()
 
     def _report_fault(self, error: TrainingError) -> None:
-        """Send the agent an error that the caller is about to raise."""
+        """Report an error to the agent before the caller raises it."""
         self._link.send(RankFault(generation=self._link.generation, code=error.code, message=str(error)))
 
     def _drain(self) -> None:
@@ -481,7 +480,7 @@ class TrainingSession:
     def _failure(self) -> str:
         error = sys.exc_info()[1]
         while isinstance(error, ENDS) and error is not self._handled:
-            error = error.__context__  # A generator is also closed when an error ends the loop.
+            error = error.__context__  # Python also closes this generator when an error ends the script's loop.
         is_end = error is None or error is self._handled or (isinstance(error, SystemExit) and error.code in (None, 0))
         return "" if is_end else f"close() was called while {type(error).__name__} is being dealt with"
 
@@ -529,7 +528,7 @@ class TrainingSession:
                 return decision
 
     def _attend(self) -> Decision:
-        """Read the agent's half of the page and act on it."""
+        """Read the agent's half of the page, decide by `step_rules`, and execute the decision."""
         half = self._link.poll()
         if half is not None:
             return self._act(half)
@@ -586,7 +585,8 @@ class TrainingSession:
         arrival = Arrival(self._link, named)
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         read, problem = self._read(named, arrival, expected)
-        arrival.check()  # Raises if the load has begun again: the slot that was read may then be partly overwritten.
+        # Raise if the agent started to load the snapshot again, which may have overwritten parts of the slot.
+        arrival.check()
         if not self._is_agreed:
             agree(named.base_step, problem)
             self._is_agreed = True
@@ -602,8 +602,8 @@ class TrainingSession:
             self._state.complete(snapshot)
 
     def _bring_earlier(self, named: Welcome, layout: EarlierLayout) -> None:
-        """Load a step that ranks of another layout made."""
-        # Most launches do not need this import, which takes a quarter of a second.
+        """Load a step that ranks with another layout made."""
+        # Import here, because the import takes a quarter of a second and most launches do not need it.
         from everstep.training.relayout import read_earlier
 
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
@@ -696,7 +696,8 @@ class TrainingSession:
         Other fields keep their values. Safe from any thread.
         """
         with self._half_lock:
-            self._said.update(changes)  # Update in one call, so that an interrupting signal handler loses no field.
+            # Update all fields in one call, so that an interrupting signal handler loses none of them.
+            self._said.update(changes)
             said = None
             while said != self._said:
                 # Repeat if a signal handler published meanwhile, because this write replaced its fields.

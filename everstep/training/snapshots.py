@@ -1,4 +1,4 @@
-"""Snapshots: capture a proposed step into a slot, then report the outcome.
+"""Captures a proposed step into a slot and reports the outcome to the agent.
 
 The outcome is `Captured`, or `Abandoned` with a reason.
 
@@ -11,7 +11,7 @@ Invariant: the rank reports a snapshot as captured only when every byte belongs 
 that the training thread makes and torch counts. Audits find changes that torch does not count. Errors of this module
 never reach the training script.
 
-The module has more than 500 lines. A capture, its verdict and the slots share the lock that makes the outcome final.
+The module has more than 500 lines. A capture, its verdict and the slots use the lock that makes the outcome final.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ LOOK_SECONDS = 0.25
 The thread notices a grant immediately.
 """
 STREAMED_BYTES = 32 * 1024 * 1024
-"""Size of the deferred tensors, in bytes, from which the rank reports the progress of its copy.
+"""Minimum size of the deferred tensors, in bytes, for which the rank reports the progress of its copy.
 
-The agent then digests and sends chunks early. For smaller states a report costs as much time as it saves. A rank with
-few cores reports no progress, because early digests and transfers would use the copier's core, delay the commit and
-block training.
+With these reports, the agent digests and sends chunks early. For smaller states a report costs as much time as it
+saves. A rank with few cores reports no progress, because early digests and transfers would use the copier's core, delay
+the commit and block training.
 """
 ASK_AGAIN_BOUNDARIES = 100
 """Boundaries between two checks of a state for which the agent refused slots.
@@ -67,10 +67,10 @@ ASK_AGAIN_BOUNDARIES = 100
 The state may have become small enough for the node's memory.
 """
 COLD_BYTES = 8 * 1024 * 1024
-"""Limit for bytes copied at the boundary up to which the copier's thread computes the digests.
+"""Up to this many bytes copied at the boundary, the copier's thread computes the digests.
 
-Above this limit, the copier's thread computes digests only if the deferred tensors are at least as large as those
-bytes. Training waits for the copier, so longer digest work would block training.
+Above this limit, it does so only if the deferred tensors are at least as large as the bytes copied at the boundary.
+Training waits for the copier, so longer digest work would block training.
 """
 
 Told = TypeVar("Told", Capturing, Captured)
@@ -143,7 +143,7 @@ class _Verdict:
         self._is_settled = False
 
     def look(self) -> Sequence[str]:
-        """Decide, unless an earlier call has decided. Return the names of tensors that changed too early."""
+        """Decide, unless an earlier call has decided. Return the names of tensors that changed during the copy."""
         with self._lock:
             if self._changed is None and not self._is_settled:
                 changed = self._moved()
@@ -187,7 +187,7 @@ class _Tensors:
         self.unstable_count = len(unstable)
         tensors = list(enumerate(chain.from_iterable(lists)))
         is_later = [state.is_deferred and state.name not in unstable for _, state in tensors]
-        # The plan's order is the payload's order, so the payload becomes final from its beginning.
+        # Copy in the plan's order, which is the payload's order. The payload then becomes final from its beginning.
         self.later = Sources(list(compress(tensors, is_later)))
         self.later_bytes = sum(state.tensor.nbytes for state in compress(chain.from_iterable(lists), is_later))
         self.now = Sources(list(compress(tensors, map(operator.not_, is_later))))
@@ -273,7 +273,7 @@ class Snapshotter:
         self._on_copying = on_copying
         self._plan: CapturePlan | None = None
         self._tensors: _Tensors | None = None
-        # The training thread maps slots, and so does the background thread once at the start.
+        # Both the training thread and, once at the start, a background thread map slots.
         self._mapping = threading.Lock()
         self._ahead: threading.Thread | None = None
         self._may_map = threading.Event()
@@ -288,7 +288,7 @@ class Snapshotter:
         self._unresumable = ""
         """Reason why the last attempt to observe or capture the state failed; empty if the attempt succeeded."""
         self.settled = NONE
-        """The step that was captured or abandoned last."""
+        """The step that the rank captured or abandoned last."""
         self.telling = NONE
         """The captured step whose boundary report the copier's thread sends, or `NONE`.
 
@@ -313,7 +313,7 @@ class Snapshotter:
         """
         self._ahead = threading.Thread(target=self._map_granted, name="everstep-slots", daemon=True)
         self._ahead.start()
-        with contextlib.suppress(Exception):  # `prepare` logs this error
+        with contextlib.suppress(Exception):  # `prepare` meets the same error and logs it.
             if (foreseen := self._state.foresee()) is not None:
                 self._request(foreseen)
 
@@ -335,7 +335,7 @@ class Snapshotter:
         while not self._is_closed and self._link.slots is None:
             self._link.wait(LOOK_SECONDS)
         if not self._is_closed and isinstance(granted := self._link.slots, SlotsGranted):
-            with contextlib.suppress(OSError, ValueError):  # a capture reports this error
+            with contextlib.suppress(OSError, ValueError):  # The next capture meets the same error and reports it.
                 self._map(granted)
 
     def prepare(self) -> None:
@@ -346,22 +346,22 @@ class Snapshotter:
         if self._plan is None:
             try:
                 self._request(self._state.observe())
-            except Exception as error:  # code of the script's objects may raise any error
+            except Exception as error:  # Methods of the script's objects may raise any error.
                 self._note(_reason(error))
             return
         answer = self._link.slots
         self._refused_count = self._refused_count + 1 if isinstance(answer, SlotsRefused) else 0
         if isinstance(answer, SlotsGranted):
-            with contextlib.suppress(OSError, ValueError):  # a capture reports this error
+            with contextlib.suppress(OSError, ValueError):  # The next capture meets the same error and reports it.
                 self._map(answer)
         elif self._refused_count == ASK_AGAIN_BOUNDARIES:
             self._refused_count = 0
             self._ask_for_less(self._plan)
 
     def forget(self) -> None:
-        """Forget the settled step, because the agent no longer proposes it.
+        """Reset `settled`, because the agent no longer proposes this step.
 
-        In the final round the agent may propose the same step again. The rank must answer this new proposal, too.
+        In the final round the agent may propose the step again, and the rank must answer the new proposal too.
         """
         self.settled = NONE
 
@@ -378,7 +378,7 @@ class Snapshotter:
         try:
             abandoned = self._capture(_Capture(step, slot, begun))
         except Exception as error:
-            # An object has changed after `init` so that it cannot be restored, or its `state_dict` raised an error.
+            # An object changed after `init` and cannot be restored any more, or its `state_dict` raised an error.
             abandoned = _reason(error)
             self._note(abandoned)
         if abandoned:
@@ -417,8 +417,7 @@ class Snapshotter:
 
     def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> str:
         if self._ticket is not None:
-            # On a device, training may be ahead of the last copy. That copy clears the page's `copying` field when it
-            # ends.
+            # On a device, the last copy may still run, and clears the page's `copying` field when it ends.
             self._ticket.join()
         if self._tensors is None:
             self._tensors = _Tensors(observed.lists, self._guard.unstable)
@@ -435,13 +434,14 @@ class Snapshotter:
             self._on_copying(capture.step)
             self._copier.copy(now)
             if is_audited:
-                # A later copy would already contain an early change, so the audit could not find it.
+                # An audit needs the state of the boundary. A later copy would already contain a wrong change, and the
+                # comparison would miss it.
                 self._copier.copy(later)
             index_bytes = memory.write_values(plan, observed.values)
             written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
             self._fly(capture, written, plan, memory, later, marks, is_audited=is_audited)
         except BaseException as error:
-            # for example a driver error raised by torch, or an exception from a signal handler
+            # Ignore further errors, for example from the driver or from a signal handler.
             with contextlib.suppress(Exception):
                 # Wait, because earlier copies may still write to the slot.
                 self._copier.start(Copies((), ()), lambda _: None).join()
@@ -454,7 +454,7 @@ class Snapshotter:
         return ""
 
     def abandon(self, step: int, reason: str) -> None:
-        """Report to the agent that there is no snapshot of `step`."""
+        """Report to the agent that the rank made no snapshot of `step`."""
         self.settled = step
         self._link.send(self._abandoned(step, reason))
 
@@ -466,7 +466,7 @@ class Snapshotter:
         deadline = time.monotonic() + limit_seconds
         self._end_mapping(limit_seconds)
         if self._copier.drain(max(0.0, deadline - time.monotonic())):
-            # A driver error, raised by torch: the state cannot be read, so the step is lost.
+            # Torch raises driver errors as RuntimeError. The state is then unreadable, and the step is lost.
             with contextlib.suppress(RuntimeError):
                 self._guard.reach()
 
@@ -505,7 +505,7 @@ class Snapshotter:
         chunks = _WarmDigests(memory, written.payload_bytes) if is_prompt and is_warm and not is_streamed else None
 
         def settle(changed: Sequence[str], error: BaseException | None) -> None:
-            # The step was settled when its copy started. On a device, training may be at a later step now.
+            # Use the capture's own step, because training on a device may already be at a later step.
             if error is not None:
                 self._answer(capture, self._abandoned(written.step, f"the copy failed: {error}"))
             elif changed:
@@ -531,7 +531,7 @@ class Snapshotter:
                 return
             verdict.end_copy(error)
             if error is None and not (has_pauses and self._await_pause(lambda: self._copier.do_later(verdict.look))):
-                self._link.let_go()  # the guard decides later; the boundary report is sent now
+                self._link.let_go()  # The guard decides later. Send the boundary report now.
 
         def reached(changed: Sequence[str], error: BaseException | None) -> None:
             if is_audited:
@@ -577,7 +577,7 @@ class Snapshotter:
             self._link.send(message)
 
     def _note(self, reason: str) -> None:
-        """Log once why the rank's steps are not captured. Training continues."""
+        """Log once per reason why the rank cannot capture steps. Training continues."""
         if reason != self._unresumable:
             self._unresumable = reason
             logger.warning("snapshots fail, so a restart returns to the last committed step: %s", reason)
@@ -620,7 +620,7 @@ class Snapshotter:
             observed = self._state.observe()
             if CapturePlan.make(observed.tensors).index_offset < refused.index_offset:
                 self._request(observed)
-        except Exception as error:  # code of the script's objects may raise any error
+        except Exception as error:  # Methods of the script's objects may raise any error.
             self._note(_reason(error))
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
@@ -630,7 +630,8 @@ class Snapshotter:
         and sends a new `SlotsGranted`.
         """
         with self._mapping:
-            if granted is not self._granted:  # The agent may have replaced the files behind the same paths.
+            # Map again, because the agent may have replaced the files at the same paths.
+            if granted is not self._granted:
                 before, self._memories = self._memories, {}
                 for memory in before.values():
                     self._copier.release(memory)

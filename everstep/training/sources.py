@@ -1,4 +1,4 @@
-"""Sources: the live tensors of a plan, with their current memory and their changes.
+"""Tracks the live tensors of a plan (sources): their current memory and their changes.
 
 The copier copies from the sources, and the guard checks them. Most boundaries find the same tensors as the boundary
 before.
@@ -6,7 +6,7 @@ before.
 An alias is a tensor that shares the live tensor's memory at the newest boundary.
 
 Invariant: an alias keeps this memory alive and in place, even if the script gives the live tensor other memory. A few
-calls check thousands of tensors.
+calls check thousands of tensors, which keeps boundaries short.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from everstep.training.capture import StateTensor
 from everstep.training.state_tree import PLAIN_CLASSES, tensor_bytes
 
 COMPARED_BYTES = 8 * 1024 * 1024
-"""Bytes of a copy that are moved to the tensor's device in one piece for the comparison."""
+"""Size of the pieces, in bytes, in which a copy is moved to the tensor's device for the comparison."""
 # A ctypes call releases the interpreter's lock. torch.equal on bytes is several times slower.
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -31,7 +31,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Versions and addresses of some tensors. Different marks show that a tensor has changed.
+    """Versions and addresses of tensors at one moment. Different marks show that a tensor has changed.
 
     Marks change when torch changes a tensor in place or replaces its memory. They stay the same after a write through
     `.data`, a numpy view or a kernel of the script. Torch counts an in-place operation when the operation ends.

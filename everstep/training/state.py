@@ -1,4 +1,4 @@
-"""Rank state: the complete state that a snapshot of one rank contains.
+"""Observes and restores the complete state that a snapshot of one rank contains.
 
 The state consists of models, optimizers, other registered objects, data positions and random generators.
 
@@ -75,7 +75,7 @@ class RankState:
         objects: other registered objects, by name.
         streams: the loaders, by name.
         environment: environment of the rank.
-        pretrained: `SlotValues.pretrained` of the models.
+        pretrained: content of `SlotValues.pretrained`: the configurations of transformers models.
 
     Raises:
         CannotResume: a part of the state cannot be restored.
@@ -166,7 +166,7 @@ class RankState:
         None means that the state cannot be predicted. Tensors that do not exist yet are on the meta device.
 
         Returns:
-            About the same tensors and values that `observe` will return then.
+            Approximately the tensors and values that `observe` will return after this step.
 
         Raises:
             CannotResume: a part of the state cannot be restored.
@@ -228,10 +228,11 @@ class RankState:
         for name, stream in self.streams.items():
             stream.load_state_dict(tree["data"][name])
         for modules, modes in zip(self._modules, tree["modes"], strict=True):
-            if len(modules) == len(modes):  # The counts differ if this launch wraps the modules differently.
+            # Skip the modes if the counts differ, because this launch wraps the modules differently.
+            if len(modules) == len(modes):
                 for module, mode in zip(modules, modes, strict=True):
                     module.training = bool(mode)
-        rng.restore(tree["rng"])  # The generators are restored last, because the calls above may draw random numbers.
+        rng.restore(tree["rng"])  # Restore the generators last, because the calls above may draw random numbers.
 
     def keep_passing(self) -> None:
         """Record the training modes, data positions and generator states for the next `observe`.
@@ -250,7 +251,7 @@ class RankState:
     def progress(self) -> tuple[int | None, ...]:
         """Return counters that increase as soon as the script starts a step.
 
-        The counters are the framework's steps and the batches taken from loaders.
+        The counters are the framework's steps and the batches that the script received from loaders.
         """
         return (
             *(adapter.steps_made() for adapter in self.adapters),
@@ -268,7 +269,7 @@ class RankState:
         """Return the number of batches per optimizer step.
 
         Args:
-            accumulate: the script's number, for frameworks that do not count.
+            accumulate: number that the script passed; used if no framework counts batches.
 
         Returns:
             The framework's number if a single engine is registered, otherwise `accumulate`.
@@ -277,7 +278,7 @@ class RankState:
         return counts.pop() if len(counts) == 1 and len(self.adapters) == 1 else accumulate
 
     def _passing(self) -> dict[str, Tree]:
-        """Return the state that an evaluation changes.
+        """Return the parts of the state that an evaluation may change.
 
         The result has the training mode of every module, the position of every loader, and the states of the process's
         random generators.

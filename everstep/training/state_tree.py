@@ -1,4 +1,4 @@
-"""State trees: encode plain values and tensors as bytes and decode them, without pickle.
+"""Encodes plain values and tensors (a state tree) as bytes and decodes them, without pickle.
 
 A tree consists of None, bool, int of any size, float, complex, str, bytes, list, tuple, dict, set, torch tensors, numpy
 arrays and scalars, and torch dtypes, sizes and devices. `encode` writes it as msgpack. Tensors of more than
@@ -34,7 +34,7 @@ Tree: TypeAlias = object
 INLINE_BYTES = 1024
 """Largest tensor, in bytes, that is stored inside the encoded tree.
 
-A change of such a tensor's shape does not move the separately stored tensors.
+An inline tensor may change its shape without moving the separately stored tensors.
 """
 MAX_DEPTH = 64
 PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
@@ -185,7 +185,7 @@ def check_dense(tensor: torch.Tensor, path: str) -> None:
 def _encode(value: Tree, path: str, tensors: list[tuple[str, torch.Tensor]], depth: int) -> object:
     kind = type(value)
     if value is None or kind in _LEAVES:
-        return value  # msgpack keeps the bits of a float, including NaN
+        return value  # msgpack preserves the bits of a float, also of NaN.
     if kind is int:
         assert isinstance(value, int)
         return value if value in _INT64 else [_Tag.BIG_INT, hex(value)]

@@ -1,4 +1,4 @@
-"""Step rules: what a rank does at a boundary after reading the agent's half of the page.
+"""Decides what a rank does at a boundary after reading the agent's half of the page.
 
 Pure. This is the rank's part of the step protocol (docs/design.md#rounds).
 
@@ -79,7 +79,7 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
     """Return the rank's next actions while the agent is disconnected or the page is unreadable.
 
-    Without the agent the rank captures no step and answers no stop. It still obeys a stop that it has accepted.
+    Without the agent the rank captures no step and answers no stop. It still stops at a stop that it has accepted.
 
     Args:
         view: the rank's own state.
@@ -113,8 +113,8 @@ def _on_proposal(view: RankView, half: AgentHalf) -> tuple[int | None, tuple[int
     if step < view.boundary:
         return None, None if half.vote_step == step else (step, LATE_REASON)
     if half.slot == NONE or not view.has_slots:
-        # The agent may grant a slot while the rank waits. Otherwise the rank abandons the step at the next boundary,
-        # with `LATE_REASON`.
+        # Decide later, because the agent may still grant a slot while the rank waits. Without a slot, the rank abandons
+        # the step at the next boundary, with `LATE_REASON`.
         return None, None
     return half.slot, None
 

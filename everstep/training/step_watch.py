@@ -1,4 +1,4 @@
-"""Step watch: rejects updates by unregistered optimizers, schedulers and gradient scalers.
+"""Rejects updates by unregistered optimizers, schedulers and gradient scalers.
 
 No snapshot contains the state of an unregistered object. Training would seem healthy, but a resumed run would silently
 continue with fresh moments, a fresh schedule or a fresh scale. The first update therefore raises `CannotResume`. The
@@ -41,7 +41,7 @@ NOT_COMPILED = (
 
 
 def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:
-    """Return the function as compiled code calls it: outside the graph.
+    """Wrap a function so that compiled code calls it outside the graph.
 
     Args:
         function: a function that torch.compile cannot trace or must not move.
@@ -50,7 +50,7 @@ def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:
     Returns:
         The wrapped function.
     """
-    # The type of torch's `disable` covers everything that it accepts and returns.
+    # torch declares a wider return type for `disable`.
     return cast("Callable[P, R]", torch.compiler.disable(function, reason=reason))  # type: ignore[no-untyped-call]
 
 
@@ -80,7 +80,9 @@ class StepWatch:
         self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """Optimizers that update no parameter of this session, each with its number of parameters at the last check."""
         self._updated_outside_graphs = uncompiled(self._updated_by, NOT_COMPILED)
-        """`_updated_by` as compiled code calls it: outside the graph, because torch.compile cannot trace addresses."""
+        """`_updated_by`, wrapped so that compiled code calls it outside the graph. torch.compile cannot trace
+        addresses.
+        """
         _open(self)
 
     def close(self) -> None:
@@ -99,7 +101,7 @@ class StepWatch:
         if id(optimizer) in self._optimizers:
             return
         if any(optimizer.state is kept.state for kept in self._optimizers.values()):
-            return  # a wrapper around a registered optimizer
+            return  # The optimizer is a wrapper around a registered optimizer.
         if updated := self._updated_outside_graphs(optimizer):
             kind = qualified_name(type(optimizer))
             self._refuse(
@@ -120,7 +122,7 @@ class StepWatch:
             CannotResume: the scheduler's optimizer updates a parameter of this session, but the scheduler is not
                 registered.
         """
-        optimizer = getattr(scheduler, "optimizer", None)  # a custom scheduler may have no optimizer
+        optimizer = getattr(scheduler, "optimizer", None)  # A custom scheduler may have no attribute `optimizer`.
         if optimizer is None or getattr(scheduler, "_is_initial", False):
             return
         if any(scheduler is kept for kept in _unfolded(self._companions)):
@@ -178,7 +180,7 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
 
     Args:
         companions: registered schedulers and other objects, by name.
-        optimizers: optimizers registered at `init`; those among the companions count too.
+        optimizers: optimizers registered at `init`. The function also counts optimizers among the companions.
 
     Raises:
         CannotResume: no snapshot would contain the learning rate from which the scheduler continues.

@@ -1,7 +1,7 @@
 """The `Adapter` interface, and code that all adapters share: names, optimizers, checks.
 
-Invariant: each tensor gets its name once, at `init`, and every later list has the same order. A class that is not known
-to restore bit for bit is rejected, and the error names the class.
+Invariant: each tensor gets its name once, at `init`, and every later list has the same order. An adapter rejects a
+class that has no proven bit-identical restore, and the error names the class.
 
 The module has more than 500 lines. The interface and the code that all adapters share use the same names of tensors.
 """
@@ -53,9 +53,9 @@ class AdapterState:
     """The part of a snapshot that one adapter contributes."""
 
     lists: Sequence[list[StateTensor]]
-    """Lists of live tensors. While the tensors stay the same, the adapter returns the same list object."""
+    """Lists of live tensors. The adapter returns the same list object until a tensor is replaced."""
     fresh: list[StateTensor]
-    """Live tensors that may be different objects at each boundary."""
+    """Live tensors that may be different objects at each boundary, such as gradients."""
     values: Tree
 
     @property
@@ -73,7 +73,7 @@ class Adapter(Protocol):
     kind: str
 
     def prepare(self) -> None:
-        """Make the first step of a launch compute bit for bit like all later steps.
+        """Make the first step after a launch use the same order of computation as all later steps.
 
         Collective: all ranks call this together. `init` calls it once per launch.
         """
@@ -86,12 +86,12 @@ class Adapter(Protocol):
         ...
 
     def check(self) -> None:
-        """Reject changes since `init` that a restarted script could not restore.
+        """Raise an error if the script made changes since `init` that a restarted script could not restore.
 
         The session calls this at every captured boundary, after `observe`.
 
         Raises:
-            CannotResume: an object has changed in such a way. The error names the object.
+            CannotResume: the script changed an object in such a way. The error names the object.
         """
 
     def observe(self) -> AdapterState:
@@ -99,7 +99,7 @@ class Adapter(Protocol):
         ...
 
     def foresee(self) -> AdapterState | None:
-        """Return the state that is expected after each optimizer's first step.
+        """Predict the state after each optimizer's first step.
 
         None means that the state cannot be predicted. Tensors that the first step will create are on the meta device.
         """
@@ -110,7 +110,7 @@ class Adapter(Protocol):
         Called when a slot's layout changes.
 
         Args:
-            states: all tensors of the rank's state. Those of other adapters are ignored.
+            states: all tensors of the rank's state. The adapter ignores the tensors of other adapters.
 
         Returns:
             The boxes by the tensor's name. A tensor that contains only padding has no box. A tensor that is a whole
@@ -175,7 +175,7 @@ class Adapter(Protocol):
     def optimizers(self) -> Mapping[str, Optimizer]:
         """Return the optimizers by name.
 
-        Only the steps of these optimizers change the tensors with `StateTensor.is_deferred`.
+        Only steps of these optimizers change the tensors with `StateTensor.is_deferred`.
         """
         ...
 
@@ -197,7 +197,7 @@ class Adapter(Protocol):
     def steps_made(self) -> int | None:
         """Return the framework's count of optimizer steps.
 
-        None means that the framework does not count steps, so only the script can.
+        None means that the framework does not count steps.
         """
 
     def batches_per_step(self) -> int | None:
@@ -207,7 +207,7 @@ class Adapter(Protocol):
         """
 
     def end_step(self) -> None:
-        """Start a new step: gradients observed before this call belong to the finished step.
+        """Start a new step. Gradients that exist before this call belong to the finished step.
 
         The session calls this first at every boundary.
         """
@@ -302,7 +302,8 @@ class NamedOptimizer:
             else list(filter(torch.is_tensor, values))
         )
         plain = {} if live is values else self._plain()
-        owners = list(self.optimizer.state)  # an entry that moved to another parameter needs another name
+        # The name of a state entry contains its parameter, so a moved entry needs a new name.
+        owners = list(self.optimizer.state)
         # torch's optimizers key their state by parameter. A custom optimizer may keep shared state under a string key.
         shared = {} if all(issubclass(kind, torch.Tensor) for kind in set(map(type, owners))) else self._shared()
         listed = self.listed.of([*owners, *local_tensors(live, self.local)], keys, self._named)
@@ -347,8 +348,8 @@ class NamedOptimizer:
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
         """Return meta tensors for the optimizer state that the mapped earlier shards hold.
 
-        The tensors have the sizes of this rank. The state of a parameter is known as soon as a mapped shard holds a
-        part of the parameter.
+        The tensors have the sizes of this rank. The adapter can size a parameter's state as soon as a mapped shard
+        holds a part of the parameter.
         """
         found: list[StateTensor] = []
         for name, parameter in self.members:
@@ -358,7 +359,7 @@ class NamedOptimizer:
                 is_like = key not in SCALARS and tuple(parameter.shape) == held.shape
                 shapes[key] = (tuple(local.shape) if is_like else held.shape), held.dtype
             if not local.numel():
-                # The optimizer keeps empty tensors too, and no box names them.
+                # Empty tensors are part of the state, although no box names them.
                 empty = dict(earlier.empty_entries(f"{self.prefix}{name}"))
                 if entries:
                     empty |= dict.fromkeys(self._expected_keys(name), dtype_name(local.dtype))
@@ -392,7 +393,7 @@ class NamedOptimizer:
             saved: the values that the earlier optimizer's `observe` returned.
 
         Returns:
-            The values. Options that this optimizer does not have are left out.
+            The values. Options that this optimizer lacks are dropped.
 
         Raises:
             CannotRelayout: the optimizers have different numbers of groups, or parameters that now share one state have
@@ -483,7 +484,9 @@ class NamedOptimizer:
         for group, entries in zip(self.optimizer.param_groups, values["groups"], strict=True):
             for key, value in entries.items():
                 if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
-                    group[key].copy_(value)  # keep the object, because a compiled step refers to it
+                    group[key].copy_(
+                        value
+                    )  # Write into the existing tensor, because a compiled step holds a reference to it.
                 else:
                     group[key] = value
         for name, parameter in self.members:
@@ -532,7 +535,7 @@ class NamedOptimizer:
 
 
 class ExtraStates:
-    """States that modules return from `get_extra_state`, in addition to parameters and buffers.
+    """Captures and restores what modules return from `get_extra_state`, in addition to parameters and buffers.
 
     Invariant: as in torch's `load_state_dict`, a module receives its extra state after all tensors are loaded.
     """
@@ -568,19 +571,19 @@ class ExtraStates:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the modules' extra states."""
+        """Names of the extra states in a snapshot."""
         return list(self._modules)
 
     def observe(self) -> dict[str, Tree]:
-        """Return the live states. Called at every captured boundary."""
+        """Return the present extra states. Called at every captured boundary."""
         return {name: module.get_extra_state() for name, module in self._modules.items()}
 
     def load(self, values: Mapping[str, Tree]) -> None:
-        """Store the states that `observe` returned. `finish` passes them to the modules."""
+        """Keep the states that `observe` returned until `finish` passes them to the modules."""
         self._loaded = values
 
     def finish(self) -> None:
-        """Set the stored state of each module."""
+        """Pass the states from `load` to the modules. Called after all tensors are loaded."""
         for name, module in self._modules.items():
             module.set_extra_state(self._loaded[name])
         self._loaded = {}
@@ -624,7 +627,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
 
     Args:
         name: name under which the script registered the optimizer.
-        optimizer: checked by its class and its options.
+        optimizer: the optimizer, whose class and options this function checks.
         trusted: classes that the script declared as safe.
 
     Raises:
@@ -638,7 +641,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
             f"Everstep does not know whether {path} restores bit-identically. If it keeps all state in `state`, pass "
             f"trusted_optimizers=({kind.__qualname__},)",
         )
-    # Apex keeps these weights in lists of its own, outside `state`.
+    # Apex keeps master weights in its own lists, outside `state`.
     if path in EXPECTED_OPTIMIZERS and getattr(optimizer, "master_weights", False):
         raise CannotResume(name, f"{path} with master_weights=True keeps its fp32 weights outside of the snapshot")
 

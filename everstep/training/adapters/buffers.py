@@ -1,9 +1,9 @@
-"""Buffers of modules: list, check and restore them.
+"""Lists, checks and restores the buffers of modules.
 
-Buffers are looked up by owner and name at each boundary, because modules replace them. The replacement may have another
-shape or dtype, or may be None. Two names that shared one tensor may then have separate tensors. A module may register a
-buffer after `init`, for example a statistic that starts with the first batch. Such a buffer is listed at the next
-boundary.
+The adapter finds buffers by owner and name at each boundary, because modules replace buffer tensors. The new tensor may
+have another shape or dtype, or may be None. Two names that shared one tensor may have separate tensors afterwards. A
+module may register a buffer after `init`, for example a statistic that starts with the first batch. The adapter lists
+such a buffer at the next boundary.
 
 Invariant: after a load each buffer has its observed values, shape, dtype and kind of device. Names that shared one
 tensor when the state was observed share one tensor again.
@@ -46,7 +46,7 @@ def buffers_of(model: torch.nn.Module) -> list[Place]:
 
 
 class Buffers:
-    """The buffers of some models, in canonical order.
+    """The buffers of all registered models, in canonical order.
 
     Args:
         local: returns this rank's local memory of a tensor.
@@ -168,8 +168,8 @@ class Buffers:
             values: the tree that `observe` returned on an earlier rank.
 
         Returns:
-            Live buffers that ranks divide among them, and targets for all other buffers. A buffer that was whole comes
-            from the shard that supplies the values, because the ranks' buffers may differ.
+            The live buffers that are sharded over ranks, and targets for all other buffers. An unsharded buffer is
+            loaded from the shard that supplies `values`, because the ranks' copies may differ.
 
         Raises:
             CannotRelayout: a buffer has another dtype than before.

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: a fixed bucket layout from the first step of every launch.
+"""Adapter for DistributedDataParallel (DDP). It fixes the layout of gradient buckets before the first step.
 
 DDP builds its buckets in the reverse order of registration. After the first backward it rebuilds them in the order in
 which gradients arrived. Gradient elements then have other offsets in the buckets, and an all-reduce over three or more
@@ -85,7 +85,7 @@ def fix_buckets(model: DistributedDataParallel) -> None:
     """
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     if not parameters or model.static_graph or model.find_unused_parameters:
-        return  # with find_unused_parameters, DDP never rebuilds its buckets
+        return  # With find_unused_parameters, DDP never rebuilds its buckets.
     reducer = model.reducer
     gradients = [p.grad for p in parameters]
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""DeepSpeed engines with ZeRO stage 1, 2 or 3, in fp32 or bf16.
+"""Adapter for DeepSpeed engines with ZeRO stage 1, 2 or 3, in fp32 or bf16.
 
 The state of a rank consists of:
 
@@ -163,7 +163,7 @@ class DeepSpeedAdapter:
 
     def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
         if self._has_tensor_parallelism():
-            # Each rank holds a slice of a parameter, and DeepSpeed does not say which.
+            # Each rank holds a slice of a parameter, and DeepSpeed does not expose the slice's position.
             return {state.name: () for state in states if state.name.startswith(("model/", self._optimizer.prefix))}
         of_model = self._find_parts()
         sizes = {name: master.numel() for name, master in self._masters}
@@ -178,7 +178,9 @@ class DeepSpeedAdapter:
                 msgspec.structs.replace(part, name=f"{self._optimizer.prefix}{part.name.removeprefix('model/')}/{key}")
                 for part in of_master
             ]
-            if state.tensor.dim() == 0:  # a scalar of all parameters in the master, such as the count of steps
+            if (
+                state.tensor.dim() == 0
+            ):  # A scalar belongs to all parameters of the master weight, such as the count of steps.
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:
                 parts = []  # The state does not have one element per element of the master weight.
@@ -239,12 +241,12 @@ class DeepSpeedAdapter:
         """
         prefix = self._optimizer.prefix
         owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}
-        # A partition that consists of padding has the counters of any parameter.
+        # A partition of padding belongs to no parameter, so use the counters of any parameter.
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[Target] = []
         if not any(known.values()):
-            # Neither this partition nor the mapped shards hold state; for example, they are only padding. A shard that
-            # is not mapped yet shows whether there was state.
+            # Neither this partition nor a mapped shard holds state, for example because both are padding. An unmapped
+            # shard shows whether the earlier optimizer had state.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
             found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))
@@ -280,7 +282,8 @@ class DeepSpeedAdapter:
         zero: dict[str, Tree] = {"zero": live["zero"], "scaler": saved.get("scaler", live["scaler"])}
         scheduler = values.scheduler()
         if live["scheduler"] is None and not values.is_of_engine:
-            scheduler = None  # The script registered the scheduler itself, separately from the engine.
+            # An engine without a scheduler ignores a scheduler that the script registered in the earlier launch.
+            scheduler = None
         if (scheduler is None) != (live["scheduler"] is None):
             had = "no scheduler" if scheduler is None else "a scheduler"
             raise CannotRelayout(
@@ -417,15 +420,15 @@ def _only_optimizer(name: str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _version() -> str:
-    import deepspeed  # safe to import, because an engine exists
+    import deepspeed  # An engine exists, so DeepSpeed is installed.
 
     return str(deepspeed.__version__)
 
 
 def _partition(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return the share of this rank in a parameter without a master weight.
+    """Return this rank's part of a parameter without a master weight.
 
-    ZeRO-3 keeps the share in `ds_tensor`. With the other stages, every rank holds the whole parameter.
+    ZeRO-3 keeps the part in `ds_tensor`. With the other stages, every rank holds the whole parameter.
     """
     return cast(torch.Tensor, getattr(parameter, "ds_tensor", parameter))
 
@@ -467,7 +470,7 @@ def _is_on_nvme(offload: Any) -> bool:
 def check_accumulation(name: str, engine: Any) -> None:
     """Reject a boundary between two micro-batches of one step.
 
-    If the script itself marks the end of a step for DeepSpeed, the check trusts the script.
+    If the script sets DeepSpeed's gradient accumulation boundary itself, the check trusts the script.
 
     Args:
         name: registered name of the engine, for the error.
@@ -488,9 +491,7 @@ def check_accumulation(name: str, engine: Any) -> None:
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
-    """Reject a CPU Adam whose state does not determine the powers of its betas.
-
-    See `replay_powers`.
+    """Reject a CPU Adam for which `replay_powers` could not compute the powers of the betas.
 
     Args:
         name: registered name of the engine, for the error.
@@ -538,7 +539,7 @@ def _gather_stage_3(zero: Any) -> None:
             bit16.data.copy_(master.data)
         zero._unflatten_partitioned_parameters(number)
     persistent = zero.persistent_parameters
-    if persistent:  # small parameters stay gathered: release them, then gather them again
+    if persistent:  # ZeRO-3 keeps small parameters gathered, so release them before gathering the loaded values.
         persistent[0].partition(persistent)
         persistent[0].all_gather(persistent)
 

@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`) and tensor parallelism: capture local parts of DTensors.
+"""Adapter for FSDP2 (`fully_shard`) and tensor parallelism. It captures the local parts of DTensors.
 
 Invariant: the adapter reads tensors through `param_groups` and the parameters listed before the first forward pass.
 After an evaluation, `named_parameters()` would return gathered tensors instead.
@@ -22,7 +22,7 @@ from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
 
 REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
-"""Optimizers whose state differs from its parameter in shape or sharding."""
+"""Optimizers that the adapter rejects, because their state has another shape or sharding than the parameter."""
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,8 +39,8 @@ def box_of(name: str, tensor: DTensor, local_shape: tuple[int, ...]) -> tuple[Te
         local_shape: shape of the stored tensor.
 
     Returns:
-        One box. None if this rank's part is empty, or if the stored tensor has another shape than the placement gives:
-            a state with a shape of its own, or two uneven shardings of one dimension.
+        One box. None if this rank's part is empty, or if the stored tensor does not have the shape of the placement.
+        Examples are a state with its own shape, and two uneven shardings of one dimension.
     """
     shape = tuple(tensor.shape)
     sizes, offsets = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
@@ -111,7 +111,7 @@ class FSDPAdapter(PlainAdapter):
             owners += [state.name.removeprefix(kind) for kind in ("model/", "gradient/")]
             for owner in owners:
                 tensor = state.wrapper if isinstance(state.wrapper, DTensor) else tensors.get(owner)
-                if isinstance(tensor, DTensor) and state.tensor.dim():  # every rank holds scalars whole
+                if isinstance(tensor, DTensor) and state.tensor.dim():  # Every rank holds the whole of a scalar.
                     found[state.name] = box_of(state.name, tensor, tuple(state.tensor.shape))
         return found
 

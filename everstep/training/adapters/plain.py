@@ -1,4 +1,4 @@
-"""Plain torch: unmodified modules and optimizers. Base class of the DDP and FSDP2 adapters.
+"""Adapter for plain torch modules and optimizers, and base class of the DDP and FSDP2 adapters.
 
 Invariant: a snapshot contains exactly the parameters that `init` listed, each with its optimizer.
 """
@@ -41,7 +41,7 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
 GRADIENT_BOUNDARIES = 8
-"""Boundaries for which an optimizer's accumulated gradients stay in the capture plan.
+"""Number of boundaries for which an optimizer's accumulated gradients stay in the capture plan.
 
 Each further boundary with accumulated gradients restarts the count. After a single step that a gradient scaler skipped,
 the gradients therefore leave the plan after this number of boundaries.
@@ -83,7 +83,7 @@ class PlainAdapter:
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._used: dict[str, list[_GradientMark]] = {}
-        """Gradients as each optimizer's newest step left them, by optimizer name.
+        """By optimizer name: the gradients after the optimizer's newest step.
 
         Only optimizers that stepped since the last boundary have an entry.
         """
@@ -172,7 +172,7 @@ class PlainAdapter:
         return {**found, **self._buffers.transient_parts()}
 
     def boxes(self, states: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:  # noqa: ARG002
-        """Return the boxes of sharded tensors by name. The result is empty without sharding."""
+        """Return the boxes of sharded tensors by name: none here, because plain torch does not shard."""
         return {}
 
     def expect_restore(self) -> Sequence[Arena]:
@@ -189,7 +189,7 @@ class PlainAdapter:
             named.load(tensors, values["optimizers"][named.name])
         self._buffers.load(tensors, values["buffers"])
         gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
-        # The script clears most gradients before it reads them. Zeros in untouched memory cost nothing.
+        # Most scripts clear restored gradients without reading them. Untouched memory of zeros costs nothing.
         made = (
             local
             for (_, parameter), state in gradients
@@ -275,8 +275,8 @@ class PlainAdapter:
             gradients = [parameter.grad for _, parameter in named.members]
             used = self._used.get(named.name, repeat(None))
             self._keep_place(named.name, not all(map(_is_used, gradients, used)))
-        # No hook reports the use of a gradient without an optimizer. The gradient may also contribute to a clipping
-        # norm.
+        # No hook reports when the script uses the gradient of a parameter without an optimizer, for example in a
+        # clipping norm.
         self._keep_place(None, any(parameter.grad is not None for parameter in self._ownerless))
         self._used.clear()
 
@@ -330,7 +330,7 @@ class PlainAdapter:
         check_optimizer(f"optimizer/{name}" if name else "optimizer", optimizer, trusted)
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                # a parameter outside all registered modules, for example a temperature
+                # The parameter belongs to no registered module, for example a learned temperature.
                 if id(parameter) not in self._names:
                     alone = f"{name}.group{number}.{position}" if name else f"group{number}.{position}"
                     self._add(alone, parameter)
@@ -371,17 +371,18 @@ class PlainAdapter:
         def clear_and_mark(set_to_none: bool = True) -> None:
             clear(set_to_none)
             if named.name in self._used:
-                mark()  # restored as a tensor of zeros, not as None: optimizers treat the two differently
+                # Record a zeroed gradient as a tensor. A restored None would make optimizers skip the parameter.
+                mark()
 
         named.optimizer.register_step_post_hook(mark)
         named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
 
     def _gradients(self, tensors: list[StateTensor]) -> bytes:
-        """Return for each parameter whether it has a gradient, and append gradients that are state to `tensors`.
+        """Return for each parameter whether it has a gradient. Append the gradients that are state to `tensors`.
 
-        If the optimizer's step has used a gradient, only the existence of the gradient is state, and its value is not.
-        The existence matters: AdamW updates a parameter with a zero gradient and skips a parameter without a gradient.
-        All other gradients are state:
+        After the optimizer's step has used a gradient, the snapshot contains only whether the gradient exists. AdamW
+        updates a parameter with a zero gradient and skips a parameter without a gradient. All other gradients are
+        state:
 
         - gradients of an optimizer that did not step
         - gradients that were created or changed after the step
@@ -419,7 +420,7 @@ class PlainAdapter:
 
 
 _GradientMark = tuple[weakref.ref[torch.Tensor], int] | None
-"""A gradient tensor and its version at the moment of the mark.
+"""Weak reference to a gradient tensor, and the tensor's version at this moment.
 
 The reference is weak, because an optimizer that steps inside backward frees gradients early.
 """
@@ -430,10 +431,10 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 
 
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
-    """Return whether a gradient is absent, or is the recorded tensor with the recorded version."""
+    """Return whether the gradient is absent or unchanged since `mark` recorded it."""
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 
 
 def _is_of_host(local: torch.Tensor) -> bool:
-    """Return whether this parameter's gradient belongs in host memory, where an arena can hold it."""
+    """Return whether the restore can create this parameter's gradient in an arena, which is host memory."""
     return local.device.type == "cpu" and local.is_contiguous()

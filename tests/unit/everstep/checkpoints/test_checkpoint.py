@@ -212,7 +212,7 @@ def test_an_older_checkpoint_in_the_folder_of_a_newer_one_is_refused(tmp_path: P
     """A copy in a folder of any other name can be opened."""
     manifest = store(tmp_path, {0: [Stored("model/w", array(4))]})
     copied = manifest.parent.rename(manifest.parent.with_name("step=8")) / manifest.name
-    with pytest.raises(CorruptCheckpoint, match=r"is the manifest of run=\w+/gen=3/step=7/"):
+    with pytest.raises(CorruptCheckpoint, match=r"is the manifest of another checkpoint: run=\w+/gen=3/step=7/"):
         open_checkpoint(str(copied))
     renamed = copied.parent.rename(copied.parent.with_name("mine")) / manifest.name
     with open_checkpoint(str(renamed)) as checkpoint:

@@ -148,7 +148,7 @@ def test_a_folder_with_a_checkpoint_is_refused_and_a_damaged_one_gets_no_metadat
     manifest: str, tmp_path: Path
 ) -> None:
     to = exported(manifest, tmp_path / "to")
-    with pytest.raises(CheckpointError, match="holds a checkpoint of DCP already"):
+    with pytest.raises(CheckpointError, match="already holds a DCP checkpoint"):
         exported(manifest, to)
     path = max(Path(manifest).parent.rglob("rank=2.safetensors"))
     data = bytearray(path.read_bytes())

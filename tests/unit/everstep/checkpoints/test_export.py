@@ -117,7 +117,7 @@ def test_a_folder_that_holds_a_model_is_refused(tmp_path: Path, manifest: Path, 
     """
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / file).write_text("earlier")
-    with pytest.raises(CheckpointError, match=f"holds an exported model already .{file}."):
+    with pytest.raises(CheckpointError, match=f"already holds an exported model .{file}."):
         exported(manifest, tmp_path / "to")
     assert [path.read_text() for path in (tmp_path / "to").iterdir()] == ["earlier"]
 
