@@ -1,4 +1,4 @@
-"""The package that user code imports: the training hooks, the client and the command line.
+"""Contains what users import and run: the training hooks, the client and the command line.
 
     import everstep
     client = everstep.client()        # a boto3 client of the service
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import `client`, and with it botocore, at the first access."""
+    """Import `client` at its first access, because it imports botocore, which is slow."""
     if name == "client":
         from everstep.sdk import client
 

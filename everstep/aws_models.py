@@ -1,8 +1,7 @@
 """Installs the service's model, so that plain boto3 and the AWS CLI can call an Everstep service.
 
-botocore itself sends bearer tokens over https only. It reads them from the environment or from a login of IAM Identity
-Center, and a local cluster has neither. However, botocore's endpoint rules may add headers. The installed rules
-therefore contain the configured endpoints, each with an Authorization header:
+botocore itself sends bearer tokens over https only. A local cluster uses http. However, botocore's endpoint rules may
+add headers. The installed rules therefore contain the configured endpoints, each with an Authorization header:
 
     no endpoint given                      the default profile's endpoint and token
     the endpoint of a profile given        that profile's token
@@ -31,7 +30,7 @@ RULES: Final = "endpoint-rule-set-1.json"
 
 
 def default_directory(home: Path) -> Path:
-    """Return the directory that every botocore searches for models."""
+    """Return the directory in which botocore searches for models by default."""
     return home / ".aws" / "models"
 
 
@@ -40,8 +39,8 @@ def install(directory: Path, default: ClientConfig | None, *others: ClientConfig
 
     Args:
         directory: `~/.aws/models`, or a directory of `AWS_DATA_PATH`.
-        default: endpoint and token for calls that name no endpoint. None: such calls fail.
-        *others: endpoints that calls must name, with their tokens.
+        default: endpoint and token for calls without an explicit endpoint. None: such calls fail.
+        *others: further endpoints with their tokens. A call must select one of them explicitly.
 
     Returns:
         The written files.

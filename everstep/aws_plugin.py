@@ -1,4 +1,4 @@
-"""A plugin of the AWS CLI with which `aws everstep` sends the token in EVERSTEP_TOKEN.
+"""Plugin of the AWS CLI that makes `aws everstep` send the token in EVERSTEP_TOKEN.
 
 The endpoint rules that `everstep configure` installs contain a token and cannot read the environment. The user lists
 this module under `[plugins]` in ~/.aws/config. Every `aws` command then imports it. To stay fast, it imports only the
@@ -20,7 +20,7 @@ from typing import Any, Final
 from everstep.config import checked_endpoint
 
 NAMED_PROFILES: Final = "everstep-"
-"""Prefix of the AWS profiles that stand for Everstep's named profiles."""
+"""Prefix of the AWS profiles that `everstep configure` creates for Everstep's named profiles."""
 
 
 def awscli_initialize(hooks: Any) -> None:

@@ -1,4 +1,4 @@
-"""Resolution of the service's endpoint and the client's token.
+"""Finds the service's endpoint and the client's token. The first source with a value counts:
 
     1. arguments of `client()`; a profile that is named there overrides the environment
     2. EVERSTEP_ENDPOINT_URL, EVERSTEP_TOKEN, EVERSTEP_CA_BUNDLE
@@ -136,7 +136,7 @@ def write(
 
     Args:
         configuration: the new content of the profile.
-        environment: variables of the process; they decide where the configuration file is.
+        environment: variables of the process, which determine the path of the configuration file.
         profile: name of the profile. Other profiles in the file remain unchanged.
 
     Returns:
@@ -193,7 +193,7 @@ def _profile(path: Path, name: str) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> dict[str, dict[str, str]]:
-    """Return the settings of each profile. An absent file has no profiles."""
+    """Return the settings of each profile. Without a file, return no profiles."""
     try:
         text = path.read_text()
         mode = path.stat().st_mode

@@ -1,4 +1,4 @@
-"""The checks of `everstep doctor`: judges facts about a laptop or a node, and advises the user.
+"""Implements the checks of `everstep doctor`: judges facts about a laptop or a node, and advises the user.
 
 `everstep.doctor_facts` gathers the facts.
 
@@ -19,7 +19,7 @@ GIB: Final = 1024**3
 OLDEST_PYTHON: Final = (3, 11)
 SKEW_TOLD_SECONDS: Final = 2.0
 SKEW_WRONG_SECONDS: Final = 60.0
-"""Clock skew from which a finding is WRONG. From `SKEW_TOLD_SECONDS` on it is a WARNING.
+"""Minimum clock skew for a WRONG finding. From `SKEW_TOLD_SECONDS` on, the finding is a WARNING.
 
 AWS rejects signatures that are five minutes off. A nonce is valid for one minute. Incident phases compare timestamps of
 several machines.
@@ -65,7 +65,7 @@ SERVER_OPTIONS: Final = {
     "sqs:DeleteMessage": "AWS's notices from a queue",
     "sqs:ReceiveMessage": "AWS's notices from a queue",
 }
-"""IAM actions that the control plane needs for an optional feature, and the feature."""
+"""By optional feature: the IAM actions that the control plane needs for it."""
 NODE_ACTIONS: Final = ("s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject")
 """IAM actions that every agent needs."""
 NODE_OPTIONS: Final = {
@@ -75,7 +75,7 @@ NODE_OPTIONS: Final = {
     "ssm:GetParameter": "Secrets",
     "sts:AssumeRole": "RoleArn",
 }
-"""IAM actions that an agent needs for an optional request field, and the field."""
+"""By optional request field: the IAM actions that an agent needs for it."""
 
 
 class Level(StrEnum):
@@ -108,10 +108,10 @@ class ServiceFacts:
 
     endpoint: str = ""
     error: str = ""
-    """Why there is no endpoint or no response. Empty if there is a response."""
+    """Reason why the service has no configured endpoint or does not respond. Empty if it responded."""
     hint: str = ""
     is_refused: bool = False
-    """Whether the service responded and rejected the token."""
+    """True if the service responded and rejected the token."""
     version: str = ""
     role: str = ""
     project: str = ""
@@ -137,7 +137,7 @@ class AwsFacts:
     """Whether AWS responds to this machine, and which actions it permits."""
 
     error: str = ""
-    """Why AWS could not be queried at all. Empty otherwise."""
+    """Reason why the doctor could not query AWS at all. Empty otherwise."""
     caller: str = ""
     region: str = ""
     permissions: Mapping[str, bool | None] = field(default_factory=dict[str, bool | None])
@@ -152,7 +152,7 @@ class Facts:
 
     now: datetime
     is_node: bool
-    """Whether the machine is to run ranks. The checks of a node are stricter."""
+    """True if the machine will run ranks. The checks of a node are stricter."""
     machine: str
     """The processor, as reported by `platform.machine()`."""
     python: tuple[int, int]
@@ -167,21 +167,21 @@ class Facts:
     memory_total: int = 0
     memory_available: int = 0
     listen_error: str = ""
-    """Why the process cannot listen on a port. Empty if it can."""
+    """Reason why the process cannot listen on a port. Empty if it can listen."""
     local_ports: tuple[int, int] | None = None
     """The kernel's port range for outgoing connections. None: unknown."""
     gpus: tuple[str, ...] = ()
     gpu_error: str = ""
-    """Why the GPU driver does not respond. Empty if it responds or there is no GPU."""
+    """Reason why the GPU driver does not respond. Empty if it responds, or on a machine without a GPU."""
     is_ec2: bool = False
-    """Whether the firmware identifies the machine as an EC2 instance."""
+    """True if the firmware identifies the machine as an EC2 instance."""
     is_root: bool = False
     closed_folder: str = ""
-    """A parent directory of this Python that other users cannot enter. Empty: none."""
+    """A parent directory of this Python that other users cannot enter. Empty if every user can enter all of them."""
     has_ip: bool = True
     """Whether iproute2 is installed."""
     allows_builds: bool = False
-    """Whether the agent's settings let pip build packages."""
+    """True if the agent's settings permit pip to build packages."""
     aws: AwsFacts | None = None
     """Facts about AWS. None: AWS was not queried."""
 
@@ -189,7 +189,7 @@ class Facts:
 def judge(facts: Facts) -> tuple[Finding, ...]:
     """Return the findings of all checks, in the order in which a person would check.
 
-    `facts` comes from `gather`. A check that does not apply to this machine has no finding.
+    `facts` comes from `gather`. Checks that do not apply to this machine produce no finding.
     """
     return tuple(
         finding

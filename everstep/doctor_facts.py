@@ -73,7 +73,7 @@ def gather(
         region_name: AWS region to query. Default: the region of the credentials.
 
     Returns:
-        The facts. A fact that could not be gathered holds the reason.
+        The facts. If a fact could not be gathered, its field contains the reason.
     """
     free, total, can_write = _shared_memory(SHARED_MEMORY)
     available, memory = _memory(Path("/proc/meminfo"))
@@ -137,14 +137,17 @@ def service_facts(profile_name: str | None = None) -> ServiceFacts:
         project=identity.get("Project", ""),
         expires_at=identity.get("ExpirationTime"),
         skew_seconds=clock + took / 2 - identity["ServerTime"].timestamp(),
-        uncertainty_seconds=took / 2 + 1.0,  # The response may have a resolution of one second.
+        uncertainty_seconds=took / 2 + 1.0,  # The service's time in the response may have a resolution of one second.
     )
 
 
 def aws_facts(
     actions: Sequence[str], instance_type: str | None, node_count: int, region_name: str | None = None
 ) -> AwsFacts:
-    """Return the facts about this machine's AWS credentials, without changing anything in AWS."""
+    """Return the facts about the account and the permissions of this machine's AWS credentials.
+
+    Changes nothing in AWS.
+    """
     import boto3  # pyright: ignore[reportMissingTypeStubs]  its stubs are large, and this is its only use here
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -175,8 +178,8 @@ def aws_facts(
 def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> Mapping[str, bool | None]:
     """Return which actions a caller may use.
 
-    The answer comes from a dry run if AWS offers one, and otherwise from a simulation of the caller's policies. The
-    simulation covers all resources. So an action that policies allow only for named resources may count as unknown.
+    The function makes a dry run if AWS offers one, and otherwise simulates the caller's policies. The simulation covers
+    all resources. An action that policies allow only for named resources may therefore count as unknown.
 
     Args:
         caller: ARN of the user or assumed role whose permissions are checked.
@@ -223,7 +226,7 @@ def _decided(action: str, decision: str) -> bool | None:
 
 
 def policy_source(caller: str) -> str:
-    """Return the ARN whose policies apply to a caller: the role for a role session, else the caller itself."""
+    """Return the ARN whose policies apply to a caller: the role for a role session, otherwise the caller itself."""
     parts = re.fullmatch(r"arn:(aws[a-z-]*):sts::(\d{12}):assumed-role/([^/]+)/.+", caller)
     return caller if parts is None else f"arn:{parts[1]}:iam::{parts[2]}:role/{parts[3]}"
 
@@ -302,13 +305,13 @@ def _local_ports(path: Path) -> tuple[int, int] | None:
 
 
 def _closed_folder(*paths: Path) -> str:
-    """Return the first parent directory of these paths that not every user can enter, or an empty string."""
+    """Return the first parent directory of these paths that some user cannot enter. Return "" if all are accessible."""
     above = (folder for path in paths for folder in reversed(path.parents))
     return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")
 
 
 def _allows_builds(settings: Path = AGENT_SETTINGS) -> bool:
-    """Return whether an agent that starts on this machine lets pip build packages."""
+    """Return whether the settings on this machine permit an agent's pip to build packages."""
     try:
         lines = settings.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Errors that the client and the command line raise, apart from the service's own errors.
+"""Errors that the client and the command line raise, except the service's own errors.
 
     EverstepError                    message, hint
     ├── ConfigurationError           no endpoint, no token, or a token that would cross a network unencrypted

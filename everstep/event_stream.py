@@ -1,4 +1,4 @@
-"""A client for the service's stream of server-sent events, which botocore cannot read.
+"""Reads the service's stream of server-sent events, which botocore does not support.
 
     retry: 1000
     id: 18
@@ -45,11 +45,11 @@ class Frame:
     kind: str
     """`message`, `end` or `position`.
 
-    `position`: the reader has all events up to `event_id` that match its query.
+    `position` means that the stream has sent all events up to `event_id` that match the reader's query.
     """
     data: Json
     event_id: int | None
-    """Id from which the reader can continue after this frame."""
+    """Id to pass as `AfterEventId` to continue after this frame."""
 
 
 def frames(lines: Iterable[bytes]) -> Iterator[Frame]:

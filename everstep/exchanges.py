@@ -1,4 +1,4 @@
-"""Debug log of the HTTP exchanges with the service, on the logger `everstep.http`.
+"""Logs the HTTP exchanges with the service, on the logger `everstep.http` at level DEBUG.
 
 `everstep … --debug` shows the log. A program shows it by setting the logger to DEBUG.
 
@@ -30,7 +30,7 @@ log = logging.getLogger("everstep.http")
 
 MASK: Final = "*****"
 TOLD_LENGTH: Final = 4_000
-"""Number of characters of a request or response body that are logged."""
+"""Maximum number of logged characters of a request or response body."""
 _HIDDEN_HEADERS: Final = ("authorization", "proxy-authorization", "cookie", "set-cookie")
 
 
@@ -109,7 +109,9 @@ def _told(value: Any, shape: Any) -> str:
 
 
 def _masked(value: Any, shape: Any) -> Any:
-    """Return a value with its sensitive parts replaced by `MASK`. Values without a shape in the model are kept."""
+    """Return a value with its sensitive parts replaced by `MASK`. Values that the model does not describe stay
+    unchanged.
+    """
     if shape is None:
         return value
     if shape.metadata.get("sensitive"):

@@ -1,4 +1,4 @@
-"""Translation of botocore's errors into `everstep.errors`, for programs that show errors to people.
+"""Translates botocore's errors into `everstep.errors`, for programs that show errors to people.
 
 The command line uses this module. Programs that use the SDK can handle botocore's errors directly.
 
@@ -53,7 +53,7 @@ def translated() -> Generator[None]:
 
 
 def _from_waiter(error: WaiterError) -> ServiceFailed | WaitFailed | WaitTimedOut:
-    last = cast(Any, error.last_response or {})  # botocore's type lacks the fields of this service
+    last = cast(Any, error.last_response or {})  # botocore's type does not declare the fields of this service.
     if "Error" in last:
         return _from_answer(ClientError(last, error.kwargs["name"]))
     told = f" {last['Reason']}" if last.get("Reason") else ""
@@ -64,10 +64,10 @@ def _from_waiter(error: WaiterError) -> ServiceFailed | WaitFailed | WaitTimedOu
 
 
 def _from_answer(error: ClientError) -> ServiceFailed:
-    answer = cast(Any, error.response)  # botocore's type lacks the fields of this service
+    answer = cast(Any, error.response)  # botocore's type does not declare the fields of this service.
     said, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
-    if not str(said.get("Code", "")).endswith("Exception"):  # A response of a proxy or of another service.
+    if not str(said.get("Code", "")).endswith("Exception"):  # The response comes from a proxy or from another service.
         code = UNAVAILABLE if status in _UNAVAILABLE_STATUSES else ""
         return ServiceFailed(f"HTTP {status} without an error message from the service.", hint=WRONG_ADDRESS, code=code)
     return ServiceFailed(

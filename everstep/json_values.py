@@ -1,7 +1,7 @@
-"""Type guards for values parsed from JSON, YAML or TOML.
+"""Provides type guards for values parsed from JSON, YAML or TOML.
 
-Invariant: a guard looks at the value only, never at its members: their types stay `Any`. `isinstance(value, dict)`
-would leave them unknown to a type checker.
+Invariant: a guard checks only the value itself. The members have the type `Any` afterwards. After `isinstance(value,
+dict)`, a type checker would reject their use as unknown types.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any, TypeGuard
 
 
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether a value is an object: a dict, whose keys are text."""
+    """Return whether a value is a JSON object: a dict with text keys."""
     return isinstance(value, dict)
 
 
 def is_array(value: object) -> TypeGuard[list[Any]]:
-    """Return whether a value is an array: a list."""
+    """Return whether a value is a JSON array: a list."""
     return isinstance(value, list)

@@ -1,4 +1,4 @@
-"""The client of the service: a boto3 client, built from the service model that is generated from the API.
+"""Creates the service's client: a boto3 client, built from a service model that is generated from the API.
 
     import everstep
     client = everstep.client()
@@ -6,8 +6,8 @@
     client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=4)
     client.get_waiter("training_job_completed_or_stopped").wait(TrainingJobName="gpt")
 
-The client extends boto3 in the same way in which boto3 extends its S3 client. It checks each request against the whole
-contract before sending it. Three methods are added:
+The client checks each request against the whole API contract before sending it. It has three methods in addition to the
+API's operations:
 
 - `upload_source` packs and uploads a directory.
 - `download_outputs` writes a job's outputs to files.
@@ -57,13 +57,13 @@ _DEFAULTS: Final = Config(
     max_pool_connections=32,
 )
 IMPATIENT: Final = Config(connect_timeout=1, read_timeout=2, retries={"mode": "standard", "total_max_attempts": 1})
-"""Settings for optional requests that must not delay the user, such as shell completion."""
+"""botocore settings for optional requests that must not delay the user, such as shell completion."""
 _UNREAD: Final = {
     "profile": (None, None, None, None),
     "config_file": (None, None, os.devnull, None),
     "credentials_file": (None, None, os.devnull, None),
 }
-"""Session settings that make botocore ignore the user's AWS profile and files."""
+"""Session settings with which botocore ignores the user's AWS profile and files."""
 
 
 def client(
@@ -95,7 +95,7 @@ def client(
     found = _configuration(endpoint_url, token, ca_bundle, profile_name)
     settings = _DEFAULTS.merge(Config(signature_version=UNSIGNED))
     if is_loopback(found.endpoint_url):
-        # Two processes of one machine communicate without a proxy.
+        # Use no proxy for a service on this machine.
         settings = settings.merge(Config(proxies={}))
     session = botocore.session.Session(session_vars=_UNREAD)
     session.register_component("data_loader", _loader())
@@ -177,22 +177,22 @@ class Conveniences:
     def upload_source(
         self, *, Directory: str | os.PathLike[str] | None = None, Body: bytes | BinaryIO | None = None
     ) -> Json:
-        """Store the user's code, unless it is already stored.
+        """Store the user's code in the service, unless the service already has the same archive.
 
         The client uploads directly to S3 if S3 is reachable. Otherwise it uploads through the service.
 
-        A packed directory excludes version control, caches and the files that `.everstepignore` names. Links are
-        rejected.
+        A packed directory excludes version control, caches and the files that `.everstepignore` names. A directory with
+        links is rejected.
 
         Args:
             Directory: directory to pack; None if `Body` is given.
-            Body: a gzipped tar, instead of a directory.
+            Body: content of a gzipped tar, as an alternative to `Directory`.
 
         Returns:
             `{"SourceId": …}`, for `create_training_job(Source=…)`.
 
         Raises:
-            ConfigurationError: both arguments or neither were given.
+            ConfigurationError: the caller passed both arguments or neither.
             SourceRefused: the directory cannot be packed.
             ClientError: the service rejects the source.
         """
@@ -215,7 +215,7 @@ class Conveniences:
             AfterEventId: begin after this event. Default: begin now.
 
         Returns:
-            An endless iterator, which the caller must close. After an error, continue with its `last_event_id`.
+            An endless iterator, which the caller must close. After an error, pass its `last_event_id` as AfterEventId.
 
         Raises:
             ClientError: the service rejects the request.

@@ -39,7 +39,7 @@ LEFT_OUT = frozenset(
         ".ipynb_checkpoints",
     }
 )
-"""Names of files and directories that are always excluded, because they are not part of a program."""
+"""Names of files and directories that an archive never contains, such as caches and version control."""
 IGNORE_FILE = ".everstepignore"
 OUTPUT = re.compile("output")
 """The default of EVERSTEP_OUTPUT_DIR, relative to the source directory.
@@ -65,7 +65,8 @@ def pack(directory: Path, into: BinaryIO) -> str:
         raise SourceRefused(f"{directory} is not a directory.")
     target = _Digesting(into)
     file_count = 0
-    # For reproducible bytes: no name and time in the gzip header, and no user names in the tar.
+    # The archive's bytes must be reproducible. The gzip header therefore has no name and time, and the tar no user
+    # names.
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=target, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
@@ -88,7 +89,7 @@ def pack(directory: Path, into: BinaryIO) -> str:
 
 
 Rule = tuple[re.Pattern[str], bool, bool]
-"""(pattern for a path, whether it matches only directories, whether it includes the path again)."""
+"""One line of `.everstepignore`: (pattern, True if it matches only directories, True if it includes a path again)."""
 
 
 def _ignored(directory: Path) -> list[Rule]:

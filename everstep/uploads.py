@@ -1,4 +1,4 @@
-"""Direct upload of a source archive to S3, with a URL that the service signed for this archive.
+"""Uploads a source archive directly to S3, with a URL that the service signed for this archive.
 
     CreateSource ──▶ Url, Headers        valid for one object, one SHA-256, one length, some minutes
     PUT Url      ──▶ S3                  without a token, because the signed URL is the permission
@@ -60,7 +60,7 @@ def put(
         url: the URL in CreateSource's response.
         headers: the headers in CreateSource's response.
         archive: a seekable file, sent from its beginning.
-        pause: waits for the given number of seconds.
+        pause: function that waits for a number of seconds.
 
     Returns:
         The result.
@@ -68,7 +68,7 @@ def put(
     if not (url.startswith("https://") or is_loopback(url)):
         return Outcome.NOT_TAKEN
     session = URLLib3Session(
-        # the type stubs do not declare separate timeouts for connecting and reading
+        # The type stubs do not declare separate timeouts for connecting and reading.
         timeout=cast(Any, (CONNECT_SECONDS, SILENT_SECONDS)),
         proxies={} if is_loopback(url) else get_environ_proxies(url),
         max_pool_connections=1,
@@ -100,7 +100,7 @@ def _sent(session: URLLib3Session, url: str, headers: Mapping[str, str], archive
         exchanges.log.debug("< nothing: %s", type(error).__name__)
         return None
     exchanges.told_answer(str(answer.status_code), answer.headers.items())
-    if answer.status_code != 200:  # Other parts of S3's error repeat the URL.
+    if answer.status_code != 200:  # Log only the error code, because other parts of S3's error repeat the URL.
         exchanges.log.debug(
             "< %s", b" ".join(_SAID.findall(answer.content[: exchanges.TOLD_LENGTH])).decode(errors="replace")
         )

@@ -4,7 +4,7 @@ botocore itself checks types, minima and required fields, with its own messages.
 patterns, enumerations, numbers of entries and SageMaker's fields. One error reports all faults.
 
 Invariant: every request that the service would accept passes, and each message equals the service's message. Exception:
-None values are rejected, as in boto3, because they are never sent.
+like boto3, the check rejects None values, which a request cannot contain.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _count(path: Path, value: Any, shape: Any) -> Iterator[tuple[Path, str]]:
 
 
 def _scalar(value: Any, shape: Any) -> Iterator[str]:
-    """Yield the first broken constraint. The service also reports one per field."""
+    """Yield the error of the first constraint that the value breaks. The service also reports one error per field."""
     limits = shape.metadata
     low, high = limits.get("min"), limits.get("max")
     if shape.type_name == "string":

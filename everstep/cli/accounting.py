@@ -1,4 +1,4 @@
-"""Text for costs, durations and ETTR, shared by the commands for jobs, fleets and incidents."""
+"""Formats costs, durations and ETTR (the share of productive time) for the jobs, fleets and incidents commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def hours(spent_seconds: float) -> str:
 
 
 def job_time(shown: Json) -> str | None:
-    """Return the seconds per accounting bucket of a job or a fleet, without empty buckets, or None if all are empty."""
+    """Return the seconds that a job or fleet spent per kind of time, without zeros. Return None if all are zero."""
     return (
         ", ".join(f"{bucket} {seconds(spent)} s" for bucket, spent in shown["AccountingSeconds"].items() if spent)
         or None
@@ -24,7 +24,7 @@ def job_time(shown: Json) -> str | None:
 
 
 def ettr_words(shown: Json) -> str | None:
-    """Return both ratios of effective training time (ETTR) with their denominators.
+    """Return both ratios of effective training time (ETTR), each with the time it refers to.
 
     Return None if the service reports no ratio.
     """

@@ -1,4 +1,4 @@
-"""The content of `jobs top`: unfinished jobs, their step rates and the latest events.
+"""Computes the content of `jobs top`: unfinished jobs, their step rates and the latest events.
 
 Pure: `everstep.cli.top` polls the service, updates the board and draws it.
 
@@ -32,7 +32,7 @@ class Pace:
 
     since: datetime
     boundary: int
-    """The job's latest step at the time `since`, at which the measurement began."""
+    """The job's latest step at the time `since`, when the measurement began."""
     steps_per_second: float | None = None
 
 
@@ -60,7 +60,7 @@ def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
         now: time of the poll, with a time zone.
 
     Returns:
-        A board with these jobs only. The pace of a job that is no longer listed is dropped.
+        A board with exactly these jobs. It drops the paces of other jobs.
     """
     paces = {job["RunId"]: _pace(board.paces.get(job["RunId"]), job["Boundary"], now) for job in jobs}
     return replace(board, jobs=tuple(jobs), paces=paces, looked_at=now, trouble="")
@@ -95,7 +95,8 @@ def picture(board: Board, now: datetime, width: int) -> RenderableType:
 
 
 def _pace(before: Pace | None, boundary: int, now: datetime) -> Pace:
-    if before is None or boundary < before.boundary:  # A new generation restarted from an older step.
+    # A new generation restarted from an older step, so start a new measurement.
+    if before is None or boundary < before.boundary:
         return Pace(now, boundary)
     spent = (now - before.since).total_seconds()
     return before if spent < RATE_SECONDS else Pace(now, boundary, (boundary - before.boundary) / spent)

@@ -22,7 +22,7 @@ OfGeneration = Annotated[
 
 
 MANY_FILES = 10
-"""From this number on, the command prints how many files it wrote instead of their names."""
+"""Minimum number of written files for which the command prints their number instead of their names."""
 
 
 class Format(StrEnum):
@@ -110,7 +110,7 @@ def export(
 
     Reads S3 with your own AWS credentials. Parameters that ZeRO trains are exported as fp32 master weights.
     """
-    # Local imports keep the other commands fast.
+    # Import here, because these imports would slow down all other commands.
     from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 
     from everstep.checkpoints.checkpoint import open_checkpoint

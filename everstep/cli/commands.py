@@ -1,11 +1,11 @@
-"""The frame of all commands: common options, the client, and the display of results.
+"""Provides what all commands share: common options, the client, and the display of results.
 
     @command(app, "list")
     def list_quotas(service: Service, pages: Pages) -> Shown:
         answer = pages.of(service, "list_project_quotas")
         return Shown(answer, Rows(answer["Quotas"], {"PROJECT": "Project"}, empty="No project has a quota."))
 
-A command returns the service's answer and the part of the answer that a person sees. The decorator adds options to the
+A command returns the service's answer and the part of the answer to show to people. The decorator adds options to the
 command:
 
 - Every command has `--output` and `--query`.
@@ -256,7 +256,7 @@ def connect(**options: Any) -> Generator[Service]:
     Yields:
         The client.
     """
-    from everstep import failures, sdk  # `--help` needs no botocore, whose import is slow
+    from everstep import failures, sdk  # Import here, because `--help` needs no botocore, whose import is slow.
 
     service = sdk.client(**options)
     try:
@@ -268,7 +268,7 @@ def connect(**options: Any) -> Generator[Service]:
 
 @contextmanager
 def _exchanges_on_stderr() -> Generator[None]:
-    import logging  # a local import keeps `--help` fast
+    import logging  # Import here to keep `--help` fast.
 
     from everstep import exchanges
 
@@ -305,14 +305,14 @@ def searched(body: Json, query: str | None) -> Any:
 
 
 def _compiled(query: str) -> Any:
-    import jmespath  # a local import keeps `--help` fast
+    import jmespath  # Import here to keep `--help` fast.
 
     return jmespath.compile(query)
 
 
 @contextmanager
 def _refusing(query: str) -> Generator[None]:
-    from jmespath.exceptions import JMESPathError  # a local import keeps `--help` fast
+    from jmespath.exceptions import JMESPathError  # Import here to keep `--help` fast.
 
     try:
         yield
@@ -361,7 +361,7 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
     def run(**given: Any) -> None:
         try:
             obey(given)
-        except BrokenPipeError:  # `| head` closes the pipe. click would report this as a failure.
+        except BrokenPipeError:  # A reader such as `head` closed the pipe. click would report this as a failure.
             leave_stdout()
             raise typer.Exit(0) from None
         except OSError as error:
@@ -376,7 +376,7 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
         output, query = said["output"], said["query"]
         if query is not None:
             with _refusing(query):
-                _compiled(query)  # rejects an invalid query before the service is called
+                _compiled(query)  # Reject an invalid query before calling the service.
         with ExitStack() as stack:
             if "pages" in own:
                 given["pages"] = Pages(

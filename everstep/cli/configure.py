@@ -93,11 +93,11 @@ def _ask(what: str, *, hide: bool) -> str:
 def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endpoint_url: str | None) -> str:
     """Append an AWS profile to the AWS configuration file, unless a profile of that name exists.
 
-    An existing profile belongs to the user. The function only updates its endpoint, and only where the endpoint has the
-    form that this function writes.
+    The user owns an existing profile. The function only updates its endpoint, and only if the endpoint has the form
+    that this function writes.
 
-    Return the lines that an existing profile lacks, or an empty text if nothing is missing. `endpoint_url` is None for
-    the default profile, whose endpoint the service model already contains.
+    Return the lines that the user must add to an existing profile, or an empty text. `endpoint_url` is None for the
+    default profile, whose endpoint the service model already contains.
     """
     text = path.read_text() if path.exists() else ""
     bundle = f"ca_bundle = {Path(ca_bundle).resolve()}\n" if ca_bundle else ""
@@ -121,7 +121,7 @@ def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endp
 
 
 def _said(text: str, name: str, endpoint_url: str | None) -> tuple[str | None, bool] | None:
-    """Return a profile's CA bundle and whether the profile has `endpoint_url`.
+    """Return the CA bundle of a profile in an AWS configuration, and whether the profile uses `endpoint_url`.
 
     Return None if the file cannot be parsed. The function parses the file as the AWS clients do.
     """

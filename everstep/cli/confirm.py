@@ -1,7 +1,7 @@
-"""Confirmation of commands that cannot be undone.
+"""Asks the user to confirm commands that cannot be undone.
 
 Invariant: the command runs only with `--yes`, or after a person at a terminal has agreed. Without a terminal and
-without `--yes`, the command is refused.
+without `--yes`, the command fails.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def doctor(
     region: Annotated[str | None, typer.Option(help="AWS region to check.")] = None,
 ) -> Shown:
     """Check this machine, the service and AWS, and suggest a repair for each problem. Exit code 1 if any is found."""
-    from everstep import doctor as judging  # a local import keeps `--help` fast
+    from everstep import doctor as judging  # Import here to keep `--help` fast.
     from everstep import doctor_facts
 
     is_aws_asked = node if aws is None else aws

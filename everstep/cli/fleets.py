@@ -114,7 +114,7 @@ def create(
             f"Change these settings of {auto_scaling_group} and register it as the fleet {name}?", yes=yes
         ):
             raise typer.Exit(FAILED)
-        # The service refuses if the changes differ from those that the user confirmed.
+        # The service rejects the request if it would make other changes than the user confirmed.
         request["ExpectedChanges"] = changes
     created = cast(Json, service.create_fleet(**request))
     made = sum(change["Applies"] == "Now" for change in created["Changes"])
@@ -251,7 +251,7 @@ def join_token(
     The token may be created before the fleet.
     """
     token = service.create_join_token(FleetName=name, **without_none(ExpiresInSeconds=expires_in_seconds))
-    # An environment variable, because every process of the node could read a command-line option.
+    # Pass the token in an environment variable, because every process of the node could read a command-line option.
     how = "EVERSTEP_JOIN_TOKEN=TOKEN everstep agent --control-plane-url URL"
     return Shown(token, token["JoinToken"], f"The token is shown only once. User data: {how}")
 

@@ -1,7 +1,7 @@
-"""Follow an endless stream of the service across broken connections.
+"""Follows an endless stream of the service across broken connections.
 
 Invariant: each item is yielded once, because every new connection resumes after the last item. Following fails if the
-service sends nothing for a minute, heartbeats included, even if it still accepts connections.
+service sends neither items nor heartbeats for a minute, even if it still accepts connections.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def events(
         return streams[0]
 
     def has_spoken() -> bool:
-        return streams[0].last_event_id is not None  # the service begins every stream with the reader's position
+        return streams[0].last_event_id is not None  # The service begins every stream with the reader's position.
 
     yield from kept_up(connect, is_over=lambda: False, has_spoken=has_spoken, pause=pause, monotonic=monotonic)
 
@@ -95,7 +95,7 @@ def kept_up(
     Raises:
         ServiceFailed: the service refuses the request or has sent nothing for a minute.
     """
-    from urllib3.exceptions import HTTPError  # a local import keeps `--help` fast
+    from urllib3.exceptions import HTTPError  # Import here to keep `--help` fast.
 
     from everstep import failures
 

@@ -1,9 +1,9 @@
-"""Render an answer of the service as JSON, YAML, text or table cells for `--output` and `--query`. Pure.
+"""Renders an answer of the service as JSON, YAML, text or table cells for `--output` and `--query`. Pure.
 
 The format `text` follows the AWS CLI. The scalar fields of an object form one line, sorted by field name and separated
 by tabs. Nested objects and lists follow on lines that begin with their field name.
 
-Invariant: the output is the service's answer. Times become text, and only the response's metadata is left out.
+Invariant: the output is the service's answer. Times become text, and the response's metadata is dropped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def rendered(value: Value, output: OutputFormat, *, is_one_of_many: bool = False
     Args:
         value: as returned by `plain`.
         output: any format except `table`.
-        is_one_of_many: whether more documents follow. JSON then uses one line, and YAML begins with `---`.
+        is_one_of_many: True if the output has several documents. JSON then uses one line per document, and each YAML
+            document begins with `---`.
 
     Returns:
         The text without a final newline. The format `text` yields empty text for a value without lines.
@@ -59,10 +60,10 @@ def rendered(value: Value, output: OutputFormat, *, is_one_of_many: bool = False
     if output is OutputFormat.JSON:
         return json.dumps(value, indent=None if is_one_of_many else 2)
     if output is OutputFormat.YAML:
-        import yaml  # a local import keeps `--help` fast
+        import yaml  # Import here to keep `--help` fast.
 
         document: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, explicit_start=is_one_of_many)
-        # PyYAML ends a document that is a single scalar with `...`
+        # PyYAML ends a document that is a single scalar with `...`, so remove these dots.
         return document.removesuffix("\n").removesuffix("\n...")
     return "\n".join(text_lines(value))
 

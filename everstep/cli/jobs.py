@@ -1,7 +1,7 @@
 """`everstep jobs …`: submit, list, describe, top, wait, logs, output, pause, resume, update, diff, stop, delete.
 
-The module has more than 500 lines. Each command is one short function; larger parts (tables, logs, progress) are in
-modules of their own.
+The module has more than 500 lines. Each command is one short function. Larger parts (tables, logs, progress) are in
+separate modules.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def submit(
             f"{name} can run with this request; nothing was started. next: the same command without --dry-run",
         )
     if planned and query is None:
-        show(plan)  # Print the plan first, so that a refusal by the service appears below it.
+        show(plan)  # Print the plan first, so that an error of the service appears below it.
     created = service.create_training_job(**request)
     shape = (planned["Plan"]["NodeCount"], planned["Plan"]["RanksPerNode"]) if planned else (0, 0)
     ranks = f"{counted(shape[0], 'node')} × {counted(shape[1], 'rank')}" if planned else ""

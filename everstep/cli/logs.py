@@ -1,7 +1,7 @@
-"""Log lines of all ranks, merged: read once, or followed across broken connections.
+"""Reads or follows the merged log lines of all ranks, across broken connections.
 
-Invariant: a broken connection neither loses nor repeats lines, because the next one resumes with the token of the last
-lines shown.
+Invariant: a broken connection neither loses nor repeats lines, because the next connection resumes with the token of
+the last printed lines.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def since_when(text: str, now: datetime) -> datetime:
 def read(service: Any, name: str, query: Json) -> Iterator[Json]:
     """Yield the lines printed before the call, oldest first.
 
-    The end of the query is fixed by the service's time at the first page. Reading therefore ends even if the job prints
-    faster than the client reads.
+    The query ends at the service's time of the first page. Reading therefore ends even if the job prints faster than
+    the client reads.
 
     `query` holds the arguments of GetLogEvents except the job's name.
     """
@@ -79,7 +79,7 @@ def read(service: Any, name: str, query: Json) -> Iterator[Json]:
 
 def _answered_at(page: Json) -> datetime:
     """Return the service's time of an answer, rounded up to the next full second."""
-    from email.utils import parsedate_to_datetime  # a local import keeps `--help` fast
+    from email.utils import parsedate_to_datetime  # Import here to keep `--help` fast.
 
     told = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return (parsedate_to_datetime(told) if told else datetime.now(UTC)) + timedelta(seconds=1)

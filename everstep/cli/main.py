@@ -1,6 +1,6 @@
-"""The `everstep` command: the tables of its nouns and verbs, and the handling of errors.
+"""Implements the `everstep` command: the tables of its nouns and verbs, and the handling of errors.
 
-The module of a command is imported when the command is called. `everstep --help` imports none of them.
+A command's module is imported when the command is called. `everstep --help` imports no such module.
 
 Invariant: an expected error prints one sentence on stderr, never a traceback. The exit code is one of the table in
 `everstep.cli.output`.
@@ -85,7 +85,7 @@ class _Imported(TyperGroup):
 
 
 class _Everstep(TyperGroup):
-    """The root of the command line: the programs registered with typer, and the nouns and verbs of the tables."""
+    """The root of the command line, with the commands of typer and the nouns and verbs of the tables."""
 
     def __init__(self, **settings: Any) -> None:
         programs_of_ours = settings.pop("commands")
@@ -126,7 +126,7 @@ def main() -> None:
     try:
         app()
     except EverstepError as error:
-        from everstep.cli.output import tell  # a local import keeps `--help` fast
+        from everstep.cli.output import tell  # Import here to keep `--help` fast.
 
         sys.exit(tell(error))
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Arguments for names of jobs, fleets and nodes, with shell completion from the service's lists.
+"""Defines arguments for names of jobs, fleets and nodes, with shell completion from the service's lists.
 
     everstep --install-completion        for bash, zsh, fish and PowerShell
     everstep --show-completion           prints the completion script
@@ -21,7 +21,7 @@ Offer = Callable[[typer.Context, str], list[str]]
 
 def _names(operation: str, query: str) -> Offer:
     def offer(context: typer.Context, incomplete: str) -> list[str]:
-        from everstep import sdk  # a local import keeps `--help` fast
+        from everstep import sdk  # Import here to keep `--help` fast.
 
         try:
             given = context.params

@@ -1,4 +1,4 @@
-"""Print results and errors of commands, and map errors to exit codes.
+"""Prints results and errors of commands, and maps errors to exit codes.
 
     exit code   meaning
     0           done; for `jobs wait`: the job is Completed
@@ -45,7 +45,7 @@ _THE_CALLERS = (
 )
 """Codes of errors that the caller has caused.
 
-The service's log has no details on them, so no request id is printed.
+The command prints no request id for them, because the service's log contains no further details.
 """
 
 
@@ -61,7 +61,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Names and values, one pair per line. Pairs whose value is None are left out."""
+    """Names and values, printed as one pair per line. A pair whose value is None is not printed."""
 
     facts: Sequence[tuple[str, Any]]
 

@@ -1,4 +1,4 @@
-"""The plan of a job as names and values, which `jobs submit` prints before it starts the job."""
+"""Formats the plan of a job as names and values, which `jobs submit` prints before it starts the job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everstep.cli.output import Json, copies_of_shards, counted, size
 def facts(plan: Json) -> list[tuple[str, Any]]:
     """Return a plan as names and values.
 
-    A value is None if the fleet cannot provide it yet.
+    A value is None if the service cannot determine it for this fleet yet.
 
     Args:
         plan: the service's answer to a dry run.

@@ -1,6 +1,7 @@
-"""The progress that `jobs wait` and `wait …` print while they wait.
+"""Prints the progress of a job while `jobs wait` and `wait …` wait.
 
-A terminal shows one live line. Elsewhere, each change prints a line. Incidents print a line when they open and close.
+A terminal shows one live line. Without a terminal, each change prints a line. The opening and the end of an incident
+print a line, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ QUIET_SECONDS: Final = 10.0
 _AGES: Final = re.compile(r"\b\d+(\.\d+)? s\b")
 """Pattern of an age in seconds within a reason.
 
-The age of a suspected hang grows with every poll, so a change of the age alone prints no line.
+The age of a suspected hang grows with every poll, so a change of only the age prints no line.
 """
 _TRAINS: Final = "trains from step "
 """Beginning of the reason of a job that trains without problems.

@@ -63,7 +63,7 @@ def set_quota(
 ) -> Shown:
     """Replace the quota of a project.
 
-    A limit that is left out does not exist. A role, secret or data location that is left out is not allowed.
+    Limits that you do not pass are removed. Roles, secrets and data locations that you do not pass are forbidden.
     """
     quota = service.put_project_quota(
         Project=project,

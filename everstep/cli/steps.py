@@ -1,4 +1,4 @@
-"""The progress of a training job as text, for `jobs list`, `wait`, `top` and `describe`."""
+"""Formats the progress of a training job for `jobs list`, `wait`, `top` and `describe`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build the request of `jobs submit`, `jobs update` and `jobs diff` from a file, `--set` and options.
+"""Builds the request of `jobs submit`, `jobs update` and `jobs diff` from a file, `--set` and options.
 
 The file contains the fields of CreateTrainingJob as YAML or JSON. `-` reads stdin:
 
@@ -40,10 +40,7 @@ _LIMITS: Final = ("MaxRuntimeInSeconds", "MaxPendingTimeInSeconds", "MaxCostUsd"
 The service's description of a job omits a field without a limit.
 """
 _PLACES: Final = {"S3Uri": "{TrainingJobName}/", "S3OutputPath": "{TrainingJobName}/run={RunId}/"}
-"""Paths that the service appends to the S3 locations of a request, by field.
-
-So each job has a prefix of its own.
-"""
+"""By field: the path that the service appends to the request's S3 location, so that each job has its own prefix."""
 
 
 def from_file(path: Path) -> Request:
@@ -53,7 +50,7 @@ def from_file(path: Path) -> Request:
         path: a YAML or JSON file, or `-` for stdin.
 
     Returns:
-        The request. A relative `Source.Directory` is resolved against the directory of the file.
+        The request. A relative `Source.Directory` refers to the directory of the file.
 
     Raises:
         ConfigurationError: the file cannot be read, or does not contain fields with values.
@@ -77,7 +74,7 @@ def changed(request: Request, changes: Sequence[str]) -> Request:
 
     Args:
         request: the request before the changes. It is not modified.
-        changes: each of the form `Field.Inner=value`. The value is parsed as YAML, except in the fields of `TEXTS`.
+        changes: texts of the form `Field.Inner=value`. The value is parsed as YAML, except in the fields of `TEXTS`.
 
     Returns:
         A new request.
@@ -119,7 +116,7 @@ def texts_of(job: Mapping[str, Any], changes: Sequence[str]) -> Request:
 
 
 def joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> Request:
-    """Return two requests merged field by field. If both have a value, the value of `above` counts."""
+    """Return two requests merged field by field. If both have a value, the result has the value of `above`."""
     request = dict(below)
     for name, value in above.items():
         inner = request.get(name)
@@ -169,7 +166,7 @@ def named(request: Request, *, now: datetime | None = None, token: str | None = 
         re.sub(r"[^A-Za-z0-9]+", "-", Path(str(request.get("EntryPoint", "job"))).stem).strip("-")[:32].strip("-")
         or "job"
     )
-    import secrets  # a local import keeps `--help` fast
+    import secrets  # Import here to keep `--help` fast.
 
     when = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
     return {
@@ -192,7 +189,8 @@ def difference(job: Mapping[str, Any], wanted: Request) -> Request:
         wanted: the request built from a file and `--set`.
 
     Returns:
-        The fields that differ. Fields that cannot change are included, so that the service refuses them by name.
+        The fields that differ. They include fields that cannot change, so that the service rejects these fields by
+        name.
     """
     different: Request = {}
     for name, value in wanted.items():
@@ -275,9 +273,9 @@ def _as_text(value: Any) -> Any:
 
 
 def _of_yaml(text: str, where: str) -> tuple[Any, Any]:
-    import yaml  # a local import keeps `--help` fast
+    import yaml  # Import here to keep `--help` fast.
 
     try:
-        return yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)  # BaseLoader returns every scalar as text
+        return yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)  # BaseLoader returns every scalar as text.
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{where} is neither JSON nor YAML: {' '.join(str(error).split())}") from error

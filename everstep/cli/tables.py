@@ -1,7 +1,7 @@
-"""Fit a table to the terminal: select the columns and their widths. Pure.
+"""Fits a table to the terminal: selects the columns and their widths. Pure.
 
-A cell is one line. Ids and names are never cut, because people copy them. If the terminal is too narrow, `Prose`
-columns are cut first. Then `Detail` columns are left out, starting with the last.
+A cell is one line. Ids and names are never cut, because people copy them. If the terminal is too narrow, the table
+first cuts `Prose` columns. Then it drops `Detail` columns, starting with the last.
 
 Invariant: no line is wider than the terminal, unless the columns that are never cut need more.
 """
@@ -35,7 +35,7 @@ class Prose:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """A column that is left out if the terminal is too narrow for all columns."""
+    """A column that the table drops if the terminal is too narrow for all columns."""
 
     field: Field
 
@@ -68,7 +68,7 @@ def widths(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) 
         width: the terminal's width in columns; None: no limit.
 
     Returns:
-        The width in terminal columns by column number. Columns that are left out are missing.
+        Width in terminal columns by column number. Dropped columns are missing.
     """
     natural = {
         number: max(cell_len(heading), *(cell_len(row[number]) for row in cells))
@@ -110,7 +110,7 @@ def lines(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) -
 def _line(row: Sequence[str], chosen: Mapping[int, int], style: str) -> Text:
     line = Text()
     for number, size in chosen.items():
-        cell = Text(row[number], style=style)  # a Text, because rich would interpret markup in a str
+        cell = Text(row[number], style=style)  # Use a Text, because rich would interpret markup in a str.
         cell.truncate(size, overflow="ellipsis", pad=True)
         line.append(GAP if line.cell_len else "")
         line.append_text(cell)

@@ -1,8 +1,8 @@
-"""Remove control sequences from text of users, jobs and instances before it is printed. Pure.
+"""Removes control sequences from texts of users, jobs and instances before commands print them. Pure.
 
 A job can choose its output, its name and the reason of its failure. A terminal obeys control sequences in such text.
-OSC 52 writes the clipboard. Other sequences move the cursor, change the title or send input to the shell. Only colors
-(SGR) pass.
+For example, OSC 52 writes the clipboard, and other sequences move the cursor or send input to the shell. Only colors
+(SGR) remain.
 
 Invariant: the returned text contains no control characters except newline, tab and complete SGR sequences. Source:
 ECMA-48; xterm control sequences.
@@ -30,8 +30,8 @@ _RESET: Final = "\x1b[0m"
 def safe(text: str) -> str:
     """Return text without control sequences, except colors.
 
-    Called for all text of jobs that is printed as lines. The text is scanned once, so the rest of a removed sequence
-    cannot form a new sequence.
+    Called for all text of jobs that is printed as lines. The function scans the text once, so the rest of a removed
+    sequence cannot form a new sequence.
 
     Args:
         text: written by a job, a user or an instance.

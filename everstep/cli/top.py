@@ -1,4 +1,4 @@
-"""The live display of `jobs top`: a board, redrawn after every event and at least every two seconds.
+"""Draws the live display of `jobs top`: a board, redrawn after every event and at least every two seconds.
 
 The board polls the service after each event. It also polls at intervals, because no event reports the step of a job.
 
@@ -47,7 +47,7 @@ def live(service: Any, name: str | None, console: Console) -> None:
     arrived: queue.SimpleQueue[Json] = queue.SimpleQueue()
 
     def read() -> None:
-        # Ignored here: the board keeps polling without events and shows the failure itself.
+        # Ignore the failure, because the board continues to poll and shows the failure itself.
         with suppress(ServiceFailed):
             for event in following.events(service, without_none(TrainingJobName=name)):
                 arrived.put(event)
@@ -94,6 +94,6 @@ def boards(
             seen = board.in_trouble(seen, "the service does not answer")
         yield seen, now()
         event = wait(LOOK_SECONDS)
-        while event is not None:  # takes all waiting events before the next poll
+        while event is not None:  # Process all waiting events before the next poll.
             seen = board.told(seen, event)
             event = wait(0)

@@ -1,6 +1,6 @@
-"""Wait for the end of a job on behalf of a person: report every poll and survive restarts of the control plane.
+"""Waits for the end of a job, reports every poll to the user, and survives restarts of the control plane.
 
-boto3's waiters fail at the first failed call and report nothing before their end, which suits programs.
+boto3's waiters are made for programs: they fail at the first failed call and report nothing before their end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from everstep.errors import ServiceFailed, WaitTimedOut
 ENDED: Final = frozenset({"Completed", "Stopped", "Failed"})
 """Final values of `TrainingJobStatus`."""
 UNANSWERED_SECONDS: Final = 60.0
-"""Seconds without an answer of the control plane before waiting fails. A restart takes less."""
+"""Seconds without an answer of the control plane after which waiting fails.
+
+A restart of the control plane is faster.
+"""
 
 
 def ended(
@@ -47,7 +50,7 @@ def ended(
         WaitTimedOut: the job has not ended within `timeout_seconds`.
         ServiceFailed: the service refuses the request or has not answered for a minute.
     """
-    from everstep import failures  # a local import keeps `--help` fast
+    from everstep import failures  # Import here to keep `--help` fast.
 
     started_at = seen_at = monotonic()
     while True:

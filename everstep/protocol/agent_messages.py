@@ -25,12 +25,11 @@ In the diagram, g is a generation, k a step and n a number.
                                   ◀─────      RunCommand(id, argv)    once: run a user's command beside a rank
     CommandEnded(id)              ─────▶      once, and again when a RunCommand repeats the id
 
-Promising a generation means that the agent ends all older ranks and records the number on disk.
+An agent *promises* a generation: it ends all older ranks and records the generation's number on disk.
 
 Invariant: an agent ignores commands of generations below the newest promised generation.
 
-The module has more than 500 lines. Both directions are one conversation, and the report contains parts of the answers
-to commands.
+The module has more than 500 lines. Both directions share types, because the report contains the answers to commands.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class MemberPhase(StrEnum):
     LOADED: Every shard is verified. `Start` ends this phase.
     LOAD_FAILED: A source failed verification.
     RUNNING: The ranks may train. The phase ends when all ranks have exited.
-    EXITED: No rank is alive. The agent has uploaded outputs and logs as far as it could.
+    EXITED: No rank is alive. The agent has uploaded the outputs and logs that the object store accepted.
     """
 
     PROMISED = "promised"
@@ -98,7 +97,7 @@ class ExitClass(StrEnum):
 
 
 class MemoryKind(StrEnum):
-    """The memory that a rank exhausted: HOST (the node's or its cgroup's) or GPU (a device's)."""
+    """The memory that a rank exhausted: HOST (memory of the node or of its cgroup) or GPU (memory of a device)."""
 
     HOST = "host"
     GPU = "gpu"
@@ -136,8 +135,8 @@ class MemoryEnd(Message, frozen=True):
     words: str = ""
     """The first line of the rank's last exception.
 
-    Empty if the kernel killed the rank itself. With evidence of the kernel, the line names a DataLoader worker of the
-    rank, which the kernel killed.
+    With evidence from the kernel, the line names the DataLoader worker that the kernel killed, and is empty if the
+    kernel killed the rank itself.
     """
 
 
@@ -170,7 +169,7 @@ class RankStatus(Message, frozen=True):
     One of `start`, `restore`, `first_step`, `train`, `eval`, `checkpoint`, `wait` and `close`.
     """
     still_seconds: float = 0.0
-    """Seconds since the rank's boundary or phase last changed."""
+    """Seconds since the rank last passed a boundary or changed its phase."""
     limit_seconds: float = 0.0
     """Time limit that the script has declared for the phase, in seconds; 0 if it has declared none."""
     passed_at_seconds: float = 0.0
@@ -194,7 +193,7 @@ class RankStacks(Message, frozen=True):
     Empty if the agent could not read the stacks.
     """
     same_seconds: float
-    """Seconds for which consecutive readings have returned these same stacks; 0 at the first reading."""
+    """Seconds for which repeated readings have returned the same stacks; 0 at the first reading."""
     cpu_seconds: float
     """CPU time that the rank and its child processes used during `same_seconds`."""
     is_stopped: bool = False
@@ -230,18 +229,18 @@ class ShardProtection(Message, frozen=True):
 
 
 class CheckpointPace(Message, frozen=True):
-    """The due step and time of the next checkpoint, and the measurements that an automatic interval follows from."""
+    """The due step and time of the next checkpoint, and the measurements for an automatic interval."""
 
     due_step: Step = Step(-1)
-    """The next commit from this step on becomes a checkpoint; -1 without checkpoints by number of steps."""
+    """The first commit of this step or a later one becomes a checkpoint. -1 if the job has no checkpoints by steps."""
     due_at_seconds: float = 0.0
-    """Unix time from which on the next commit becomes a checkpoint; 0 if the job has no interval."""
+    """Unix time after which the next commit becomes a checkpoint; 0 if the job has no interval."""
     interval_seconds: float = 0.0
     """The interval in force; 0 if the job has no interval, or if no upload is measured yet."""
     upload_seconds: float = 0.0
     """Duration of the newest upload of all shards; 0 if none is complete."""
     cost_seconds: float = 0.0
-    """Training time that this upload cost, at most its duration."""
+    """Training time that the newest upload cost, in seconds. At most the duration of the upload."""
 
 
 class RoundStatus(Message, frozen=True):
@@ -254,7 +253,7 @@ class RoundStatus(Message, frozen=True):
     committed_at_seconds: float
     """Unix time of the last commit; 0 before the first commit."""
     stopped: bool = False
-    """True if all ranks have confirmed an agreed stop."""
+    """True if all ranks have stopped at an agreed step."""
     finished: bool = False
     checkpoints: CheckpointPace = CheckpointPace()
 
@@ -277,13 +276,13 @@ class UploadedShard(Message, frozen=True):
     The control plane expects about the same duration for the next upload.
     """
     sha256: str = ""
-    """As `ManifestShard.sha256`."""
+    """Same value as `ManifestShard.sha256`."""
     part_bytes: int = 0
-    """As `ManifestShard.part_bytes`."""
+    """Same value as `ManifestShard.part_bytes`."""
 
 
 class MetricPoint(Message, frozen=True):
-    """Metric values of one step, which rank 0 logged or which were measured on its node.
+    """Metric values of one step. Rank 0 logged them, or the agent of its node measured them.
 
     After a restore, values of steps beyond the base step are superseded.
     """
@@ -298,7 +297,7 @@ class MetricPoint(Message, frozen=True):
 class MetricBatch(Message, frozen=True):
     """Metric values of one run that the control plane has not yet confirmed as stored.
 
-    An agent numbers all values that its ranks log, from 0. Lost values also consume numbers.
+    An agent numbers all values that its ranks log, from 0. A lost value also uses a number.
     """
 
     run: RunId
@@ -307,7 +306,7 @@ class MetricBatch(Message, frozen=True):
 
 
 DEVICE_SILENT_SECONDS = 15.0
-"""Seconds after which an unresponsive GPU driver or disk counts as a fault.
+"""Seconds without a response after which a GPU driver or disk counts as faulty.
 
 NVML answers within milliseconds and a disk within tens of milliseconds. A GPU reset by its driver takes seconds.
 """
@@ -376,7 +375,10 @@ class NodeFault(Message, frozen=True):
     xid: int | None = None
     """Number of NVIDIA's Xid error; set only for `gpu_xid`."""
     shard: Rank | None = None
-    """Earlier rank whose shard could not be fetched for a base of another layout; None for other faults."""
+    """Earlier rank whose shard the node could not fetch while it restored a step of another layout.
+
+    None for other faults.
+    """
 
 
 class NoticeKind(StrEnum):
@@ -402,7 +404,7 @@ class NodeNotice(Message, frozen=True):
 
     kind: NoticeKind
     message: str
-    """Text of the announcement, as AWS has written it."""
+    """AWS's text of the announcement."""
     ends_at_seconds: float | None = None
     """Unix time from which the instance may be unavailable; None if AWS announces no time."""
 
@@ -423,8 +425,8 @@ class PageCommit(Message, frozen=True):
     """The newest committed step on a node's rank pages of one generation.
 
     An agent writes the committed step to the pages before it acts on that step, and the pages outlive the agent
-    process. The control plane counts a commit only if its step is on the path of the newest started generation.
-    Branches that were abandoned by a restore from an older step have commits too.
+    process. A restore from an older step abandons a branch of the training history, but pages may still contain the
+    branch's commits. The control plane therefore counts only commits on the path of the newest started generation.
     """
 
     generation: Generation
@@ -440,7 +442,7 @@ class MemberReport(Message, frozen=True):
     """The highest promised generation. The agent ignores commands of lower generations."""
     phase: MemberPhase
     inventory: tuple[SlotRecord, ...] = ()
-    """The node's sealed slots, frozen at the promise. Sent only while PROMISED."""
+    """The node's sealed slots at the time of the promise. Sent only while PROMISED."""
     ended: EndedRanks | None = None
     """The run's last ranks on this node; sent only while PROMISED.
 
@@ -463,18 +465,18 @@ class MemberReport(Message, frozen=True):
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
     longest: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-    """Longest time without progress of any rank in this generation, in seconds, by phase."""
+    """By phase: the longest time for which a rank made no progress in this generation, in seconds."""
     stacks: tuple[RankStacks, ...] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     """The source that delivered each rank's shard, in rank order; set once LOADED.
 
-    The source is a later one of the plan's list if an earlier source failed verification.
+    If a source of the plan's list failed verification, the agent used a later one.
     """
     target: Step = Step(0)
     """Total number of steps of the training, as declared by the script; 0 if the script has declared none."""
     measured: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-    """The newest measurements on this node, by metric name; each is a mean over some seconds.
+    """By metric name: the newest measurements on this node. Each value is a mean over some seconds.
 
     Empty until the first iteration has ended.
     """
@@ -514,10 +516,10 @@ class AgentReport(Message, frozen=True):
     """
     member: MemberReport | None
     metrics: MetricBatch | None = None
-    """New metric values, which are the only part of a report that is not state.
+    """New metric values.
 
-    The agent sends a batch once. It sends the batch again after a timeout or on a new connection, until `MetricsStored`
-    confirms it.
+    The agent sends a batch once. It repeats the batch after a timeout or on a new connection, until `MetricsStored`
+    confirms it. All other fields of a report describe state and need no confirmation.
     """
     refused_count: int = 0
     """Peer sessions and rank connections that the agent rejected or closed for invalid input.
@@ -536,7 +538,7 @@ class AgentReport(Message, frozen=True):
     is_warm: bool = True
     """True if a new rank starts without importing its modules first.
 
-    True also if no modules have to be preloaded. False while the agent preloads, and where preloading failed.
+    Also True if the job names no modules to preload. False during preloading and after a failure to preload.
     """
     exposure: str = ""
     """One sentence about data outside its own job that a job's code can access on this node.
@@ -544,7 +546,7 @@ class AgentReport(Message, frozen=True):
     The sentence names the agent's files, the instance's metadata, or both. Empty if the job's code can access neither.
     """
     sources: tuple[str, ...] = ()
-    """SHA-256 of each source archive that is verified on this node or failed verification."""
+    """SHA-256 of each source archive that this node has checked, whether the archive was valid or not."""
     memory: NodeMemory | None = None
     """Memory values for display only; None before the first measurement.
 
@@ -579,7 +581,7 @@ class AgentWelcome(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Command to promise this generation: to end the ranks, close older streams, and list the slots.
+    """Command to promise this generation: end the ranks, close older streams, and list the sealed slots.
 
     The control plane repeats the command until the report shows the generation.
     """
@@ -588,7 +590,7 @@ class Prepare(Message, frozen=True):
     run: RunId
     generation: Generation
     parent: Generation
-    """The newest started generation that is recorded in the control plane."""
+    """The newest generation whose start the control plane has recorded."""
 
 
 class Load(Message, frozen=True):
@@ -671,7 +673,7 @@ class Release(Message, frozen=True):
 
 
 class KeepEvidence(Message, frozen=True):
-    """Command to upload the logs that only this node has, for a person to inspect.
+    """Command to upload the agent's and the shim's logs, so that a person can inspect a failed node.
 
     The control plane repeats the command until the report contains the key.
     """

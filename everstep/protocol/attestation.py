@@ -1,4 +1,4 @@
-"""The signed request by which an agent on EC2 proves its instance identity.
+"""Defines the signed request with which an agent on EC2 proves the identity of its instance.
 
 The agent signs the request but does not send it. The control plane builds the same request and sends it to STS.
 

@@ -1,4 +1,4 @@
-"""Encoding of messages: a two-byte version, then one tagged struct in msgpack.
+"""Encodes and decodes messages: a two-byte version, then one tagged struct in msgpack.
 
     offset  size  field
     0       2     protocol version, big endian
@@ -21,7 +21,7 @@ from everstep.protocol.errors import MalformedMessage, OversizedMessage, Unknown
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Upper limit of an encoded message. Larger data, such as shards, travels in chunks."""
+"""Maximum size of an encoded message in bytes. Senders divide larger data, such as shards, into chunks."""
 LENGTH = struct.Struct(">I")
 _VERSION = struct.Struct(">H")
 
@@ -106,7 +106,7 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
         msgspec.DecodeError,
         UnicodeDecodeError,
     ) as error:
-        # UnicodeDecodeError: a key is not UTF-8.
+        # msgspec raises UnicodeDecodeError for a key that is not UTF-8.
         raise MalformedMessage(str(error)) from error
 
 

@@ -1,4 +1,4 @@
-"""Error sentences for request fields that break a constraint of the API contract.
+"""Composes the error sentences for request fields that break a constraint of the API contract.
 
 The client uses them before it sends a request, and the service uses them in its responses, so both report the same
 text.
@@ -118,7 +118,7 @@ def unknown(field: str) -> str:
 
 
 def wrong_type(kind: str, given: object) -> str:
-    """Return the sentence about a value that is not of type `kind`, a key of `KINDS`."""
+    """Return the sentence about a value whose type is not `kind`. `kind` is a key of `KINDS`."""
     return f"must be {KINDS[kind]}{_not(given)}"
 
 

@@ -1,4 +1,4 @@
-"""Element sizes in bytes of torch's dtypes, by torch's dtype name without the prefix `torch.`.
+"""Lists the element size in bytes of each torch dtype, by name without the prefix `torch.`.
 
 The agent checks tensors with this table because it does not import torch. A test compares the table with torch. If a
 dtype packs several values into one byte, the element is that byte, as in torch.

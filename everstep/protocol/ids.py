@@ -1,4 +1,4 @@
-"""Types of the identifiers in messages and in memory.
+"""Defines the types of identifiers in messages and in memory.
 
 Invariant: code compares identifiers for equality only and never parses them.
 """

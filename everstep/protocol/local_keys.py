@@ -1,4 +1,4 @@
-"""The access key of a local cluster, and the private file that other processes read it from.
+"""Creates, reads and encodes the access key of a local cluster, which processes share through a private file.
 
 Invariant: only the file's owner can read it. The secret is in no `repr`, log line or command line.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 PREFIX: Final = "LOCAL"
-"""Prefix of local access key ids. No access key of AWS begins with it."""
+"""Prefix of local access key ids. No AWS access key has this prefix."""
 PRIVATE: Final = 0o077
-"""Permission bits of group and others, which the file must not have."""
+"""Permission bits of group and other users. The key file must have none of them."""
 
 
 class UnusableKeys(Exception):

@@ -1,4 +1,4 @@
-"""Stored and transmitted output of ranks: timestamped lines in chunks, one writer per node and generation.
+"""Defines the stored form of ranks' output: timestamped lines in chunks, one writer per node and generation.
 
     <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.jsonl                a chunk, stored by the node itself
     <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.<holder>.jsonl       a tail, stored by another node
@@ -12,9 +12,9 @@
     t, r, s     Unix milliseconds, rank, stream
     m, b        text, offset of the byte after the line in its stream
 
-A node numbers its lines of a generation 0, 1, 2 …, across all of its ranks. One number therefore describes a reader's
-position in a node's output. The node stores a growing chunk repeatedly, until the chunk reaches its size or age limit.
-Lines that are already stored never change.
+A node numbers its lines of a generation 0, 1, 2 …, across all of its ranks. A line number is therefore a reader's
+position in the output of a node. The node stores a growing chunk repeatedly, until the chunk reaches its size or age
+limit. Stored lines never change.
 
 A tail contains a node's newest lines. Holders store tails whenever a generation ends, because the node may be lost.
 Tails and chunks may overlap. For a lost node, readers read the lines after the last chunk from the tails. Lines between
@@ -36,7 +36,7 @@ from everstep.protocol.ids import NodeId, Rank
 FLUSH_SECONDS: Final = 1.0
 """Upper limit of the rank output lost with a node, in seconds, while the object store is reachable.
 
-The documentation lists it as `log_flush_seconds`.
+The documentation lists this limit as `log_flush_seconds`.
 """
 LINE_BYTES: Final = 16 * 1024
 """Limit of a stored line in bytes. Longer lines are stored in pieces."""
@@ -61,7 +61,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stream: Literal["stdout", "stderr", "end"] = msgspec.field(name="s")
     """The stream that the rank wrote to.
 
-    `end` marks the last record of a node: the node has no further lines.
+    `end` marks the last record of a node.
     """
     text: str = msgspec.field(name="m")
     """The text without its line feed. Invalid UTF-8 becomes U+FFFD."""
@@ -156,7 +156,7 @@ def decode_chunk(data: bytes) -> tuple[ChunkHead | None, list[LogLine], int]:
     """Return the intact beginning of a chunk.
 
     Args:
-        data: a stored chunk, or one that a process left incomplete when it died.
+        data: a chunk. Its end may be incomplete if the writing process died.
 
     Returns:
         The head (None if it is incomplete), the intact lines, and the number of bytes that head and lines occupy in

@@ -1,4 +1,4 @@
-"""Log formats of the server and the agent: text for people, JSON lines for log pipelines.
+"""Formats the logs of the server and the agent: text for people, JSON lines for log pipelines.
 
 Both processes use the same JSON fields, so that one pipeline can read both:
 
@@ -29,7 +29,7 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 1
 }
 """Escapes for control characters and for Unicode's line and paragraph separators."""
 
-# The shared default is safe, because the type Mapping has no mutators.
+# The shared default is safe, because no code can change a Mapping.
 _about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # noqa: B039
 
 
@@ -51,7 +51,7 @@ class TextFormatter(logging.Formatter):
     """Formats log lines for people.
 
     It escapes control characters, so that text from a client cannot forge a log line or send commands to a terminal. It
-    indents the lines of a traceback. Only the first line of a record is unindented.
+    indents the lines of a traceback. Every line of a record except the first is indented.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -72,7 +72,7 @@ class JsonFormatter(logging.Formatter):
     """Formats log records as JSON lines.
 
     Args:
-        always: returns more fields. Called for every record. Fields of `about` override them.
+        always: returns further fields; called for every record. A field of `about` with the same name wins.
     """
 
     def __init__(self, always: Callable[[], Mapping[str, object]] = dict) -> None:

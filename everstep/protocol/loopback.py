@@ -1,10 +1,10 @@
 """Checks whether an address belongs to this machine.
 
-Local mode and unencrypted tokens are allowed only on this machine. All components use these checks, so that their
-decisions agree.
+Local mode and unencrypted tokens are allowed only on this machine. All components use these functions, so that they
+always decide alike.
 
-Invariant: only `localhost` and loopback addresses count as this machine. Other names are not resolved. Unparsable input
-counts as another machine.
+Invariant: only `localhost` and loopback addresses count as this machine. The functions resolve no other names. Invalid
+input counts as another machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, which lists the shard objects in S3 that form one complete checkpoint.
+"""Defines the manifest of a checkpoint, which lists the S3 objects of all its shards.
 
 The control plane writes the manifest after all shards are complete.
 
@@ -7,8 +7,7 @@ Keys, below the job's checkpoint prefix:
     run=<run>/gen=<g>/step=<k>/<upload id>/rank=<r>.safetensors
     run=<run>/gen=<g>/step=<k>/manifest.json
 
-Invariant: an object without a manifest that names it is garbage. Every named object was complete before the manifest
-was written.
+Invariant: the manifest is written after every object that it names. Objects that no manifest names are garbage.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class PartsHasher:
     """Computes `ManifestShard.sha256` from the content of an object, in order.
 
     Args:
-        part_bytes: as `ManifestShard.part_bytes`, above 0.
+        part_bytes: size of a part in bytes, above 0, as in `ManifestShard.part_bytes`.
     """
 
     def __init__(self, part_bytes: int) -> None:
@@ -68,8 +67,9 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout_hash: str
     origin_generation: Generation
     sha256: str = ""
-    """SHA-256 over the SHA-256 of the object's parts, one after another, hexadecimal. A reader can check one part
-    alone if it has the digests of the others.
+    """Hexadecimal SHA-256 of the concatenated SHA-256 digests of the object's parts.
+
+    A reader that has the digests of all other parts can verify a single part.
     """
     part_bytes: int = 0
     """Size of the parts that `sha256` covers; the last part may be smaller."""
@@ -116,7 +116,7 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
         msgspec.DecodeError,
         UnicodeDecodeError,
     ) as error:
-        # UnicodeDecodeError: a key is not UTF-8.
+        # msgspec raises UnicodeDecodeError for a key that is not UTF-8.
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
     if manifest.version != 1:
         raise UnknownVersion(f"a checkpoint manifest has the unsupported version {manifest.version}")

@@ -1,10 +1,10 @@
-"""Allocation of a mapping's memory pages before their first use.
+"""Allocates the memory pages of a mapping before their first use.
 
 Without this allocation, the first copy into a page takes about twelve times as long, because the kernel must first
 allocate the page.
 
-Invariant: the pages' content does not change. On a kernel without the requested feature, the first use allocates the
-page.
+Invariant: the pages' content does not change. On an older kernel, the calls do nothing, and the first use allocates
+each page.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import mmap
 PIECE_BYTES = 64 * 1024 * 1024
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
-"""Advice numbers of madvise(2). They need Linux 5.14."""
+"""Advice number for madvise(2), available since Linux 5.14."""
 
-# A ctypes call releases the GIL. mmap.madvise does not.
+# Use ctypes, because its calls release the GIL and mmap.madvise does not.
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 

@@ -1,7 +1,7 @@
-"""Parts: the position of stored elements within logical tensors. Pure.
+"""Describes which elements of logical tensors a stored tensor contains (parts). Pure.
 
-A logical tensor is a parameter, a master weight or a state tensor of an optimizer as the model defines it, whatever
-number of ranks holds it. A tensor of a slot holds boxes of logical tensors:
+A logical tensor is a whole parameter, master weight or optimizer state tensor, independent of the number of ranks that
+hold it. A tensor of a slot holds boxes of logical tensors:
 
     FSDP2, tensor parallel    one box of one logical tensor
     ZeRO 1, 2, 3              flat ranges of many logical tensors; each range is a few boxes
@@ -29,7 +29,7 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
     """
 
     name: str
-    """Name of the logical tensor, as a single process with the same model would call it in a slot."""
+    """Name of the logical tensor: the name that the tensor has in a slot of a single process with the same model."""
     shape: tuple[int, ...]
     """Shape of the whole logical tensor."""
     offsets: tuple[int, ...]
@@ -61,7 +61,8 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
 def are_disjoint(parts: Sequence[TensorPart], elements: int) -> bool:
     """Return whether the parts fit into a stored tensor of `elements` elements and no two share an element.
 
-    Equal boxes of several names may share their elements: a scalar of all parameters of a group, or tied parameters.
+    Exception: equal boxes of several names may share their elements. Examples are tied parameters and a scalar that all
+    parameters of a group share.
     """
     if not all(part.fits(elements) for part in parts):
         return False
@@ -70,7 +71,7 @@ def are_disjoint(parts: Sequence[TensorPart], elements: int) -> bool:
 
 
 def whole(name: str, shape: tuple[int, ...]) -> TensorPart:
-    """Return the part of a stored tensor that is the whole logical tensor."""
+    """Return the part that describes a stored tensor that is a whole logical tensor."""
     return TensorPart(name, shape, (0,) * len(shape), shape, 0)
 
 
@@ -95,7 +96,7 @@ def parts_of_range(name: str, shape: tuple[int, ...], begin: int, end: int, star
 
 
 _Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and sizes."""
+"""(offsets, sizes) of a box."""
 
 
 def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[_Box]:

@@ -1,4 +1,4 @@
-"""Messages between two agents over TCP: authentication, shard transfer in chunks, and the rounds.
+"""Defines the messages between two agents over TCP: authentication, transfer of shards, and rounds.
 
 Every connection begins with a mutual challenge and response, keyed with the generation's key. Without this key, a peer
 can send only the first message.
@@ -45,7 +45,7 @@ from everstep.protocol.rounds import Announcement, RoundReport
 CHUNK_HEADER = struct.Struct(">III52x")
 """Layout of a chunk's header on a stream. The header has the size of a cache line.
 
-A shorter header would misalign the chunk, and a misaligned copy takes a fifth longer (measured).
+After a shorter header, the chunk would be misaligned, and its copy takes a fifth longer (measured).
 """
 MAX_PEER_MESSAGE_BYTES = 1024 * 1024
 NONCE_BYTES = 32
@@ -77,7 +77,9 @@ class Challenge(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """The dialler's proof for the listener's nonce. The listener replies with `Accepted` or `Refused`."""
+    """The dialler's proof that it holds the generation's key, computed from the listener's nonce. The listener replies
+    with `Accepted` or `Refused`.
+    """
 
     mac: bytes
 
@@ -99,7 +101,7 @@ class Refused(Message, frozen=True):
 
 
 class ReserveShard(Message, frozen=True):
-    """The owner's request that a holder reserves slots of this size. The answer is `ShardReserved`.
+    """The owner's request to a holder to reserve slots of this size. The answer is `ShardReserved`.
 
     The owner captures no snapshot until its holders have reserved their slots.
     """
@@ -116,7 +118,7 @@ class PreparingShard(Message, frozen=True):
 
 
 class ShardReserved(Message, frozen=True):
-    """The holder's report that it has handled `ReserveShard` and expects the first shard.
+    """The holder's answer to `ReserveShard`: the owner may send the first shard.
 
     Usually the holder has allocated its slots. If the allocation failed, the holder rejects any shard that does not
     fit.
@@ -142,7 +144,7 @@ class BeginShard(Message, frozen=True):
     committed: Step
     """The newest committed step (C) that the sender has received.
 
-    The holder must not overwrite its slot with this step.
+    The holder must not overwrite its slot that contains C.
     """
 
 
@@ -231,7 +233,7 @@ class HolderInventory(Message, frozen=True):
 
 
 class FetchShard(Message, frozen=True):
-    """Request for one exact content of a shard that a holder has.
+    """Request for a shard with exactly this generation, step and digest.
 
     The answer is `BeginShard`, or `ShardRefused` if the holder does not have the content.
     """

@@ -1,9 +1,9 @@
-"""The plan of a generation, which is one launch of all ranks of a job.
+"""Defines the plan of a generation, which is one launch of all ranks of a job.
 
 The control plane decides a plan once, and the plan is immutable from then on.
 
 Invariant: the control plane stores a plan in the database before it sends the plan to an agent. Any change needs a new
-generation. Agents compare named slot contents only by origin generation, step and digest.
+generation. Agents identify the content of a slot by origin generation, step and digest only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SlotRecord(Message, frozen=True):
 
 
 class SlotReference(Message, frozen=True):
-    """Identifies the content of a sealed slot by its owner, generation, step and digest."""
+    """Identifies the content of a sealed slot: owner rank, generation, step and digest."""
 
     owner_rank: Rank
     origin_generation: Generation
@@ -92,7 +92,7 @@ class RankPlan(Message, frozen=True):
 
 
 class Relayout(Message, frozen=True):
-    """The shards of a base that a generation with another number of ranks, or another job, made.
+    """The shards of a base step that another number of ranks, or another job, made.
 
     No shard of this base exists in the new layout. Each rank of the new generation fetches the earlier shards that
     contain its own elements.
@@ -103,7 +103,7 @@ class Relayout(Message, frozen=True):
     shards: tuple[tuple[ShardSource, ...], ...]
     """Sources of each earlier rank's shard, by earlier rank, in order of preference.
 
-    The kind is never `local`, because each node of the plan may read each earlier shard. A node that is named by a
+    The kind is never `local`, because any node of the plan may need any earlier shard. A node that finds itself as the
     source reads its own slot.
     """
 
@@ -177,9 +177,9 @@ class CheckpointPlan(Message, frozen=True):
     interval_seconds: float = 0.0
     """Seconds between two checkpoints; 0 disables checkpoints at a fixed interval."""
     max_overhead: float = 0.0
-    """Overhead bound that the coordinator derives the interval from; 0 if the interval is not automatic.
+    """Limit of the training time that checkpoints add, as a fraction of the time without checkpoints.
 
-    Added training time by checkpoints, as a fraction of the time without them.
+    The coordinator derives an automatic interval from this limit. 0 if the interval is not automatic.
     """
     max_bytes_per_second: float = 0.0
     """Limit of the mean upload rate of a node with an automatic interval; 0 means none."""
@@ -233,9 +233,9 @@ class GenerationPlan(Message, frozen=True):
     checkpoint: CheckpointPlan
     timeouts: Timeouts
     relayout: Relayout | None = None
-    """Sources of a base that was made by another number of ranks or by another job.
+    """Sources of a base step that another number of ranks or another job made.
 
-    None if the base has the layout of this generation. With a relayout, the base step is positive and all
+    None if the base step has this generation's layout. With a relayout, the base step is positive and all
     `RankPlan.sources` are empty.
     """
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
@@ -251,9 +251,9 @@ class GenerationPlan(Message, frozen=True):
 
     @property
     def base_shards(self) -> tuple[tuple[Rank, tuple[ShardSource, ...]], ...]:
-        """Each shard of the base: the rank that owns it, and its sources.
+        """(owner rank, sources) of each shard of the base step.
 
-        With a relayout, the owners are earlier ranks.
+        With a relayout, the owners are ranks of the earlier generation.
         """
         if self.relayout is not None:
             return tuple((Rank(rank), sources) for rank, sources in enumerate(self.relayout.shards))

@@ -1,8 +1,8 @@
-"""Messages between a rank and its node's agent on a unix socket, and the layout of the rank's shared page.
+"""Defines the messages between a rank and its node's agent, and the layout of the page that they share.
 
-The socket carries rare events and messages that need an answer. The page carries the state that both sides read at
-every boundary without a system call. The page is authoritative. `WordChanged` and `Boundary` only request that the
-receiver reads the page, and may be lost.
+A unix socket carries rare events and messages that need an answer. The page carries the state that both sides read at
+every boundary without a system call. The page is authoritative. `WordChanged` and `Boundary` only ask the receiver to
+read the page, so they may be lost.
 
 The page has `RANK_WORD_BYTES` bytes on tmpfs, little endian, in two halves with one writer each. The body of a half has
 two alternating positions. If the sequence number is odd, the body is at the offsets below. If it is even, the body is
@@ -36,8 +36,7 @@ Invariant: a reader always gets one consistent half. During a write, and after a
 gets the previous content. After a restart of either side, code may compare fields of the two halves only if their
 generations are equal.
 
-The module has more than 500 lines. Page and messages refer to the same steps, phases and generations, and change
-together.
+The module has more than 500 lines. Page and messages use the same steps, phases and generations.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ MAX_RANK_MESSAGE_BYTES = 1024 * 1024
 MAX_LOGGED_BYTES = 2 * 1024 * 1024
 """Upper limit of the metric values that a rank sends per second, in bytes over all messages.
 
-Further values wait in the rank's ring. When the ring is full, values are dropped.
+Further values wait in the rank's ring buffer. When the buffer is full, the rank drops values.
 """
 
 OWN_METRICS = "everstep/"
@@ -104,7 +103,7 @@ OWN_METRICS = "everstep/"
 class Phase(IntEnum):
     """The activity that a rank reports. Every phase has its own time limit.
 
-    WAIT means that the rank waits on purpose.
+    In WAIT, the rank deliberately waits for something outside the job.
     """
 
     START = 0
@@ -212,7 +211,7 @@ def _read(page: memoryview, offset: int, size: int) -> bytes | None:
         (sequence,) = _SEQUENCE.unpack_from(page, offset)
         start = _place(offset, sequence)
         body = bytes(page[start : start + size])
-        # If the sequence changed, a later write may have begun in this position.
+        # If the sequence number changed, the writer may have started to overwrite this position.
         if _SEQUENCE.unpack_from(page, offset) == (sequence,):
             return body
     return None
@@ -254,8 +253,8 @@ def write_agent_half(page: memoryview, half: AgentHalf) -> None:
 def read_agent_half(page: memoryview) -> AgentHalf | None:
     """Return the agent's half, or None if it cannot be read consistently now.
 
-    None means that writes overlapped every attempt, or that the content has an unsupported layout. The caller should
-    read again later.
+    None means that every attempt met a concurrent write, or that the content has an unsupported layout. The caller
+    should read again later.
     """
     body = _read(page, 0, _AGENT.size)
     if body is None:
@@ -265,7 +264,7 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
         return AgentHalf(
             generation, committed, proposed, slot, stop, StopState(stop_state), vote_step, Vote(vote), load, verified
         )
-    except ValueError:  # The content does not follow this layout.
+    except ValueError:  # A value of the content is invalid in this layout.
         return None
 
 
@@ -292,7 +291,7 @@ def write_rank_half(page: memoryview, half: RankHalf) -> None:
 def read_rank_half(page: memoryview) -> RankHalf | None:
     """Return the rank's half, or None if it cannot be read consistently.
 
-    Reasons are writes during every attempt, or a script that overwrote the page.
+    Either every attempt met a concurrent write, or the script overwrote the page.
     """
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
@@ -329,7 +328,7 @@ class RankHello(Message, frozen=True):
 class Arriving(Message, frozen=True):
     """The agent's first answer while the snapshot of the base step is still loading. `Welcome` follows.
 
-    The snapshot's index is complete. The page's `verified` field says how much of the payload is verified. The rank may
+    The snapshot's index is complete. The page's field `verified` holds the verified length of the payload. The rank may
     copy verified bytes, but must not train before `Welcome`. If the page's `load` differs from this message's `load`,
     the agent may rewrite the slot. Then all copied bytes are invalid, and another `Arriving` or a `Welcome` follows.
     """
@@ -344,7 +343,7 @@ class Arriving(Message, frozen=True):
 
 
 class EarlierLayout(Message, frozen=True):
-    """The layout of a base that a generation with another number of ranks, or another job, made.
+    """The layout of a base step that another number of ranks, or another job, made.
 
     The rank asks for the earlier shards that it needs with `FetchShard`.
     """
@@ -352,7 +351,7 @@ class EarlierLayout(Message, frozen=True):
     world_size: int
     """Number of ranks of the generation that made the base."""
     here: tuple[Rank, ...]
-    """Earlier ranks whose shards this node already holds in memory."""
+    """Earlier ranks whose shards are already in this node's memory."""
 
 
 class Welcome(Message, frozen=True):
@@ -439,9 +438,9 @@ class SlotsRefused(Message, frozen=True):
 class Capturing(Message, frozen=True):
     """Progress of the copier during a snapshot.
 
-    The agent may hash and send the finished part in advance. `Captured` or `Abandoned` later says whether the copy is a
-    valid snapshot. The rank sends progress only for a large state. Each message replaces the earlier ones, so messages
-    may be lost.
+    The agent may hash and send the finished part in advance. A later `Captured` or `Abandoned` reports whether the copy
+    is a valid snapshot. The rank sends progress only for a large state. Each message replaces the earlier ones, so
+    messages may be lost.
     """
 
     generation: Generation
@@ -452,7 +451,7 @@ class Capturing(Message, frozen=True):
     index_offset: int
     index_bytes: int
     final_bytes: int
-    """Length of the payload's beginning that is final.
+    """Length of the final beginning of the payload, in bytes.
 
     These bytes belong to `step`, and the copier does not write them again.
     """
@@ -495,14 +494,14 @@ class Abandoned(Message, frozen=True):
 
 
 class Boundary(Message, frozen=True):
-    """Message that the rank has changed its half of the page, so that the agent reads the page."""
+    """The rank's request to the agent to read the rank's half of the page, which has changed."""
 
     generation: Generation
     boundary: Step
     at_seconds: float = 0.0
     """Time at which the rank passed the boundary, on the node's monotonic clock.
 
-    0 if the message reports another change than a passed boundary.
+    0 if the rank passed no boundary and changed another field.
     """
     blocked_seconds: float = 0.0
     """Seconds for which saving has blocked the training thread since the previous boundary."""
@@ -520,7 +519,7 @@ class IdleSpan(Message, frozen=True, kw_only=False):
 
 
 class IdleSpans(Message, frozen=True):
-    """The profiler's result: when this rank's training leaves the network idle.
+    """Result of the network profiler: the times in an iteration when training does not use the network.
 
     Only the rank with LOCAL_RANK 0 sends it, because collectives synchronize the ranks of a node. A later message
     replaces an earlier message.
@@ -534,7 +533,7 @@ class IdleSpans(Message, frozen=True):
 
 
 class WordChanged(Message, frozen=True):
-    """Message that the agent has changed its half of the page, so that the rank reads the page.
+    """The agent's request to the rank to read the agent's half of the page, which has changed.
 
     The agent sends it only to a rank that may be waiting for a change. A training rank reads the page at every
     boundary.

@@ -1,11 +1,11 @@
-"""Messages of the commit rounds between the agents of one generation (docs/design.md#rounds).
+"""Defines the messages of the commit rounds between the agents of one generation (docs/design.md#rounds).
 
 The rounds are level-triggered. Every `NodeReport` is a node's whole state, and every `Announcement` is the
 coordinator's whole state. The next message therefore repairs a lost, late or duplicated message. Agents reject messages
-of other generations. Agents between a node and the coordinator forward both kinds of messages.
+of other generations. The agents form a tree, in which inner agents forward both kinds of messages.
 
 Invariant: (term, sequence) of a node's reports grows throughout a generation, even if its agent restarts. A receiver
-therefore detects an outdated report regardless of its route. A coordinator counts only reports of its own term.
+therefore recognizes an outdated report. A coordinator counts only reports of its own term.
 
 The *term* counts the starts of the coordinator's agent.
 """
@@ -20,14 +20,15 @@ from everstep.protocol.rank_messages import Standing, StopState, Vote
 
 
 class Pacing(IntEnum):
-    """Time at which nodes send their replica chunks. All nodes of a job use the same mode.
+    """The time at which nodes send their replica chunks: at once, or while training leaves the network idle.
 
+    All nodes of a job use the same mode.
     If the chunks of one node disturb its training traffic, the iteration of every node is delayed.
     """
 
     AT_ONCE = 0
     TRIED = 1
-    """The step's number decides which of the two other modes applies (`worker.core.pacing_trial`)."""
+    """Trial of both other modes: the step's number selects the mode (`worker.core.pacing_trial`)."""
     IN_IDLE_SPANS = 2
 
 
@@ -59,7 +60,7 @@ class RankRound(Message, frozen=True):
     is_late: bool = False
     """True if the rank voted ABANDON because it received the proposed step too late."""
     reason: str = ""
-    """Reason why the rank votes ABANDON, or why a holder is out of view; empty if neither is the case."""
+    """Reason why the rank votes ABANDON, or why a holder is out of view. Empty without such a reason."""
 
 
 class NodeReport(Message, frozen=True):
@@ -91,10 +92,7 @@ class Announcement(Message, frozen=True, omit_defaults=True):
 
     generation: Generation
     term: int
-    """Number of the coordinator agent's current start. A restart increases it.
-
-    0: the sender has received no term.
-    """
+    """Number of starts of the coordinator's agent so far. 0: the sender has received no term."""
     sequence: int
     """Number of the announcement within the term.
 
@@ -117,8 +115,8 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     held: tuple[Rank, ...] = ()
     """Ranks whose planned holders have all sealed the shard at the base step or later.
 
-    The coordinator lists only ranks of owners with a stray: a shard that another node keeps although the plan does not
-    name that node. The other nodes can then free their strays.
+    Nodes with a stray of such a rank may free it. A stray is a shard on a node that the plan does not name for this
+    shard. The coordinator lists only ranks that have a stray.
     """
     is_silent: bool = False
     """True while the coordinator, after its start, waits for the first report of every node.

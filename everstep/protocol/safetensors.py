@@ -1,4 +1,4 @@
-"""Conversion between a slot's payload and a valid safetensors file. Pure, and without copies of tensor data.
+"""Converts between a slot's payload and a safetensors file. Pure, and without copies of tensor data.
 
     offset  size  field
     0       8     length of the header, little endian
@@ -44,7 +44,7 @@ LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
 """Limit of a header in the safetensors library, in bytes."""
 MAX_EXTRA_GAPS = 4
-"""Gaps of a payload besides the one after each tensor, in units of the alignment."""
+"""Maximum total size of gaps in a payload besides the gap after each tensor, in units of the alignment."""
 _FORMAT = "everstep-2"
 _METADATA = "__metadata__"
 DTYPE_NAMES = {
@@ -114,7 +114,10 @@ class Restore:
     rank: str
     step: str
     origin_generation: str
-    """The shard's identity, as the header states it. No digest covers it."""
+    """The generation that made the shard.
+
+    Job, run, rank, step and generation come from the header, which no digest covers.
+    """
     chunk_digests: bytes
     """Digests of the payload's chunks. They hash to `payload_digest`, so a reader can verify single chunks."""
     spans: tuple[tuple[int, int], ...]
@@ -197,14 +200,14 @@ def encode_header(header: SlotHeader, packed_index: bytes, chunk_digests: bytes)
 
 
 def plan_restore(header: bytes, object_bytes: int) -> Restore:
-    """Return how to build a payload from an object.
+    """Return the source of each byte of the payload that an object contains.
 
     Args:
         header: the JSON header without its length field.
         object_bytes: size of the whole object.
 
     Returns:
-        The source of each byte of the payload.
+        The sources, in the order of the payload.
 
     Raises:
         CorruptObject: the header is not Everstep's, or contradicts itself or the object's size.

@@ -1,4 +1,4 @@
-"""A slot: a tmpfs file that holds one shard at one step. Layout of its header, payload and index.
+"""Defines the layout of a slot: a tmpfs file with a header page that holds one shard at one step.
 
 A slot file consists of one page of header and `capacity_bytes` of payload.
 
@@ -61,7 +61,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 A change of this value needs a new slot version.
 """
 MAX_CHUNKS = 32 * 1024
-"""Upper limit of a payload's chunks. Their digests then fit into one message.
+"""Upper limit of a payload's chunks. With this limit, the digests of all chunks fit into one message.
 
 Payloads above 128 GiB have larger chunks.
 """
@@ -182,13 +182,13 @@ class ShardHasher:
         self._open = xxhash.xxh3_128()
 
     def digests(self) -> bytes:
-        """Return the chunks' digests. The hasher must not be updated afterwards."""
+        """Return the chunks' digests. Do not call `update` afterwards."""
         if self._position % self._chunk_bytes:
             self._end_chunk()
         return bytes(self._chunks)
 
     def digest(self) -> bytes:
-        """Return the payload's digest. The hasher must not be updated afterwards."""
+        """Return the payload's digest. Do not call `update` afterwards."""
         return shard_digest(self.digests(), self._position)
 
 
@@ -301,7 +301,9 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     bytes: int
     parts: tuple[TensorPart, ...] | None = None
-    """The boxes of logical tensors that the tensor holds. None: it is the whole logical tensor of its own name."""
+    """The boxes of logical tensors that the tensor holds. None: the tensor is the whole logical tensor of the same
+    name.
+    """
 
     @property
     def logical_parts(self) -> tuple[TensorPart, ...]:
@@ -342,7 +344,7 @@ class IndexWriter:
         end = _index_end(b"")
         assert empty.endswith(end), "values and version are the last two fields"
         self.prefix = empty[: -len(end)]
-        """The constant beginning of every index of this layout."""
+        """The beginning of the packed index, which is the same for all indexes of this layout."""
 
     def suffix(self, values: bytes) -> bytes:
         """Return the part of the index after `prefix`, for these values."""
@@ -380,7 +382,7 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         msgspec.DecodeError,
         UnicodeDecodeError,
     ) as error:
-        # UnicodeDecodeError: a key is not UTF-8.
+        # msgspec raises UnicodeDecodeError for a key that is not UTF-8.
         raise CorruptSlot(f"the slot index cannot be decoded: {error}") from error
     if index.version != 1:
         raise UnknownVersion(f"a slot index has the unsupported version {index.version}")
@@ -410,7 +412,7 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
 
 
 def _is_sized(entry: TensorEntry) -> bool:
-    """Return whether dtype and shape form a possible tensor of exactly `entry.bytes` bytes.
+    """Return whether a tensor of this dtype and shape has exactly `entry.bytes` bytes.
 
     If the shape contains a 0, the other dimensions must still be valid sizes.
     """

@@ -1,6 +1,6 @@
-"""Content of the `values` field in a slot's index. Pure.
+"""Defines the content of the field `values` in a slot's index. Pure.
 
-Training code writes the values and restores from them. Readers of checkpoints use `pretrained` only.
+The training hooks write the values and restore from them. Readers of checkpoints use only `pretrained`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     """Plain values of one rank's step."""
 
     facts: bytes
-    """Layout facts as msgpack. Their digest is the layout hash. After a mismatch, the facts explain the difference."""
+    """Layout facts as msgpack. Their digest is the layout hash. If the layout hashes of two launches differ, the facts
+    explain the difference.
+    """
     adapters: bytes
     """Adapter values, encoded by `state_tree.encode`. A restore needs them before all other values."""
     others: bytes

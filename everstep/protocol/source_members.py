@@ -1,9 +1,9 @@
-"""The rule for valid members of a source archive.
+"""Defines which members of a source archive are valid.
 
 The server applies the rule when it inspects an archive, and the agent when it unpacks an archive.
 
-Invariant: pure, and limited to the standard library, because the server reads archives in a process with little memory.
-A valid member is a directory or a regular file with a clean relative path.
+Invariant: the module is pure and imports only the standard library, because the server inspects archives in a process
+with little memory. A valid member is a directory or a regular file with a clean relative path.
 """
 
 from __future__ import annotations

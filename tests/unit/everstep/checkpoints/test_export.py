@@ -95,7 +95,7 @@ def test_one_of_several_models_is_exported_by_its_prefix(tmp_path: Path, manifes
 
 def test_a_dtype_that_safetensors_lacks_is_refused_by_name(tmp_path: Path) -> None:
     manifest = store(tmp_path / "checkpoint", {0: [Stored("model/phase", np.zeros(2, np.complex64))]})
-    with pytest.raises(CheckpointError, match="phase is complex64"):
+    with pytest.raises(CheckpointError, match="phase has the dtype complex64"):
         exported(manifest, tmp_path / "to")
 
 
