@@ -21,12 +21,12 @@ Json = dict[str, Any]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
-"""Polling interval for events whose exact time is measured.
+"""Polling interval for an event whose time a benchmark measures.
 
-The client and the control plane together use 5 % of a core for these polls, on the machine that is being measured.
+Polling at this interval costs 5 % of a core on the measured machine, for the client and the control plane together.
 """
 QUIET_POLL_SECONDS = 1.0
-"""Polling interval while steps are timed. Users poll about as rarely."""
+"""Polling interval while steps are timed; users poll about equally rarely."""
 EVERY_STEP = 1.0
 """`MaxSlowdown` with which Everstep takes a snapshot at every step, like the compared systems.
 

@@ -29,9 +29,9 @@ from infra.local_cloud.errors import LocalCloudError
 HOME = ROOT / ".everstep" / "bench"
 LOOK_SECONDS = 5.0
 MOST_LOOKS = 36
-"""Load checks before a patient run starts on a busy machine.
+"""Maximum number of load checks before a benchmark starts on a busy machine.
 
-The checks take three minutes. In this time, a load average of 8 per core decays below the limit.
+All checks together take three minutes. In this time, a load average of 8 per core decays below the limit.
 """
 
 

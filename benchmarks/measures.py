@@ -23,7 +23,7 @@ CONFIDENCE = 0.95
 BUSY_LOAD_RATIO = 0.5
 """Load average per core above which a machine counts as busy."""
 LEAST_COMMITS_RATIO = 0.95
-"""Smallest ratio of commits to steps in a passing measurement that claims to keep every step."""
+"""Smallest ratio of commits to steps that passes as "every step was kept"."""
 Sample = TypeVar("Sample")
 
 

@@ -209,7 +209,7 @@ def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
             seconds.append(time.perf_counter() - begun)
             if done.returncode:
                 raise BenchmarkFailed(f"{words} ended with {done.returncode}: {done.stderr}")
-    # drop the first run, because it reads files that are not in the page cache
+    # drop the first run: it reads files that the page cache does not contain yet
     return {words: seconds[1:] for words, seconds in found.items()}
 
 

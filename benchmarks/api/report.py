@@ -27,15 +27,12 @@ class Run(BenchmarkRun):
     """Responses per second of the bare FastAPI route, before, between and after the other measurements."""
     describe_rates: Sequence[float] = ()
     describe_new_rates: Sequence[float] = ()
-    """Responses per second if each request describes another job.
-
-    No cached response is used then.
-    """
+    """Responses per second when each request describes a different job, so that no cached response helps."""
     writes_per_second: float = 0.0
     job_count: int = 0
     list_seconds: Sequence[float] = ()
     heartbeat_rates: Sequence[float] = ()
-    """Reports per second of wall time or of the server's CPU time, whichever rate is lower."""
+    """Reports per second of wall time or of the server's CPU time, whichever is lower."""
     heartbeat_bytes: int = 0
     agent_count: int = 0
     follow_seconds: Sequence[float] = ()

@@ -39,7 +39,7 @@ FLEET = "main"
 
 def main() -> None:
     """Serve until stdin is closed."""
-    # the load generator ends each connection with an invalid message
+    # the load generator ends each connection with an invalid message, which the server would log as a warning
     logging.getLogger("control_plane").setLevel(logging.ERROR)
     directory, job_count, node_count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     settings = Settings(

@@ -59,7 +59,7 @@ HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer i
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
 """Compared systems that are measured with a large state.
 
-These are the systems in Everstep's limits, and the system with the fastest local restore.
+Everstep's limits refer to all of them except DLRover, which has the fastest local restore.
 """
 
 
@@ -153,7 +153,7 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[Bench]:
-    """Start a cluster of two nodes. Each node has memory for two copies of a state of this size."""
+    """Start a cluster of two nodes. Each node's memory is large enough for two copies of a state of this size."""
     slots_bytes = 4 * state_mib * 1024**2 * 5 // 4 + 64 * 1024**2
     with started_bench(home, say, ClusterOptions(nodes=NODES, spares=0, node_memory_bytes=slots_bytes)) as bench:
         bench.wait_until_warm(NODES)

@@ -28,14 +28,14 @@ NOBODY, OWN, LM_RESILIENCY = "none", "everstep", "lm_resiliency"
 NAMES = {EVERSTEP: OWN, "lm-resiliency": LM_RESILIENCY}
 LAUNCHES, CYCLES = 6, 24
 SKIPPED_STEPS, COUNTED_STEPS = 1, 4
-"""Numbers of steps at the start of a block that are not timed, and of timed steps.
+"""Steps at the start of a block that are not timed, and the timed steps after them.
 
-During the first steps, background work of the previous block's system continues.
+The background work of the previous block's system may continue during the untimed steps.
 """
 WARM_UP_STEPS = 120
-"""Steps before the first block. Everstep profiles the network and tries pacing in them.
+"""Steps before the first block, in which Everstep profiles the network and tries pacing.
 
-The number covers the longest trial (`worker.core.pacing_trial`).
+They are enough for the longest trial (`worker.core.pacing_trial`).
 """
 GIB = 1024**3
 

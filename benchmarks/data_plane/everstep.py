@@ -33,7 +33,7 @@ from infra.local_cloud.processes import descendants, is_agent
 
 NODES, COPIES = 2, 2
 ATTEMPTS = 30
-"""`MaxAttempts` of the job. All kills count as repetitions of the same failure at the same step."""
+"""`MaxAttempts` of the job, high because the service counts all kills as repetitions of one failure."""
 RESTORED = re.compile(r"rank (\d+): step \d+ restored from (\w+) in ([\d.]+) s")
 SCRIPT = Path(__file__).parent / "rank" / "everstep_job.py"
 

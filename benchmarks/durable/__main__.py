@@ -25,7 +25,9 @@ from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
 ROUNDS = 3
 SIZES = {"SeaweedFS": (64, 256, 1024), "moto": (64,)}
-"""MiB per object for each server. moto reads the whole object for each range, so large objects say nothing."""
+"""MiB per object for each server. moto reads the whole object for each range, so its times for large objects are
+meaningless.
+"""
 QUICK_SIZES = {"SeaweedFS": (64,)}
 SHARED_MEMORY = "/dev/shm"
 

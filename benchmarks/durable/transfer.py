@@ -1,6 +1,6 @@
 """One transfer by one client, in a process of its own: `python -m benchmarks.durable.transfer JSON`.
 
-The process prints a `Figure` as JSON. The bytes lie in a file in shared memory, as a slot does:
+The process prints a `Figure` as JSON. The bytes are in a file in shared memory, like a slot:
 
     upload      file ─▶ object
     download    object ─▶ file; the process compares the content afterwards, outside of the measured time
@@ -47,7 +47,7 @@ class Task:
     """File in shared memory: the content of an upload, or the target of a download."""
     bytes: int
     sha256: str = ""
-    """Expected content of a download."""
+    """Expected SHA-256 of a downloaded object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,7 @@ def recover(
     Raises:
         BenchmarkFailed: the job ended, or the incident has another cause.
     """
-    # wait until the spare has booted, because a real spare has usually waited for hours
+    # wait until the spare has booted: in a real fleet, spares usually booted hours before a failure
     bench.wait_until_warm(NODES + SPARES)
     settled = job.describe()
     seen = job.wait("undisturbed steps", lambda seen: seen["CommittedStep"] >= settled["Boundary"] + steps_between)

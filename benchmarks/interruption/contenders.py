@@ -46,7 +46,7 @@ class Contender(Protocol):
     is_relaunched: bool
     """True if the system restarts all ranks after a fault, including undamaged ranks."""
     waited_for: Sequence[int]
-    """Ranks that must finish a new step before the fault counts as recovered."""
+    """Ranks that must finish a new step before the system counts as recovered from the fault."""
 
     def trace(self) -> list[list[Passed]]:
         """Return the boundaries in each rank's trace."""

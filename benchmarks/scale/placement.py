@@ -31,7 +31,7 @@ class PlanFigure:
     copies: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """Probability that every shard survives, by the number of nodes lost together."""
+    """Probability that each shard keeps a copy, by the number of nodes lost together."""
     odds_seconds: Sequence[float]
     """Duration of each call that computes one of these probabilities."""
 
@@ -45,7 +45,7 @@ class DomainFigure:
     domains: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """Probability that every shard survives the loss of k failure domains at the same time, by k."""
+    """Probability that each shard keeps a copy when k failure domains are lost together, by k."""
     blind_odds: dict[int, float]
     odds_seconds: Sequence[float]
 

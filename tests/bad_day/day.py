@@ -45,7 +45,7 @@ STEP_SECONDS: Final = 0.11
 On a faster machine, the jobs therefore end no earlier.
 """
 SHARES: Final = (("early", 0.4, 0), ("long", 1.0, 0), ("urgent", 0.6, 10))
-"""Name, minimum share of the day that the steps take, and priority of each job.
+"""Each job's name, the share of the day that its steps take at least, and its priority.
 
 The third job begins when the first has ended, so two jobs train until the end of the day.
 """
@@ -71,12 +71,9 @@ class DayOptions:
     has_standby: bool = False
     """True to start a second control plane as a standby."""
     temptation: str = ""
-    """Safeguard to test alone with a plan of one minute (`plan.temptation`).
-
-    Empty: the full plan.
-    """
+    """Safeguard that a short plan of one minute tests alone (`plan.temptation`). Empty: the full plan."""
     keeps: Path | None = None
-    """Folder that receives all logs and facts. None: they are deleted."""
+    """Folder in which the day leaves all logs and facts. None: they are deleted."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -92,7 +89,7 @@ class _Plan:
 def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> facts.Day:
     """Run a bad day and return the collected facts.
 
-    If a job that should fill the fleet does not begin, no strike is made, and the facts show the missing start.
+    If one of the first two jobs does not begin, the day injects no strike, and the facts show the missing start.
 
     Args:
         options: settings of the day.
@@ -132,7 +129,7 @@ def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> 
                 )
             )
             tell(f"{size} nodes and a spare are connected")
-            # room for replacements, as a fleet's owner would allow
+            # room for replacements, as the owner of a fleet would configure
             with closing(cluster.aws("autoscaling")) as auto_scaling:
                 auto_scaling.update_auto_scaling_group(AutoScalingGroupName=cluster.group, MaxSize=size + 2)
             day = _live(options, cluster, jobs, undisturbed, directory, tell, has_links=has_links)
@@ -239,7 +236,7 @@ def _live(
 
 
 def _start(client: EverstepClient, name: str, submitted: float, patience_seconds: float) -> facts.Start:
-    """Wait for a job's first committed step, and return how far the job has got."""
+    """Wait for a job's first committed step. Return the job's state at the end of the wait."""
     seen: Json = {}
 
     def has_committed() -> bool:

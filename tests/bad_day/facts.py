@@ -51,10 +51,10 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """One of ranks, agents, instances, groups, control plane, links, checks, throttle."""
     targets: tuple[str, ...]
-    """Instances that were hit."""
+    """Instances that the strike hit."""
     did: str
     seen: str = ""
-    """Effect that the checker observed. Empty: none."""
+    """Observed effect of the strike. Empty: no effect was observed."""
     until: float | None = None
     """Time at which a lasting fault was cleared."""
 
@@ -86,7 +86,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     closed_at: float | None
     phase_seconds: tuple[float, ...]
     faulted: tuple[str, ...] = ()
-    """Instances on which the failure occurred, also those that the job kept."""
+    """Instances on which the failure occurred, including instances that the job continued to use."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,9 +142,9 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     starts: list[Start] = []
     """Starts of the jobs that fill the fleet."""
     is_temptation: bool = False
-    """True for a day with few strikes against one safeguard. Their number is not judged."""
+    """True for a short day that tests a single safeguard. The number of its strikes is not judged."""
     refused: int = 0
-    """Number of strikes without a possible target."""
+    """Number of strikes that found no possible target."""
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from infra.local_cloud.fault_script import Moment
 
 FIRST_SECONDS: Final = 4.0
 LAST_SECONDS: Final = 12.0
-"""Seconds at the end of the day in which no new strike starts."""
+"""Seconds at the end of the day without new strikes."""
 ROUND: Final = (
     "ranks",
     "ranks",
@@ -60,7 +60,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One planned fault, or a planned pair of faults."""
 
     at_seconds: float
-    """Seconds after the start of the day."""
+    """Planned time, in seconds after the start of the day."""
     kind: str
     """A kind of `facts.Strike`, or `pair`, which terminates one instance of each of two jobs at the same time."""
     pick: int
@@ -104,7 +104,7 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
 
 
 def faults(line: Line) -> tuple[AnyFault, ...]:
-    """Return the faults of a line, each with a role as its target: two faults for a pair, otherwise one."""
+    """Return the faults of a line: two faults for a pair, otherwise one. Each fault has a role as its target."""
     place = line.pick // 7 % 60  # 60 is divisible by 1 to 6, so each of up to six targets is equally likely
     node, shard = (
         f"{'last job' if line.follows else f'job {line.pick % 6}'} {part} {place}" for part in ("node", "shard")
@@ -161,7 +161,9 @@ def script(lines: Iterable[Line]) -> list[Moment]:
 
 
 def temptation(what: str, *, seed: int) -> list[Line]:
-    """Make a plan of one minute that harms only a control plane that lacks one safeguard.
+    """Make a plan of one minute against a single safeguard.
+
+    The plan harms only a control plane that lacks the safeguard.
 
     Args:
         what: the safeguard: lease, contract or evidence.

@@ -22,7 +22,8 @@ from typing import Final
 from tests.bad_day.facts import Boundary, Call, Day, Incident, Start, Strike, Violation
 
 KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "links")
-"""Kinds of strikes that must occur often enough in a day. The other kinds only show that a safeguard is missing."""
+"""Kinds of strikes that must take effect often enough in a day. Strikes of other kinds test only a missing safeguard.
+"""
 OBEYED: Final = 200
 ENDS_BY_NAME: Final = "TerminateInstanceInAutoScalingGroup"
 UNREACHABLE: Final = "node_unreachable"
@@ -123,11 +124,11 @@ def evidence(day: Day) -> list[str]:
     steps = {key: sorted(line.at for line in lines) for key, lines in _lines_by_place(day.boundaries).items()}
     ended = {ended.instance: ended.at for ended in day.ended}
     struck = {target: strike.at for strike in day.strikes if strike.kind in ENDS_INSTANCES for target in strike.targets}
-    # If a rank was killed after the node fell silent, the kill stopped training. Only steps after the kill then show
-    # that the node was alive when it was given up.
+    # If a rank was killed after the node's silence began, the kill itself stopped training. Only steps after the kill
+    # then prove that the node was alive when Everstep gave it up.
     killed = _kills_of_ranks(day)
     for incident in day.incidents:
-        # a faulted node is used again if its agent reports again during the recovery
+        # A faulted node remains usable if its agent reports again during the recovery.
         silent = incident.faulted if incident.cause == UNREACHABLE else ()
         for instance in sorted({*incident.instances, *silent}):
             if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (
@@ -149,7 +150,7 @@ def evidence(day: Day) -> list[str]:
 
 
 def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
-    """Return the times of killed ranks, by the job and generation that made the newest step on the node."""
+    """Return the times of killed ranks, by the job and generation of the newest step on the rank's node."""
     killed = defaultdict[tuple[str, int], list[float]](list)
     for strike in day.strikes:
         if strike.kind == "ranks" and strike.seen:
@@ -236,8 +237,8 @@ def ledgers(day: Day) -> list[str]:
         if incident.from_step is None or incident.generation_after is None:
             continue
         traced = _traced_lost_steps(incident, day.boundaries)
-        # A lost node may never report its rank's last step. And a rank may be stopped between a boundary and the line
-        # in its trace.
+        # A lost node may never report its rank's last step. A rank may also be stopped after a boundary but before it
+        # writes the boundary to its trace.
         known = _traced_lost_steps(incident, [line for line in day.boundaries if line.node not in incident.instances])
         if incident.lost_steps is None or not known <= incident.lost_steps <= traced + 1:
             wrong.append(
@@ -249,7 +250,7 @@ def ledgers(day: Day) -> list[str]:
 
 def enough(day: Day) -> list[str]:
     if not has_begun(day.starts):
-        return []  # no strike was made, and the rule "ended well" reports the missing start
+        return []  # The day injected no strike, and the rule "ended well" reports the missing start.
     took = [strike for strike in day.strikes if strike.seen]
     if day.is_temptation:
         return [] if took else ["nothing was done"]
@@ -296,7 +297,8 @@ def lost_steps(day: Day) -> list[str]:
     allowed = sum(
         MEMORY_STEPS
         if incident.source in ("local", "peer")
-        # No source: all copies were lost before the first complete checkpoint, and the job started again.
+        # The incident has no source if all copies were lost before the first complete checkpoint. The job then starts
+        # again.
         else every.get(incident.job, 0) * (2 if _has_missed_a_checkpoint(incident, day.strikes) else 1)
         for incident in day.incidents
     )
@@ -398,11 +400,11 @@ def _lines_by_place(lines: Iterable[Boundary]) -> dict[tuple[str, int, str], lis
 
 
 def _traced_lost_steps(incident: Incident, lines: Iterable[Boundary]) -> int:
-    """Return the number of steps after the base that any rank made in the incident's generations.
+    """Return the number of steps beyond the base that any rank made in the incident's generations.
 
-    Earlier incidents count the steps that earlier generations lost.
+    Steps of earlier generations belong to earlier incidents.
     """
-    assert incident.from_step is not None  # the caller passes only incidents with a recovery
+    assert incident.from_step is not None  # The caller passes only incidents that ended with a recovery.
     assert incident.generation_after is not None
     generations = range(incident.generation_before, incident.generation_after)
     before = [line.step for line in lines if line.job == incident.job and line.generation in generations]

@@ -134,10 +134,11 @@ class Strikes:
             with suppress(LocalCloudError, httpx.HTTPError):
                 counters = self._cluster.links().get(node)
                 if counters is None:
-                    break  # the instance has ended, and so has its link
+                    break  # the link ended together with the instance
                 most = max(most, counters["dropped_to"] + counters["dropped_from"])
         with suppress(LocalCloudError, httpx.HTTPError):
-            self._cluster.clear_faults("partition", target=node)  # another strike may cut another link at this time
+            # another strike may hold another link cut at the same time
+            self._cluster.clear_faults("partition", target=node)
         seen = f"its line has dropped {most - before} packets" if most > before else ""
         if not seen and self._is_gone(node):
             seen = "the instance ended before a packet was lost"

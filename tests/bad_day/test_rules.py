@@ -1,4 +1,4 @@
-"""Each rule finds its violation, and no rule finds one on a correct day."""
+"""Each rule reports its violation, and no rule reports a violation on a correct day."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def start(name: str, node_count: int = 2, committed_step: int = 3, status: str =
 
 
 def never_begun(waits: Start) -> Day:
-    """Return a day without strikes. Job early trains, and `waits` is the start of job long."""
+    """Return a day without strikes. Job "early" trains; `waits` is the start of job "long"."""
     unfinished = {"status": "InProgress", "ended_at": None, "result": []}
     jobs = [job("early", **unfinished), job("long", **unfinished, accounting_seconds={}, accounted_until=None)]
     return replace(well(), is_temptation=True, strikes=[], jobs=jobs, starts=[start("early"), waits])

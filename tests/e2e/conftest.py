@@ -119,7 +119,7 @@ def settled(place: Workplace) -> Iterator[None]:
         hold.unlink()  # A failed test leaves these files, and waiting ranks cannot stop.
     for summary in place.client.get_paginator("list_training_jobs").paginate().search("TrainingJobSummaries[]"):
         if summary["TrainingJobStatus"] not in ENDED:
-            # the job ended since the list was read
+            # the job ended after the list was read
             with contextlib.suppress(place.client.exceptions.ConflictException):
                 place.client.stop_training_job(TrainingJobName=summary["TrainingJobName"])
     wait_until("what the test has started to end", lambda: not left_over(place), lambda: left_over(place))

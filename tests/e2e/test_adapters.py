@@ -1,7 +1,7 @@
 """Each adapter at 2, 3, 4 and 5 ranks survives a rank that is killed during training.
 
-The result equals the undisturbed run bit for bit. The shapes differ because two ranks cannot show a changed order of
-sums. Four ranks run on two nodes, three ranks keep three copies, and five ranks form groups of different sizes.
+The result equals the undisturbed run bit for bit. Two ranks cannot reveal a changed order of sums, so larger shapes run
+too. Four ranks run on two nodes, three ranks keep three copies, and five ranks form groups of different sizes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import pytest
 from tests.e2e.jobs import SHAPES, Shape, Workplace, assert_identical, assert_incident
 
 STEPS = 16
-"""Ranks wait after step 6 until a step is committed, and after step 14 until the generation ends.
+"""Number of steps.
 
-The kill occurs between the two, while the ranks train.
+All ranks wait after step 6 until a step is committed, and after step 14 until the generation ends. The kill occurs
+between these two waits, while the ranks train.
 """
 FIRST, LAST = "1:6", "1:14"
 PACE_SECONDS = 0.1
-"""Minimum duration of a step. Even a busy machine commits a step within three such steps."""
+"""Minimum duration of a step. Even a busy machine commits a step within three steps of this duration."""
 MORE_SHAPES = [
     Shape(nodes=5, copies=3),
     Shape(nodes=3, ranks_per_node=2),

@@ -30,11 +30,11 @@ from tests.e2e.jobs import (
 
 STEPS = 18
 FIRST, LAST = "1:6", "1:14"
-"""Ranks wait at both moments. A fault occurs between them, so the ranks still train when it occurs."""
+"""Moments at which all ranks wait. A fault occurs between the two, so the ranks train at that time."""
 PACE_SECONDS = 0.1
 """Minimum duration of a step.
 
-A slow machine commits a step in half this time, so several steps are committed before FIRST.
+A slow machine commits a step in half this time, so several commits precede FIRST.
 """
 MOST_LOST = 3
 """Maximum number of steps that an incident may cost (`assert_incident`)."""
@@ -155,10 +155,10 @@ def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) 
 
 
 def test_all_survivors_are_stopped_although_none_of_them_notices(place: Workplace, start: Callable[..., Job]) -> None:
-    """One rank is killed while the others wait between two steps.
+    """One rank is killed while the others wait between two steps, and Everstep ends all of them.
 
-    The others are in no collective that could fail, so only Everstep can end them. The incident names the killed rank
-    alone.
+    The waiting ranks take part in no collective that could fail, so only Everstep can end them. The incident names the
+    killed rank alone.
     """
     shape = Shape(nodes=3, ranks_per_node=2)
     job = start(shape, holds=(FIRST,), adapter="plain")

@@ -21,10 +21,10 @@ FIRST, SECOND = "1:6", "2:12"
 WIDTH = 680
 """Width of the layers. Each rank has 6 MB of parameters and optimizer state."""
 MEMORY_MIB, LEFT_MIB = 128, 4
-"""Size of a node's tmpfs, and the part of it that the fault leaves free.
+"""Size of a node's tmpfs, and the free part that the fault leaves.
 
-The tmpfs has room for the slots (`NODE_MEMORY_BYTES`) and for 64 MiB of rank pages. The free part is enough for the
-pages only.
+The tmpfs has room for the slots (`NODE_MEMORY_BYTES`) and 64 MiB of rank pages. The free part holds the pages but no
+slot.
 """
 
 
@@ -126,7 +126,7 @@ def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
     job.let_go(FIRST)
     job.wait_ended()
     incidents = job.incidents()
-    for incident in incidents:  # from S3 if the job releases both holders of a shard together
+    for incident in incidents:  # the source is S3 if the job gives up both holders of a shard together
         assert_incident(
             incident, cause="notice", source="s3" if incident["RestoreSource"] == "s3" else "peer", lost_steps=0
         )
@@ -141,9 +141,10 @@ def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
 
 
 def test_a_host_dies_without_a_word_of_aws(place: Workplace) -> None:
-    """A host crashes while EC2 reports it as running.
+    """A host crashes while EC2 reports it as running. Two kinds of evidence prove the loss, so Everstep replaces the
+    node.
 
-    Two kinds of evidence prove the loss. Everstep does not terminate the instance, but holds it for a person.
+    Everstep does not terminate the instance, but holds it for a person.
     """
     job = in_training(place, "crashed")
     victim, spares = job.node_of(1), spares_of(place, job)
@@ -187,7 +188,7 @@ def test_memory_for_slots_is_taken_before_a_job_has_its_own(place: Workplace) ->
     The job trains without protection and names the reason. After the memory is freed, the job is protected.
     """
     moment = "1:15"
-    for target in place.cluster.instances():  # all instances, because any two can run the job
+    for target in place.cluster.instances():  # the fault affects all instances, because the job may run on any two
         place.fault("fill-memory", target, "--mib", MEMORY_MIB - LEFT_MIB)
     job = place.submit(
         "crowded", Shape(nodes=2), holds=(moment,), steps=50, pace_seconds=PACE_SECONDS, adapter="plain", width=WIDTH

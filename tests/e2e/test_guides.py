@@ -34,7 +34,8 @@ def run_shell(text: str, what: str) -> str:
     return done.stdout
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # DCP reads in one process
+# DCP reads the checkpoint in one process
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_every_block_of_the_guides_runs(place: Workplace, reader: Path) -> None:
     told = []
     for page in GUIDES:
@@ -68,7 +69,8 @@ def test_the_readmes_own_script_survives_a_kill(place: Workplace, reader: Path) 
     for words in (write, *submit, strike[0]):
         run_shell(words, "README.md")
     node_ids = place.client.describe_training_job(TrainingJobName="fit")["NodeIds"]
-    place.fault("kill-rank", node_ids[1], "--rank", 1)  # only `local up` resolves roles of nodes
+    # only `everstep local up` makes the role names of nodes available
+    place.fault("kill-rank", node_ids[1], "--rank", 1)
     for words in (*wait, results[0]):
         run_shell(words, "README.md")
     job = place.client.describe_training_job(TrainingJobName="fit")

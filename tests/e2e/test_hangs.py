@@ -15,7 +15,7 @@ from tests.e2e.jobs import SHAPES, Json, Workplace, assert_identical, assert_inc
 from tests.e2e.reference import References
 
 DETECTION_SECONDS = 0.5
-"""Setting with which a hang is suspected after 5 s and declared a fault after 15 s."""
+"""Settings that make Everstep suspect a hang after 5 s and declare a fault after 15 s."""
 STEPS, PACE_SECONDS = 80, 0.3
 OBSTACLE = network.obstacle()
 MEGABITS, WIDTH = 40, 680
@@ -37,7 +37,7 @@ def place(request: pytest.FixtureRequest, references: References) -> Iterator[Wo
 
 
 def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> None:
-    # Run the undisturbed run first. Beside the job, it could slow the job's ranks so much that they look stuck.
+    # The undisturbed run ends first: beside the job, it could make the job's ranks so slow that they look stuck.
     place.reference(SHAPES[2], {"steps": str(STEPS)})
     job = place.submit("frozen", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
     job.wait_committed(10)

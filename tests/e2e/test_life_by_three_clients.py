@@ -24,7 +24,8 @@ LIFE_SECONDS = 350
     "program",
     [
         "with_everstep.sh",
-        pytest.param("with_boto3.py", marks=pytest.mark.full),  # the other clients call the same operations
+        # this test covers one client; the others call the same operations
+        pytest.param("with_boto3.py", marks=pytest.mark.full),
         pytest.param("with_aws_cli.sh", marks=pytest.mark.full),
     ],
 )

@@ -24,7 +24,7 @@ def test_a_stop_is_agreed_and_kept(place: Workplace) -> None:
     first = "1:6"
     job = place.submit("stopped", PAIRS, steps=200, holds=(first,), pace_seconds=0.02)
     job.wait_standing(first)
-    job.wait_committed(1)  # a busy machine may keep only one of the first six steps
+    job.wait_committed(1)  # a busy machine may take a snapshot of only one of the first six steps
     place.client.stop_training_job(TrainingJobName=job.name)
     job.let_go(first)
     seen = job.wait_ended("Stopped")

@@ -3,7 +3,7 @@
 Each moment fires exactly once, and the result equals the undisturbed run bit for bit.
 
 The cluster's processes load `fault_points`. In tests that kill a process, every shard has several chunks, so that the
-first chunk is not the last. Deadlines are long, so that the machine restarts a killed agent before any of them.
+first chunk is not the last. Deadlines are long, so that a killed agent restarts before any deadline expires.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.e2e.reference import References
 FAULT_POINTS = Path(__file__).parent / "fault_points"
 SHAPE = Shape(nodes=2, ranks_per_node=2)
 FIRST = "1:10"
-"""Moment at which ranks wait while a fault point is armed. Audited snapshots and a committed step precede it."""
+"""Moment at which ranks wait while the test arms a fault point. Audited snapshots and a committed step precede it."""
 STEPS, PACE_SECONDS, WIDTH = 50, 0.05, 680
 """Settings of the training script. WIDTH gives each rank 6 MB of parameters and optimizer state."""
 LONG_STEPS, LONG_PACE_SECONDS = 200, 0.1
-"""Settings with which training lasts nearly twice as long as the detection of a stopped agent."""
+"""Steps and pace of a training that lasts nearly twice as long as the detection of a stopped agent."""
 DETECTION_SECONDS = 10.0
 
 

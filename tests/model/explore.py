@@ -21,7 +21,7 @@ class Searchable(Protocol[W]):
 
 
 class Found(AssertionError):
-    """A violation, with the events that lead to the violation."""
+    """Error of a search: a violated invariant, with the events that lead to the violation."""
 
     def __init__(self, what: str, story: Iterable[Event], world: object) -> None:
         lines = "\n  ".join(" ".join(map(str, event)) for event in story)
@@ -40,7 +40,7 @@ def every_interleaving(model: Searchable[W], *, limit: int = 2_000_000, must_end
 
     Args:
         model: the model to explore.
-        limit: most states to visit; a larger exploration fails as unintended.
+        limit: most states to visit; a larger exploration fails, because it takes too long.
         must_end: True also requires that the end can be reached from every state, so that no process waits forever.
 
     Returns:
@@ -196,8 +196,7 @@ class Driver(Generic[W]):
     def do(self, *event: object) -> None:
         """Execute the first possible event whose name starts with the given prefix.
 
-        Raises `Found`, which reports a defect of the protocol, if no such event is possible or its result violates an
-        invariant.
+        Raises `Found` if no such event is possible or if its result violates an invariant: the protocol has a defect.
         """
         for move, after in self._moves():
             if move[: len(event)] == event:

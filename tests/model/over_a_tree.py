@@ -1,10 +1,9 @@
 """Models of the rounds whose reports and announcements travel over a tree of agents.
 
-These models replace the messages of `tests.model.step_protocol` and `tests.model.stop_agreement`, and use all other
-parts of those models. Reports and announcements travel from relay to relay, and each relay remembers what it forwarded.
-A node may connect to any node above it, and to several of them in turn. A relay may therefore deliver an older message
-than another relay did. Relays store their state in the real `worker.core.tree.Reports`; a restarted agent loses this
-state.
+The models reuse `tests.model.step_protocol` and `tests.model.stop_agreement`, and replace only the transport of their
+messages. Reports and announcements travel from relay to relay, and each relay remembers what it forwarded. A node may
+connect to any node above it, and to several of them in turn. A relay may therefore deliver an older message than
+another relay did. Relays store their state in the real `worker.core.tree.Reports`; a restarted agent loses this state.
 
     python -m tests.model.over_a_tree NODES COPIES STEPS FAULTS [--stop] [--walks N] [--seed S] [--arity K] [--bug NAME]
 """
@@ -42,7 +41,7 @@ class Rounds(Searchable[W], Protocol[W]):
     def heard(self, world: W, seat: int) -> Word: ...
     def taken(self, world: W, rounds: Sequence[RankRound]) -> W: ...
     def told(self, world: W, seat: int, word: Word) -> W: ...
-    def restarted(self, event: Event) -> int | None: ...  # the seat of the restarted agent
+    def restarted(self, event: Event) -> int | None: ...  # the node position whose agent restarts in this event
     def is_start(self, event: Event) -> bool: ...  # True at the start of a new generation
 
 
@@ -76,11 +75,12 @@ class StepRounds(step_protocol.Model):
 
 
 class StopRounds(stop_agreement.Model):
-    """The rounds of the agreed stop, in the model's fine form. Only the coordinator's agent restarts.
+    """The rounds of the agreed stop, in the form of the model with single messages (`is_fine`). Only the coordinator's
+    agent restarts.
 
-    A relay forwards an announcement only after its own rank's agent has received it. So each stop that the tree can
-    still deliver after a restart is also known to an agent, which reports it. A stop that `_restarted` discards because
-    no agent received it is therefore absent from the tree.
+    A relay forwards an announcement only after its own rank's agent has received it. After a restart, the tree can
+    therefore deliver only stops that some agent has received and reports. A stop that `_restarted` discards because no
+    agent received it cannot return through the tree.
     """
 
     @property
@@ -121,13 +121,15 @@ class Announced(NamedTuple):
 
 
 class Relay(NamedTuple):
-    """A node in the tree: the newest reports of the nodes below it, and the newest announcement of the coordinator."""
+    """A node in the tree. It stores the newest reports of the nodes below it, and the coordinator's newest
+    announcement.
+    """
 
     known: Reports = Reports()
     announced: Announced = Announced()
     sequence: int = 0
     is_restarted: bool = False
-    """True from a restart of the node until the node accepts an announcement from the coordinator itself."""
+    """True from a restart of the node until it accepts an announcement directly from the coordinator."""
 
 
 class TreeWorld(NamedTuple, Generic[W]):
@@ -143,7 +145,7 @@ class TreeWorld(NamedTuple, Generic[W]):
 
 
 class AnyTerm(Reports):
-    """A planted bug: reports to an earlier term of the coordinator count in the current term."""
+    """A planted bug: the coordinator counts reports that were sent to it before its restart."""
 
     def begin_term(self, term: int) -> Reports:
         kept = {
@@ -153,7 +155,7 @@ class AnyTerm(Reports):
         return AnyTerm(term, MappingProxyType(kept)) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> Reports:
-        """Process a report, and return an object that has the same planted bug."""
+        """Process a report; the returned object has the same planted bug."""
         known = super().take(*reports)
         return AnyTerm(known.term, known.newest)
 
@@ -165,7 +167,7 @@ OF_THE_TREE = {
     "restart": 0.4,
     "drop": 0.1,
 }
-"""Weights of the kinds of events in a random walk. Restarts and abandoned steps are frequent, to stress the tree."""
+"""Weights of the kinds of events in a random walk. Frequent restarts and abandoned steps stress the tree."""
 BUGS = ("any-term", "hears-all")
 
 
@@ -231,7 +233,7 @@ class TreeModel(Generic[W]):
         )
 
     def _anew(self, world: W, *, term: int) -> TreeWorld[W]:
-        """Return the relays of a new generation, which have received nothing."""
+        """Return empty relays for a new generation."""
         return self._at_root(TreeWorld(world, (Relay(self.reports()),) * len(self.model.seats), term))
 
     def _at_root(self, world: TreeWorld[W]) -> TreeWorld[W]:

@@ -18,7 +18,7 @@ from worker.core.slots import Content, SlotView, kept, writable
 
 
 class OwnerAcks(Shard):
-    """The owner acknowledges a step as soon as its own slot is sealed."""
+    """The owner acknowledges a step before its other holders have the step: as soon as its own slot is sealed."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class OwnerAcks(Shard):
 
 
 class CountsCaptures(Shard):
-    """A step under capture counts as sealed."""
+    """An owner counts a step as sealed while the step is still being captured."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class CountsCaptures(Shard):
 
 
 class OwnersOnly(Shard):
-    """A new generation starts with only the owner in view."""
+    """A new generation starts with views that contain only the owner of each shard."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class OwnersOnly(Shard):
 
 
 class ReturnsUnconfirmed(Shard):
-    """A dropped holder returns to the view with its first acknowledgement of any step."""
+    """A dropped holder counts again after its first acknowledgement of any step."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class ReturnsUnconfirmed(Shard):
 
 
 class NeverRevokes(Shard):
-    """An acknowledgement of a holder counts forever."""
+    """An acknowledgement counts forever, even after the holder has lost the step."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class ForgetsPage(Shard):
 
 
 class CommitsMajority(Coordinator):
-    """A commit needs all acknowledgements except one."""
+    """The coordinator commits a step when one acknowledgement is still missing."""
 
     __slots__ = ()
 
@@ -87,7 +87,7 @@ class CommitsMajority(Coordinator):
 
 
 class Forgets(Coordinator):
-    """A restarted coordinator adopts the newest C of any agent and reuses step numbers."""
+    """A restarted coordinator adopts the newest committed step of any agent, and reuses step numbers."""
 
     __slots__ = ()
 
@@ -99,7 +99,7 @@ class Forgets(Coordinator):
 
 
 class RecoversEarly(Coordinator):
-    """A restarted coordinator continues as soon as the first agent has reported."""
+    """A restarted coordinator continues after the first agent's report, without the reports of the other agents."""
 
     __slots__ = ()
 
@@ -109,18 +109,18 @@ class RecoversEarly(Coordinator):
 
 
 def recycle_oldest(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Overwrite the slot with the oldest step, even if that step is committed."""
+    """Overwrite the slot with the oldest step, even if this step is the committed step."""
     free = [index for index, slot in enumerate(slots) if not slot.is_busy]
     return min(free, key=lambda index: slots[index].content.step if slots[index].content else -1, default=None)  # type: ignore[union-attr]
 
 
 def overwrite_pinned(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Overwrite a slot during its upload as soon as its content is not kept."""
+    """Overwrite a slot whose content need not be kept, although an upload still reads the slot."""
     return writable([replace(slot, is_pinned=False) for slot in slots], keep)
 
 
 def keep_base_only(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
-    """Ignore the plan's keep list."""
+    """Keep only the base and the committed step, although the plan lists more contents to keep."""
     return kept(committed, frozenset(), base)
 
 
@@ -131,7 +131,7 @@ def choose_newest_per_rank(survey: recovery.Survey) -> recovery.Restore:
 
 
 def believe_the_record(path: recovery.Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
-    """Plan with the control plane's own record of C, however old the record is."""
+    """Plan with the committed step in the control plane's own record, however old the record is."""
     return recorded
 
 

@@ -98,20 +98,19 @@ class Rules:
     kept: Callable[..., frozenset[Content]] = slots.kept
     choose: Callable[[recovery.Survey], recovery.Restore] = recovery.choose
     has_promises: bool = True
-    """True if a node stops its work for the old generation after its promise."""
+    """True if a promise to a new generation ends the node's work for the old generation."""
     starts_committed: bool = False
     """True if a new generation treats its base as committed."""
     tells_committed: bool = True
-    """True if the first message of a stream contains C.
+    """True if the first message of a stream contains the committed step C.
 
-    Otherwise a holder uses only the C that its own connection to the coordinator has delivered.
+    Otherwise, a holder uses the C that the coordinator sent to the holder, which may be older.
     """
     ends_sealed: bool = True
     """True if the owner ends a transfer when it has sealed the slot, False if after the rank's last write."""
     committed: Callable[[recovery.Path, Step, Iterable[tuple[Generation, Step]]], Step] = recovery.newest_committed
-    """Determines the C of a plan from the control plane's record and the pages of the promised nodes.
-
-    The record may lag behind the pages.
+    """Determines the committed step C of a plan from the control plane's record and the pages of the promised nodes.
+    The record may be older than the pages.
     """
 
 
@@ -126,8 +125,8 @@ class Model:
         Args:
             shape: sizes and the budget of faults.
             rules: the decisions; the real ones by default.
-            is_fine: True makes every small action an event of its own. Otherwise actions that only one node observes
-                happen immediately.
+            is_fine: True makes every small action an event of its own. Otherwise, actions that only one node observes
+                happen together with the preceding event.
             start: first state of the exploration; a job's first generation by default.
         """
         self._start = start
@@ -216,7 +215,7 @@ class Model:
     # -- reading the state
 
     def content(self, world: World, step: int) -> Content:
-        """Return the name of the content of `step` in the running generation."""
+        """Return the content of `step` in the running generation, as slots name it."""
         return Content(Generation(world.origin if step == world.base and step else world.generation), Step(step))
 
     def has(self, world: World, rank: int, holder: int, content: Content) -> bool:
@@ -232,7 +231,9 @@ class Model:
         return seat not in world.restore.quiet or not self.rules.has_promises
 
     def keeps(self, world: World, rank: int, seat: int, told: int = NONE) -> frozenset[Content]:
-        """Return the contents of a shard that `seat` may not overwrite, by the knowledge of its agent."""
+        """Return the contents of a shard that the agent in `seat` must not overwrite, according to the agent's own
+        state.
+        """
         committed = max(told, *(world.shards[mine].committed for mine in self.ranks_of(seat)))
         base = Content(Generation(world.origin), Step(world.base)) if world.base else None
         return self.rules.kept(
@@ -313,9 +314,10 @@ class Model:
                     yield ("hear", seat, coordinator.committed, coordinator.proposed), heard
 
     def _released(self, world: World, rank: int) -> World:
-        """Clear the report of a closing rank, which reads its page before the agent's next report is answered.
+        """Clear the report of a closing rank.
 
-        If the coordinator proposes the step again, the rank treats this as a new proposal.
+        The rank reads its page before the coordinator answers the agent's next report. If the coordinator proposes the
+        step again, the rank treats this as a new proposal.
         """
         process = world.processes[rank]
         outcome = process.outcome
@@ -406,7 +408,8 @@ class Model:
         if not before.is_recovering and coordinator.committed < before.committed:
             raise Violation(f"C falls from {before.committed} to {coordinator.committed}")
         if coordinator.proposed not in (NONE, before.proposed):
-            again = before.is_recovering and coordinator.proposed == world.base  # the round of the base continues
+            # a recovered coordinator repeats the unfinished round of the base
+            again = before.is_recovering and coordinator.proposed == world.base
             is_forgotten = all(shard.proposed != coordinator.proposed for shard in world.shards)
             again |= coordinator.proposed == coordinator.final and is_forgotten
             if coordinator.proposed in world.heard and not again:
@@ -437,10 +440,7 @@ class Model:
         return world._replace(best=step if all(counted) else world.best, owed=counted)
 
     def _spoilt_at(self, world: World, rank: int, step: int) -> set[int]:
-        """Return the seats that lost a step after they acknowledged it truthfully.
-
-        A memory fault counts as a loss.
-        """
+        """Return the seats that truthfully acknowledged a step and lost it later. A memory fault counts as a loss."""
         content = self.content(world, step)
         return {
             seat
@@ -570,7 +570,7 @@ class Model:
         return is_granted or slot == slots.being_written(world.slots[rank][0], self.content(world, step))
 
     def _is_followed(self, world: World, rank: int, step: int) -> bool:
-        """Return whether an owner's agent still expects the capture of a step."""
+        """Return whether an owner's agent still waits for the capture of a step."""
         process = world.processes[rank]
         is_written = any(
             view.state is SlotState.WRITING and view.content == self.content(world, step)
@@ -606,7 +606,7 @@ class Model:
         return self._process(world, rank, process)
 
     def _heard(self, world: World, rank: int) -> World:
-        """The agent receives its rank's message, digests and seals, as `RankLines.message` does."""
+        """The agent receives its rank's message, digests the snapshot and seals the slot (`RankLines.message`)."""
         process = world.processes[rank]
         outcome = process.outcome
         if outcome is None or not process.is_connected:
@@ -694,7 +694,9 @@ class Model:
         return world._replace(streams=put(world.streams, rank, put(world.streams[rank], holder, stream)))
 
     def _connected(self, world: World, rank: int, holder: int) -> World:
-        """The holder sends its inventory. Only steps that the owner has too count (`OwnedShard.inventory`)."""
+        """The holder sends the list of its steps. The owner counts only steps that it also has
+        (`OwnedShard.inventory`).
+        """
         listed = {
             view.content
             for view in world.slots[rank][holder]
@@ -719,9 +721,9 @@ class Model:
         return self._stream(world, rank, holder, stream._replace(phase=Phase.TAKEN, slot=index))
 
     def _sent(self, world: World, rank: int, holder: int) -> World:
-        """The owner has sent the shard.
+        """The owner finishes sending the shard.
 
-        If the owner's slot was granted again or its capture was abandoned meanwhile, the transfer is cancelled.
+        The transfer is cancelled if the owner's slot was granted again or its capture was abandoned meanwhile.
         """
         stream = world.streams[rank][holder]
         is_whole = self.has(world, rank, 0, self.content(world, stream.step))
@@ -803,7 +805,8 @@ class Model:
                         continue
                     is_voted = self._is_voted(world, rank, view.content)
                     if is_voted and world.stood[rank] - self._spoilt_at(world, rank, view.content.step) == {seat}:
-                        # losing the only copy behind a vote equals losing the last node that must have the commit
+                        # A node that loses the only copy behind a vote counts as lost. The model excludes the loss of
+                        # the last such node.
                         continue
                     spoiled = self._slot(world, rank, holder, index, EMPTY)
                     if holder or is_voted:
@@ -873,7 +876,9 @@ class Model:
         return world
 
     def _lost(self, world: World, lost: frozenset[int], *, is_unreachable: bool = False) -> World:
-        """Nodes are lost, or unreachable with all their slots. The control plane asks all others for a promise."""
+        """Nodes are lost, or they are unreachable and keep their slots. The control plane asks all other nodes for a
+        promise.
+        """
         for rank in self.ranks:
             for holder, seat in enumerate(self.holders[rank]):
                 if holder and {self.seat_of(rank), seat} & lost:
@@ -915,7 +920,7 @@ class Model:
             if all(restore.loaded):
                 yield ("start",), self._started(world, restore.plan, world.issued)
         elif not missing:
-            # The control plane lags by any number of commits.
+            # The control plane's record is any number of commits old.
             for step in range(max(world.recorded, 0) + 1, world.best + 1):
                 yield ("record", step), world._replace(recorded=step)
             for seats in _subsets([seat for seat in restore.dead if world.limbo[seat] is not None]):
@@ -1033,7 +1038,7 @@ class Model:
         return max(origins, default=0)
 
     def _loaded(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """Discard contents that are not kept, then fetch the base if the node's own slots lack it."""
+        """A node discards contents that the plan does not keep, and fetches the base if its own slots lack it."""
         base = Content(Generation(plan.origin), Step(plan.base)) if plan.base else None
         for rank, row in enumerate(self.holders):
             if seat in row:
@@ -1060,9 +1065,8 @@ class Model:
         )
 
     def _mismatched(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """A source in the plan does not verify: its memory failed, so no commit is guaranteed any more.
-
-        A new generation continues from an older base.
+        """A source in the plan fails verification because its memory failed. No commit is guaranteed after such a
+        fault. A new generation continues from an older base.
         """
         refused = world.refused | {(self.ranks_of(seat)[0], plan.origin, plan.base)}
         owed = tuple(frozenset(row) for row in self.holders)
@@ -1150,7 +1154,7 @@ def _record(rank: int, content: Content) -> SlotRecord:
 
 
 def _promised(pair: Pair) -> Pair:
-    """Return a shard's slots after its rank has ended: no slot is half written."""
+    """Return a shard's slots after its rank has ended: incomplete slots are free."""
     return tuple(view if view.state is SlotState.SEALED else EMPTY for view in _unpinned(pair))
 
 

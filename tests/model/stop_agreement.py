@@ -116,12 +116,12 @@ class World(NamedTuple):
     agents: tuple[Agent, ...]
     processes: tuple[Process, ...]
     is_asked: bool = False
-    """True once the control plane has requested a stop."""
+    """True after the control plane has requested a stop."""
     restarts: int = 0
     is_hurried: bool = False
-    """True once a final round was abandoned or a rank ended by itself."""
+    """True after a final round was abandoned or a rank ended by itself."""
     confirmed: int = NONE
-    """Step of the stop that the coordinator has ever confirmed."""
+    """Step of the stop that the coordinator has confirmed in this job, if any."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ class Options:
     may_hurry: bool = False
     """True if final rounds can be abandoned and ranks can end by themselves."""
     may_hang: bool = False
-    """True if the control plane can time out on its requested stop and have the ranks killed."""
+    """True if the control plane may wait in vain for its requested stop, and then has the ranks killed."""
     has_slow_uploads: bool = False
-    """True if every upload outlasts the final round, so that none ends before all ranks have closed."""
+    """True if no upload ends before all ranks have closed."""
     has_uploads: bool = False
-    """True if marked steps are uploaded, always so with periodic checkpoints."""
+    """True if the agents upload marked steps. Jobs with periodic checkpoints always do."""
     is_fine: bool = False
     """True if a message is sent and received in two separate events, also between a rank and its agent.
 
@@ -151,7 +151,7 @@ class Options:
     echo_of: Callable[[RankHalf, Step, StopState], tuple[Step, int]] = echo_of
     decide: Callable[[step_rules.RankView, AgentHalf], step_rules.Decision] = step_rules.decide
     begins_again: bool = True
-    """True if the end of an upload starts the upload of a step that was marked during it."""
+    """True if an agent that finishes an upload then uploads a step that was marked meanwhile."""
 
     @property
     def uploads(self) -> bool:
@@ -443,7 +443,7 @@ class Model:
             world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count
         )
         agents = tuple(agent._replace(up=None, down=None) for agent in world.agents)
-        word = agents[0].word._replace(persist=NONE)  # the page contains all other state
+        word = agents[0].word._replace(persist=NONE)  # all other state is read from the page
         own = agents[0]._replace(
             pinned=NONE, begun=NONE, word=word, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots)
         )
@@ -492,14 +492,14 @@ def word_of(core: Coordinator) -> Word:
 
 
 def _last(moves: Iterator[tuple[Event, World]], world: World) -> World:
-    """Return the state after the last of these events, or the given state without events."""
+    """Return the state after the last of these events. Without events, return the given state."""
     for _, after in moves:
         world = after
     return world
 
 
 class OnePhase(Coordinator):
-    """Confirms a stop on its announcement and ignores ranks that have already passed it."""
+    """A coordinator that confirms a stop when it announces it, although ranks may have passed the stop."""
 
     __slots__ = ()
 
@@ -513,7 +513,7 @@ class OnePhase(Coordinator):
 
 
 class NeverWithdraws(Coordinator):
-    """Keeps waiting for a rank that has passed the announced stop."""
+    """A coordinator that keeps waiting for a rank that has passed the announced stop."""
 
     __slots__ = ()
 
@@ -526,7 +526,7 @@ class NeverWithdraws(Coordinator):
 
 
 class ForgetsConfirmed(Coordinator):
-    """A restarted coordinator does not ask which agents received a confirmed stop."""
+    """A coordinator that restarts without asking which agents received a confirmed stop."""
 
     __slots__ = ()
 
@@ -536,7 +536,7 @@ class ForgetsConfirmed(Coordinator):
 
 
 class ReusesNumber(Coordinator):
-    """A restarted coordinator does not ask for earlier announced stops, to which ranks have already answered."""
+    """A coordinator that restarts without asking for earlier announced stops, which ranks may already have accepted."""
 
     __slots__ = ()
 
@@ -550,7 +550,7 @@ class ReusesNumber(Coordinator):
 
 
 class LeavesNothing(Coordinator):
-    """The committed step stays in memory only when ranks are halted or their wait times out."""
+    """Agents keep the committed step in memory only if ranks are halted or their wait times out."""
 
     __slots__ = ()
 
@@ -559,7 +559,7 @@ class LeavesNothing(Coordinator):
 
 
 class UploadsFirst(Coordinator):
-    """Proposes no final step while an upload pins the slot that does not hold the committed step."""
+    """A coordinator that delays the final step while an upload pins the only slot that the step could use."""
 
     __slots__ = ()
 
@@ -569,7 +569,9 @@ class UploadsFirst(Coordinator):
 
 
 class ForgetsCancelled(Coordinator):
-    """Uploads a final step that replaced a cancelled upload only if the step is a multiple of the interval."""
+    """An agent that cancels an upload for the final step, and then uploads the final step only at a multiple of the
+    interval.
+    """
 
     __slots__ = ()
 
@@ -578,7 +580,7 @@ class ForgetsCancelled(Coordinator):
 
 
 class MostEchoes(Coordinator):
-    """Confirms a stop without the last answer."""
+    """A coordinator that confirms a stop when one answer is still missing."""
 
     __slots__ = ()
 
@@ -594,7 +596,7 @@ class MostEchoes(Coordinator):
 
 
 def _walks_on(view: step_rules.RankView, half: AgentHalf) -> step_rules.Decision:
-    """Return the rule of a rank that does not wait at an announced stop."""
+    """Return a rule for ranks that pass an announced stop without waiting."""
     return replace(step_rules.decide(view, half), must_wait=False)
 
 

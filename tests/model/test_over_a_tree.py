@@ -1,6 +1,6 @@
-"""The step protocol and the agreed stop hold over a tree of agents that remember, restart and are bypassed.
+"""The step protocol and the agreed stop hold if messages travel over a tree of agents.
 
-The model also finds bugs that are typical of trees.
+The agents remember messages, restart, and bypass their parents. The model also finds bugs that only a tree can cause.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ def test_many_random_walks(nodes: int, copies: int, arity: int) -> None:
 
 
 def ahead_of_its_parent(bug: str | None) -> tuple[Driver[TreeWorld[World]], int]:
-    """Let node 2 of a chain receive a new step directly from the coordinator, before its parent.
-
-    Return the driver and that step.
+    """Let node 2 of a chain receive a new step directly from the coordinator, before the node's parent does. Return the
+    driver and the step.
     """
     start = steady(3, 1)
     steps = 8 + max(process.boundary for process in start.processes)
@@ -129,9 +128,9 @@ def test_random_walks_to_the_stop_find_planted(bug: str) -> None:
 
 
 def only_the_last_has_heard(bug: str | None) -> tuple[Driver[TreeWorld[stop_agreement.World]], int]:
-    """Let node 2 of a chain receive a confirmed stop directly from the coordinator, which then restarts.
+    """Let node 2 of a chain receive a confirmed stop directly from the coordinator, then restart the coordinator.
 
-    Return the driver and that stop. The parent of node 2 still remembers its earlier agreement to the stop.
+    The parent of node 2 still remembers its earlier agreement to the stop. Return the driver and the stop.
     """
     weights = {"boundary": 0.05, **dict.fromkeys(("ask", "restart", "close"), 0.0)}
     driver = Driver(TreeModel.of(StopRounds(Options(3, 9, restarts=1, is_fine=True)), bug=bug), weights=weights)

@@ -53,7 +53,7 @@ def commits(
 def touches(holder: int) -> Callable[[Event], bool]:
     """Return a predicate for the events of streams to this holder.
 
-    A scenario excludes these events, so that the holder never answers.
+    A scenario that excludes these events silences the holder.
     """
     return lambda event: event[0] in ("connect", "begin", "take", "sent", "store", "acknowledge") and event[2] == holder
 
@@ -69,7 +69,7 @@ def test_a_holder_that_never_answers_for_100_steps_holds_nobody_up(seed: int) ->
     story.until(lambda world: world.processes[rank].boundary >= begun + 100, without=touches(silent), limit=60_000)
     assert story.world.shards[rank].committed >= begun + 90
     assert story.world.shards[rank].view == frozenset()
-    # the holder returns when it answers again
+    # the owner counts the holder again once the holder answers
     story.until(lambda world: world.shards[rank].view == {NodeId(f"{silent}")})
 
 
@@ -92,10 +92,7 @@ def test_a_holder_returns_however_many_steps_are_made_while_it_is_sent_one(seed:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stale_stream_arrives_late(seed: int) -> None:
-    """A complete replica is in the holder's socket when its owner dies.
-
-    The holder may still seal the replica, which does no harm.
-    """
+    """A complete replica is in the holder's socket when its owner dies. The holder may seal it without harm."""
     story = drive(2, 2, seed=seed)
     story.until(lambda world: world.streams[0][1].phase is Phase.SENT)
     stale = story.world.streams[0][1].step
@@ -147,9 +144,8 @@ def test_a_second_failure_between_prepare_and_start(moment: str, second: tuple[i
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_mismatch_walks_back(seed: int) -> None:
-    """The base does not verify on one node.
-
-    A new generation continues from the previous step, which the keep lists have preserved.
+    """The base fails verification on one node. A new generation continues from the previous step, which the plan made
+    all nodes keep.
     """
     story = drive(2, 2, seed=seed)
     commits(story, 2)
@@ -176,10 +172,7 @@ def steps_at_owner(world: World, rank: int) -> set[int]:
 
 
 def states(nodes: int, copies: int) -> list[World]:
-    """Return sample states in which agents and the coordinator have as many different states as possible.
-
-    The samples come from a few rounds.
-    """
+    """Return states from a few rounds, chosen so that agents and coordinator differ as much as possible."""
     story = drive(nodes, copies)
     found: dict[object, World] = {}
     for _ in range(250):
@@ -230,9 +223,9 @@ def test_a_node_is_lost_in_every_state(seat: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_inventories_of_a_node_that_was_only_unreachable(seed: int) -> None:
-    """A plan uses no slot of an abandoned history.
+    """A node that was unreachable returns, and lists slots of an abandoned history.
 
-    A node that was unreachable returns, and its inventory lists such slots.
+    The plan uses none of these slots.
     """
     story = drive(2, 2, seed=seed)
     story.until(lambda world: len(steps_at_owner(world, 1)) == 2)
@@ -316,9 +309,8 @@ def _second_loss(rules: Rules) -> Driver[World]:
 
 
 def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
-    """The first message of a stream must contain C.
-
-    The holder's own connection to the coordinator can be slower than the stream.
+    """The first message of a stream must contain the committed step C. The coordinator's message with C can reach the
+    holder later than the stream.
     """
 
     def tell(rules: Rules) -> None:
@@ -338,7 +330,7 @@ def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
 
 
 def _lay(world: World, rows: tuple[tuple[tuple[int, ...], ...], ...]) -> World:
-    """Put exactly these steps of the running generation, sealed, into the slots, without connections."""
+    """Fill the slots with exactly these sealed steps of the running generation, without connections."""
 
     def pair(steps: tuple[int, ...]) -> tuple[SlotView, ...]:
         full = [SlotView(SlotState.SEALED, Content(Generation(world.generation), Step(step))) for step in steps]

@@ -56,7 +56,7 @@ def test_every_interleaving_of_more_in_mid_training(nodes: int, copies: int, ste
 def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) -> Explored:
     """Walk at random, then run without faults until the cluster is stable.
 
-    Dropped holders must return to the view, and C must pass the step that training had reached.
+    Every dropped holder must count again, and the committed step must pass the step that training had reached.
     """
     seen = Explored()
     for seed in seeds:
@@ -140,9 +140,9 @@ def test_every_interleaving_of_a_fault_during_uploads() -> None:
 
 
 def walk_with_uploads(shape: Shape, seeds: range, rules: Rules | None = None) -> Explored:
-    """Walk until the final round is over and no upload runs.
+    """Walk until the final round has ended and no upload runs.
 
-    Uploads pin slots and fail, and nodes are lost during uploads.
+    On the way, uploads pin slots and fail, and nodes are lost during uploads.
     """
     seen = Explored()
     for seed in seeds:
@@ -166,9 +166,8 @@ def test_random_walks_with_uploads(shape: Shape, count: int) -> None:
 
 
 def test_an_upload_fails_or_ends_with_its_node() -> None:
-    """The final step is committed after a failed upload and after the loss of an uploading node.
-
-    Both free their slots.
+    """The final step is committed after an upload failed and after an uploading node was lost. In both cases, the
+    upload's slot becomes free.
     """
     for fault in ("upload fails", "lose"):
         driver = Driver(Model(Shape(2, 2, 6, 1, every_steps=1), is_fine=True), weights={**SLOWLY, "uploaded": 0.0})
@@ -212,7 +211,7 @@ class UntilStarted(Model):
 def partly_sealed(nodes: int) -> World:
     """Return a state in which all ranks have just crashed.
 
-    Every owner holds the proposed step. One holder still has C and the step before C.
+    Every owner holds the proposed step. One holder still holds only the committed step and the step before it.
     """
 
     def is_partly_sealed(world: World) -> bool:

@@ -99,10 +99,11 @@ def test_random_walks_find_planted(bug: str) -> None:
 
 
 def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_number() -> None:
-    """An answer to an earlier stop cannot confirm a later stop, because their steps differ.
+    """An answer to an earlier stop cannot confirm a later stop, because the stops are at different steps.
 
-    The coordinator's agent restarts while a stop at step 1 is announced. Both ranks accept, learn that no stop exists,
-    and continue. Then the control plane requests a stop again, and the coordinator announces step 2.
+    The coordinator's agent restarts while a stop at step 1 is announced. Both ranks have accepted that stop. They learn
+    that it no longer exists, and continue. Then the control plane requests a stop again, and the coordinator announces
+    step 2.
     """
 
     def tell(bug: dict[str, object]) -> Coordinator:
@@ -131,8 +132,8 @@ def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_
 def test_the_last_step_is_committed_although_it_was_captured_for_its_first_proposal() -> None:
     """The last step is committed, although a rank captured it for an earlier proposal.
 
-    The coordinator's agent restarts after one rank captured the last step, before its agent received the capture. The
-    coordinator then proposes the step again.
+    The coordinator's agent restarts after one rank captured the last step, before the rank's agent received the
+    capture. The coordinator then proposes the step again.
     """
     story = Driver(Model(Options(2, 1, restarts=1, may_stop=False, is_fine=True)), weights={})
     both = ["send report", "report", "announce", "hear"]

@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     """The slot with the captured step, or -1 if the rank abandoned the step."""
     is_late: bool
     is_heard: bool
-    """True once the agent has processed this report."""
+    """True after the agent has processed this report."""
 
 
 class Process(NamedTuple):
@@ -75,10 +75,10 @@ class Stream(NamedTuple):
     phase: Phase = Phase.OFF
     step: int = NONE
     told: int = NONE
-    """The C in the first message of the transfer."""
+    """The committed step C that the first message of the transfer named."""
     slot: int = NONE
     is_whole: bool = False
-    """True if the transferred bytes are a step that the owner has sealed."""
+    """True if the owner had sealed the step when it was transferred."""
 
 
 class Plan(NamedTuple):
@@ -87,7 +87,7 @@ class Plan(NamedTuple):
     base: int
     origin: int
     keep: tuple[tuple[frozenset[Content], ...], ...]
-    """Contents that a node must keep, by seat and rank."""
+    """Contents that a node must not discard, by seat and rank."""
 
 
 class Restore(NamedTuple):
@@ -131,34 +131,34 @@ class World(NamedTuple):
     streams: tuple[tuple[Stream, ...], ...]
     restore: Restore | None
     limbo: tuple[tuple[tuple[int, Pair], ...] | None, ...]
-    """Per seat: the slots that an unreachable node still holds, as pairs of rank and slots.
+    """Slots that an unreachable node still has, by seat, as pairs of rank and slots.
 
-    None for every other seat.
+    None for every seat whose node is reachable.
     """
     limbo_commits: tuple[tuple[int, int], ...]
-    """Per seat in limbo: the generation and C on the page of the unreachable node."""
+    """Generation and committed step on the page of an unreachable node, by seat."""
     recorded: int
-    """The C in the control plane's record when it plans. It may be any commit since the last plan, or -1."""
+    """The committed step in the control plane's record when it plans: any commit since the last plan, or -1."""
     cleared: frozenset[int]
     """Seats whose page lacks the started generation's C, because Load cleared the page or the node is new."""
     refused: frozenset[tuple[int, int, int]]
     faults: int
-    # facts that only the checker uses
+    # facts that only the checker of the invariants uses
     best: int
     """The newest step ever committed in this generation or its ancestors."""
     owed: tuple[frozenset[int], ...]
-    """Per rank: the seats that must have the newest commit.
+    """Seats that must have the newest commit, by rank.
 
-    They were in the view at that commit, or were confirmed since then.
+    Their holders counted at that commit, or were confirmed later.
     """
     stood: tuple[frozenset[int], ...]
-    """Per rank: seats that were in the view when the owner last acknowledged."""
+    """Seats whose holders counted when the owner last acknowledged, by rank."""
     dropped: frozenset[tuple[int, int]]
-    """Each (rank, seat) whose holder the owner has dropped from the view."""
+    """Each (rank, seat) whose holder the owner no longer counts."""
     spoiled: frozenset[tuple[int, int, Content]]
-    """Each (rank, seat, content) that a seat lost after it had acknowledged the content.
+    """Each (rank, seat, content) that a seat acknowledged and then lost.
 
-    The owner voted without knowledge of the loss, or still lacks it. It learns of the loss on the next connection.
+    The owner voted without knowledge of the loss, or still lacks this knowledge until the next connection.
     """
     heard: frozenset[int]
     """Steps whose proposal has reached any rank's agent in this generation."""

@@ -36,7 +36,8 @@ SETTLE_STEPS = 20
 LOOK_SECONDS = 0.02
 """Seconds between two checks for a commit.
 
-A step contains a few checks, so that no commit is missed. A check takes 0.1 ms of CPU time on the measured machine.
+Each step spans several checks, so the thread sees every commit. A check takes 0.1 ms of CPU time on the measured
+machine.
 """
 
 settings = json.loads(os.environ["EVERSTEP_HYPERPARAMETERS"])
@@ -155,7 +156,7 @@ class Nobody:
         """
 
     def kept(self, numbers: Collection[int], /) -> int:
-        """Return how many of these steps were stored on both nodes at some time."""
+        """Return how many of these steps were complete on both nodes at some time."""
         return len(numbers)
 
     def is_last_kept(self) -> bool:

@@ -168,7 +168,8 @@ class Rank:
         for _ in range(SETTLE_STEPS):
             found = self.steps(1, span_seconds)
             if least(sum(found.has_snapshot)):  # a step without a snapshot is never committed
-                # Steps now have another length. Pacing still uses the old profile, which delays the commit.
+                # The length of a step has changed. Pacing still uses the profile of the old length, which delays the
+                # commit.
                 self._watch.wait(found.numbers[-1], COMMIT_PATIENCE_SECONDS)
             if least(self._watch.committed) >= found.numbers[-1]:
                 return found.numbers[-1]

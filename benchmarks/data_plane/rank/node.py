@@ -68,9 +68,9 @@ SETTLE_SECONDS = 0.1
 """Seconds between the rank's hello and the start of the fetch. The rank reaches its wait in this time."""
 ENTRY = "train.py"
 SLOTS, SPARE_BYTES = 5, 256 * 1024**2
-"""Slots of a node, and a reserve of memory in bytes.
+"""Slots per node, and additional memory in bytes.
 
-Every node requires memory for two copies of two steps. This benchmark uses half of the slots.
+The product requires memory for two copies of two steps on each node. This benchmark uses half of the slots.
 """
 
 
@@ -215,7 +215,7 @@ class Owner:
         return {}
 
     async def open(self, generation: int, holder_port: int) -> dict[str, Any]:
-        """Open a generation without any state on this node. The rank can then connect and wait."""
+        """Open a generation without any state on this node, so that the rank connects and waits."""
         for slot in self._store.shards.get(RANK, []):
             with slot.file.payload(0, slot.file.header.capacity_bytes) as payload:
                 payload[:] = bytes(payload.nbytes)

@@ -26,21 +26,25 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "FAULT_POINTS"
-"""Environment variable with the folder's path.
+"""Environment variable that contains the folder's path.
 
-The name lacks Everstep's prefix, so that ranks inherit the variable from their node like any variable of the machine.
+Everstep passes the machine's variables to ranks, except those with its own prefix. This name therefore lacks the
+prefix.
 """
 
 
 class Moment(StrEnum):
-    """Moment at which a process receives the signal. For CAPTURE, the process is a rank; otherwise it is an agent."""
+    """Point in a step or a recovery at which a process receives the signal.
+
+    For CAPTURE, the process is a rank; otherwise it is an agent.
+    """
 
     CAPTURE = "capture"
     """A rank has copied half of its tensors in the background."""
     SEAL_OWN = "seal own"
-    """A snapshot of a rank on this node is digested, and its header still says WRITING."""
+    """A snapshot of a rank on this node is digested, and the header of its slot still says WRITING."""
     SEAL_REPLICA = "seal replica"
-    """A shard of another node is digested, and its header still says WRITING."""
+    """A shard of another node is digested, and the header of its slot still says WRITING."""
     REPLICA_SENT = "replica sent"
     """The owner's node has sent the first chunk of a shard to its holder."""
     REPLICA_RECEIVED = "replica received"
@@ -50,19 +54,19 @@ class Moment(StrEnum):
     COMMIT = "commit"
     """The coordinator has received the last vote, and has not yet announced the commit."""
     PROMISED = "promised"
-    """The promise is on disk, and no action has followed."""
+    """The promise is on disk, and the agent has not acted on it yet."""
     VERIFIED = "verified"
-    """The agent has verified one slot of the base of its own ranks, and has not started with the next slot."""
+    """The agent has verified one slot of its ranks' base, and has not started to verify the next slot."""
     BASE_SENT = "fetch sent"
     """A node has sent the first chunk of a base to the node that lacks it."""
     BASE_RECEIVED = "fetch received"
     """The node that lacks the base has received its first chunk."""
     LOADED = "loaded"
-    """The phase "loaded" is on disk, and has not been reported."""
+    """The phase "loaded" is on disk, and the agent has not reported it yet."""
     RUNNING = "running"
-    """The phase "running" is on disk, and the agent has not requested any rank."""
+    """The phase "running" is on disk, and the agent has not started any rank yet."""
     STARTED = "started"
-    """The agent has requested the first rank of this node."""
+    """The agent has requested the start of the first rank on this node."""
 
 
 def arm(folder: Path, moment: Moment, who: str, strike: signal.Signals = signal.SIGKILL) -> Path:
@@ -117,7 +121,7 @@ def _slots(module: Any) -> None:
 
 
 def _is_ours(slot: Path) -> bool:
-    """Return True if the slot belongs to a rank of this node. Only these slots have a page beside them."""
+    """Return True if the slot belongs to a rank of this node: only its slots have the rank's page beside them."""
     return slot.with_suffix(".word").exists()
 
 
@@ -142,7 +146,7 @@ def _transfers(module: Any) -> None:
         return await receive_shard(session, *rest, **named)
 
     async def chunks_sent(streams: Any, source: Any, transfer: Any, queue: Any, **named: Any) -> None:
-        moment = sent[kind.get()]  # read in the task, because a thread with another context calls one_has_left
+        moment = sent[kind.get()]  # read the kind here: `one_has_left` runs later in a thread with another context
         taken = queue.taken
 
         def one_has_left(size: int) -> bool:

@@ -117,7 +117,7 @@ def of_torch() -> tuple[dict[str, Any], Callable[[Any], float]]:
         for module in model:
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 fully_shard(module, **options)
-            elif isinstance(module, nn.BatchNorm1d):  # full precision, like its running statistics
+            elif isinstance(module, nn.BatchNorm1d):  # full precision, like the batch norm's running statistics
                 fully_shard(module, mesh=options["mesh"])
         fully_shard(model, **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -213,7 +213,7 @@ def main() -> None:
         if session.step - 1 == settings.crash_after:
             sys.exit(f"the data of step {session.step} are bad")
         if (GENERATION, rank, session.step - 1) == (1, 1, settings.waits_after):
-            threading.Event().wait()  # forever, while the other ranks enter a collective
+            threading.Event().wait()  # the rank waits forever, while the other ranks enter a collective
         losses.values.append(make_step(batch).hex())
         session.log(loss=float.fromhex(losses.values[-1]))
         threading.Event().wait(settings.pace_seconds)
